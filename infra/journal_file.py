@@ -153,7 +153,7 @@ class JournalError(SlipwayError):
 
 
 class Fenced(JournalError):
-    """The row was changed by somebody else since it was read."""
+    """The row, or the lease, was changed by somebody else since it was read."""
 
 
 class JournalFull(JournalError):

@@ -54,8 +54,15 @@ def tied(words: Sequence[str]) -> list[str]:
 
     The shell leaves with the program's exit code.
     """
-    script = 'exec 3<&0; "$@" </dev/null 3<&- & child=$!; { cat <&3; kill $child; } >/dev/null 2>&1 & exec 3<&-'
-    return ["sh", "-c", f"{script}; wait $child", "sh", *words]
+    script = """
+exec 3<&0
+"$@" </dev/null 3<&- & child=$!
+{ while read -r _; do :; done <&3; kill $child; } >/dev/null 2>&1 & watch=$!
+exec 3<&-
+wait $child; code=$?
+kill $watch 2>/dev/null  # later its number may be another program's
+exit $code"""
+    return ["sh", "-c", script, "sh", *words]
 
 
 def twice(action: Callable[[], T]) -> T:

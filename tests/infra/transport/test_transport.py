@@ -13,7 +13,7 @@ from infra.transport.push import Pushed, push
 from infra.transport.shipment import pack
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
-from tests.processes import is_running
+from tests.processes import command_lines, is_running
 from tests.world import ROOT, until
 
 pytestmark = pytest.mark.process
@@ -271,8 +271,10 @@ def test_a_program_alongside_ends_with_who_wants_it_and_tells_when_it_ends_befor
         pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
         assert Path(f"/proc/{pid}").exists() and look() is None
     until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)
-    with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7"], cwd=tmp_path) as look:
+    with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7", str(told)], cwd=tmp_path) as look:
         ending = until(look, "its end", 30)
+        # nor is it waited for any more: whoever has its number by then would be told to end
+        until(lambda: not any(bytes(told) in line for line in command_lines()), "the end of its watch", 30)
     assert (ending.exited, ending.stderr.strip()) == (7, str(tmp_path))
 
 
