@@ -1,7 +1,7 @@
 """Whole runs as functions: what `--profile NAME` means, and files that change one of them. Light to import.
 
 In: a name, or a YAML file that names a profile and what is different. Out: a `Profile`. The numbers behind `smoke`
-stand in dev/LOG.md; shapes and sizes of the others are those of the models that they are named after.
+stand in dev/log; shapes and sizes of the others are those of the models that they are named after.
 """
 
 import re

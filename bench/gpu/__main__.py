@@ -2,7 +2,7 @@
 
 Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. It needs no network and no data, and
 is meant to take eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop,
-the optimizer and the checkpoints that runs go through. `seen` is measured, `wanted` is what dev/LOG.md is to hold it
+the optimizer and the checkpoints that runs go through. `seen` is measured, `wanted` is what dev/log is to hold it
 against; a part that fails says so, and the exit code is 1. N above 1 starts as many processes by torchrun.
 """
 

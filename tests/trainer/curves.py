@@ -1,7 +1,7 @@
 """Losses of each phase with fixed seeds, at a size for one CPU: what a change of the trainer must not change unnoticed.
 
     python -m tests.trainer.curves        compare with tests/curves/, and say how far apart they are
-    python -m tests.trainer.curves write  write tests/curves/ anew: for a change that is meant; say in dev/LOG.md why
+    python -m tests.trainer.curves write  write tests/curves/ anew: for a change that is meant; say in dev/log why
 
 In float32 with one thread. Another CPU adds the same numbers up in another order, and a few steps of training make more
 of that; TOLERANCE is what is left for it: 30 times what other vector units and libraries made of it (3e-6).
