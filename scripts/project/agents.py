@@ -5,6 +5,7 @@ one page. Each command that the rules name is looked up as the page is made, so 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infra import settings
@@ -14,10 +15,19 @@ from scripts.cli import front_page
 ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
 
 
-def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class AgentTables:
+    """The tables of the page, as lines: every command, every exit code, and where a contribution goes."""
+
+    commands: Sequence[str]
+    codes: Sequence[str]
+    rooms: Sequence[str]
+
+
+def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
     """Return the page. Raises KeyError for a command or a flag that is named in it and does not exist.
 
-    found: the commands. kept: the places that nobody may remove. commands, codes: tables as docs/reference has them.
+    found: the commands. kept: the places that must not be removed.
     """
     rents = [name for name in found.task_names if found[name].rents]
     ask = [name for name in found.task_names if _has(found[name], ASKS) and name not in rents]
@@ -74,21 +84,26 @@ def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequen
         "",
         "Every command; those with a mark show a plan first (`--dry-run`), print JSON (`--json`), may rent (money):",
         "",
-        *commands,
+        *tables.commands,
         "Their flags: [docs/reference/commands.md](docs/reference/commands.md).",
         "",
         "## Exit codes",
         "",
-        *codes,
+        *tables.codes,
         "## In the code",
         "",
         "- Folders say where code runs, and imports go down: [docs/architecture.md](docs/architecture.md); "
         "`tests/test_floors.py` holds it.",
-        "- What is missing can often be added without changing this checkout: [docs/extend.md](docs/extend.md).",
+        "- Find the right folder in the table below; it is also in [CONTRIBUTING.md](CONTRIBUTING.md), with the form "
+        "of commits. `infra/` rents and watches machines, `trainer/` trains, `serve/` answers, `flows/` holds use "
+        "cases, `scripts/` holds commands.",
+        "- An extension adds a provider, a filter, a source, a reward, a phase or a tracker without a change of this "
+        "checkout: [docs/extend.md](docs/extend.md).",
         "- `docs/reference/`, this page and `.env.example` are generated: `python -m scripts.project.reference write` "
         "after any change of a command, a flag, a setting or an error.",
         f"- Tests rehearse: they rent nothing and need no key. {typed('test')} runs them, {typed('check')} the lint.",
         "",
+        *tables.rooms,
     ]
     return "\n".join(lines)
 

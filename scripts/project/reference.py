@@ -26,11 +26,12 @@ from infra.machines import clusters, inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
-from scripts.project import agents, example_jobs
+from scripts.project import agents, example_jobs, rooms
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
 FOLDER = ROOT / "docs" / "reference"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 COMMON = (
     "json",
     "yes",
@@ -331,7 +332,18 @@ def for_agents() -> str:
     found = namespace()
     kept = [where for where, _, _, removable in PLACES if removable.split(",")[0] == "no"]
     every = [tuple(map(cell, row)) for row in agents.rows(found)]
-    return NOTE + agents.text(found, kept, table(agents.HEADS, every), code_table()).rstrip() + "\n"
+    tables = agents.AgentTables(table(agents.HEADS, every), code_table(), room_table())
+    return NOTE + agents.text(found, kept, tables).rstrip() + "\n"
+
+
+def room_table() -> list[str]:
+    """Return the table of where a contribution goes."""
+    return table(rooms.HEADS, rooms.rows())
+
+
+def for_contributors() -> str:
+    """Return the text of CONTRIBUTING.md, which is written by hand but for its table."""
+    return rooms.filled(CONTRIBUTING.read_text(encoding="utf-8"), "\n".join(room_table()))
 
 
 def main(words: Sequence[str]) -> int:
@@ -343,6 +355,7 @@ def main(words: Sequence[str]) -> int:
         (FOLDER / name).write_text(text, encoding="utf-8")
     (ROOT / ".env.example").write_text(settings.example(), encoding="utf-8")
     (ROOT / "AGENTS.md").write_text(for_agents(), encoding="utf-8")
+    CONTRIBUTING.write_text(for_contributors(), encoding="utf-8")
     return 0
 
 

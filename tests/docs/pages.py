@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BY_HAND = [page for page in PAGES if page.parent.name != "reference"]
 ACCOUNT, INTERRUPT = "account", "interrupt"  # what may follow the language of a block
 _FENCE = re.compile(r"^```(?:sh|console)(?: +(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ from infra.providers.lium import Lium
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from scripts.cli.invoke_patch import Words
-from scripts.project import agents, reference
+from scripts.project import agents, reference, rooms
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
 
 MOST_WORDS = 40  # of the glossary
@@ -62,6 +62,25 @@ def test_the_page_for_coding_agents_is_what_the_generator_writes():
         assert rented == tasks.namespace[command].rents, command
         assert rented or "spend-limit" not in flags or command == "rehearse", f"{command} takes a limit: does it rent?"
         assert rented or ("yes" in flags) == (f"`{command}`" in asks), command
+
+
+def test_the_page_for_contributors_and_that_for_agents_show_one_table_of_places():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert page == reference.for_contributors(), "run: python -m scripts.project.reference write"
+    table = "\n".join(reference.room_table())
+    assert table.strip() in page and table.strip() in (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 100, "one page"
+
+
+@pytest.mark.parametrize("room", rooms.ROOMS, ids=lambda one: one.what)
+def test_every_file_and_folder_that_a_contributor_is_sent_to_exists(room):
+    assert (ROOT / room.folder).is_dir() and (ROOT / room.copy).is_file()
+    assert [path for path in room.paths() if not (ROOT / path).exists()] == []
+
+
+def test_a_page_without_the_marks_of_its_table_is_refused():
+    with pytest.raises(ValueError, match="has no"):
+        rooms.filled("# Contributing\n", "| a |")
 
 
 def test_the_page_for_coding_agents_can_name_no_command_that_is_not_there():

@@ -1,0 +1,98 @@
+"""The places of contributions: for each kind of change a folder, a file to copy from, and the files that register it.
+
+CONTRIBUTING.md and AGENTS.md show this one table. A test looks for every file that the table names.
+"""
+
+import re
+from dataclasses import dataclass
+
+BEGIN, END = "<!-- Generated from scripts/project/rooms.py -->", "<!-- End of the generated table -->"
+HEADS = ("to add", "folder", "copy from", "then")
+
+
+@dataclass(frozen=True)
+class ContributionRow:
+    """The place of one kind of change. Paths are relative to the checkout; `then` may name files in backquotes."""
+
+    what: str
+    folder: str
+    copy: str
+    then: str
+
+    def paths(self) -> tuple[str, ...]:
+        """Return all files and folders that the row names."""
+        return (self.folder, self.copy, *(one for one in re.findall(r"`([^`]+)`", self.then) if "/" in one))
+
+
+ROOMS = (
+    ContributionRow(
+        "a vendor",
+        "infra/providers",
+        "infra/providers/shadeform.py",
+        "key and address in `infra/settings.py` (`VENDORS` and `Settings`), class in `infra/providers/offers.py`, "
+        "names of GPUs in `infra/market/gpus.py`, a rehearsed server in `infra/rehearsal/vendors/`, named in "
+        "`infra/rehearsal/world.py` and `infra/rehearsal/records.py`, a column in `docs/money.md`, tests as in "
+        "`tests/infra/market/test_shadeform.py`",
+    ),
+    ContributionRow(
+        "a phase of training",
+        "trainer/phases",
+        "trainer/phases/dlm.py",
+        "entry in `trainer/records/phase_registry.py`, settings in `trainer/recipes.py` and "
+        "`trainer/profiles/street.py`, a new loss in `trainer/objectives/`, tests as in `tests/trainer/test_dlm.py`",
+    ),
+    ContributionRow(
+        "a flag",
+        "flows/specs",
+        "flows/specs/launch.py",
+        "flags that only commands read stand in `scripts/runs/flags.py`, `scripts/market/flags.py` and so on; the flag "
+        "is a field of the record that the command gets",
+    ),
+    ContributionRow(
+        "a command",
+        "scripts",
+        "scripts/market/audit.py",
+        "declaration as in `scripts/market/tasks.py`, name in `tasks.py`, work as a use case like `flows/accounts.py`, "
+        "a mention in a page of `docs/guides/`",
+    ),
+    ContributionRow(
+        "a setting",
+        "infra",
+        "infra/settings.py",
+        "a field of `Settings`; a test in `tests/infra/test_settings.py`",
+    ),
+    ContributionRow(
+        "a reward of rl",
+        "trainer/rewards",
+        "trainer/rewards/math_answers.py",
+        "task in `data/config.py` (`TASKS`) and in `trainer/rewards/task_rewards.py`, tests as in "
+        "`tests/trainer/rewards/test_judges.py`",
+    ),
+    ContributionRow(
+        "a page of docs",
+        "docs/guides",
+        "docs/guides/on.md",
+        "a link in `README.md`; `tests/docs/` checks links and commands, and runs them every night",
+    ),
+    ContributionRow(
+        "a test",
+        "tests",
+        "tests/infra/test_numbers.py",
+        "the folder of the tested module, below `tests/`; `pytest.mark.process` where it starts a process, "
+        "`pytest.mark.nightly` where it takes minutes",
+    ),
+)
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """Return the rows of the table, with links that hold at the root of the checkout."""
+    return [(one.what, f"[{one.folder}/]({one.folder}/)", f"[{one.copy}]({one.copy})", one.then) for one in ROOMS]
+
+
+def filled(page: str, table: str) -> str:
+    """Return a page with the table between its two marks. Raises ValueError where a mark is missing."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{table}\n{END}{after}"
