@@ -59,18 +59,25 @@ class Math:
             return False  # math-verify takes X for x
         if len(answer) > LONGEST or SUSPECT.search(answer):
             return False
+        self._begin()
         try:
-            found = bool(self.worker.ask([gold, answer]))
+            return bool(self.worker.ask([gold, answer]))
         except NoAnswer as error:
-            if not self.has_begun:
-                raise Refused(
-                    f"the rewards of math need math-verify, whose process did not begin ({error}); install it: "
-                    "pip install math-verify"
-                ) from None
             emit("note", text=f"rl: an answer of math was given up on: {error}")
             return False
+
+    def _begin(self) -> None:
+        """Start the process. Raises Refused where the first one does not begin: no answer has been put to it then."""
+        if self.has_begun:
+            return
+        try:
+            self.worker.begin()
+        except NoAnswer as error:
+            raise Refused(
+                f"the rewards of math need math-verify, whose process did not begin ({error}); install it: "
+                "pip install math-verify"
+            ) from None
         self.has_begun = True
-        return found
 
 
 def boxed(text: str) -> str:

@@ -51,8 +51,7 @@ class Worker:
 
     def ask(self, question: Any) -> Any:
         """Return its answer. Raises NoAnswer; the next question is put to a new process then."""
-        if self.process is None:
-            self._start()
+        self.begin()
         try:
             self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
             return json.loads(self._line(self.timeout_s))
@@ -62,6 +61,11 @@ class Worker:
         except NoAnswer:
             self.close()
             raise
+
+    def begin(self) -> None:
+        """Start the process where it does not run. Raises NoAnswer."""
+        if self.process is None:
+            self._start()
 
     def close(self) -> None:
         """End the process, and what it has started."""

@@ -1,0 +1,148 @@
+"""Answers of mbpp that try to pass tests without being right, and values that break a comparison."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from data.problems.problem import Problem
+from tests.trainer.rewards.programs import programs
+from trainer.rewards import math_answers
+from trainer.rewards.assertions import Test as OneTest
+from trainer.rewards.assertions import parsed
+from trainer.rewards.code import Mbpp
+from trainer.rewards.math_answers import Math
+from trainer.rewards.reward import Said
+from trainer.rewards.sandbox import plain
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
+
+SETUP = "import math"
+# Of every form: a literal, a computed value, a function of Python's around the call, a predicate, a comprehension.
+TESTS = (
+    "assert add(1, 2) == 3",
+    "assert add(2, 3) == sum([2, 3])",
+    "assert add([1], [2]) == [1, 2] * 1",
+    "assert sorted(add([2], [1])) == sorted([1, 2])",
+    "assert set(add((1,), (2,))) == set([1, 2])",
+    "assert len(add([1], [2])) == 2",
+    "assert math.isclose(add(.1, .2), .3, rel_tol=1e-3)",
+    "assert math.isclose(add(.1, .2), sum([.1, .2]), rel_tol=1e-3)",
+    "assert add(1, 2) in (3, 3.0)",
+    "assert add(1, 2) > 2",
+    "assert all(add(one, one) == 2 * one for one in range(1, 4))",
+    "assert add('b', 'a').startswith('ba')",
+    "assert isinstance(add(1j, 2), complex)",
+)
+RIGHT = "def add(a, b):\n    return a + b"
+CHEATS = programs("cheats.txt")
+ODD_TESTS = (
+    "assert math.isclose(f(3), 'a')",
+    "assert math.isclose(f(3), 3, rel_tol=[1])",
+    "assert math.isclose(f(3), 3, rel_tol=-1)",
+    "assert math.isclose(f(3))",
+    "assert f(3) == {[1]}",
+    "assert f(3) == {[1]: 2}",
+    "assert f(3) == " + "-" * 50_000 + "1",
+    "assert f(3) == " + "[" * 5_000 + "]" * 5_000,
+    "assert f(3) == set(3)",
+    "assert f(3) == 1e400 - 1e400",
+    "assert f(3) == '\x00",
+    "assert",
+    "\ud800",
+    "assert f(3) == dict([1])",
+    "assert f(3) is __import__('os')._exit(0)",
+    "assert f(3) == (lambda: 1 / 0)()",
+)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    found = Mbpp(is_unsafe=False)
+    yield found
+    found.close()
+
+
+@pytest.mark.process
+def test_an_answer_that_is_right_passes_each_form_of_test(judge):
+    assert [one for one in TESTS if judge.passed(RIGHT, SETUP, [one]) != 1.0] == []
+
+
+@pytest.mark.process
+def test_answers_that_cheat_pass_no_test(judge):
+    assert len(CHEATS) >= 25
+    with ThreadPoolExecutor(4) as pool:
+        scores = pool.map(lambda code: judge.passed(code, SETUP, TESTS), CHEATS.values())
+        assert {name: one for name, one in zip(CHEATS, scores, strict=True) if one} == {}
+
+
+@pytest.mark.process
+def test_an_exception_on_the_way_to_a_verdict_is_a_failed_test_of_that_answer_alone(judge):
+    problem = Problem(question="", answer="", setup=SETUP, tests=("assert math.isclose(f(3), 2.5)",))
+    odd = Problem(question="", answer="", setup=SETUP, tests=ODD_TESTS)
+    texts = [f"<SOLUTION>def f(x): return {one}</SOLUTION>" for one in ("2.5", "10**400", "2.5")]
+    found = judge([*(Said(problem, text, True) for text in texts), *(Said(odd, text, True) for text in texts)])
+    assert [one.is_right for one in found] == [True, False, True, False, False, False]
+    assert [one.parts["tests"] for one in found[3:]] == [0.0] * 3
+
+
+@pytest.mark.parametrize("value", [10**400, float("nan"), "x", None, [1], 1j, object()])
+def test_a_comparison_that_raises_does_not_hold(value):
+    assert not OneTest("f(1)", 2.5, "close").holds(value)
+    assert not OneTest("f(1)", 2.5).holds(value)
+
+
+def test_a_comparison_that_ends_in_its_own_error_does_not_hold():
+    class Raises:
+        def __bool__(self):
+            raise MemoryError
+
+    assert not OneTest("f(1)", how="true").holds(Raises())
+
+
+PLAIN = (
+    None, True, -3, 2.5, float("inf"), 1j, "a\ud800", b"\x00", [1, [2]], (1, (2,)), {1, 2}, frozenset("a"),
+    {"a": [1], (1, 2): {}}, range(1, 9, 2), 10**400,
+)  # fmt: skip
+
+
+def test_plain_data_comes_through_as_it_was():
+    found = [plain.read(plain.write(one)) for one in PLAIN]
+    assert found == list(PLAIN)
+    assert [type(one) for one in found] == [type(one) for one in PLAIN]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[", "[" * 100_000, '["list"]', '["list", 1]', '["dict", [[1]]]', '["set", [["list", []]]]', "NaN", "1.5",
+        '["float", 1]', '["float", "x"]', '["range", [1, 2]]', '["range", [1, 2, 0]]', '["fraction", [1, 0]]',
+        '["decimal", "x"]', '["bytes", "x"]', '["eval", "1"]', '["date", "x"]', "1" * 5000, '{"a": 1}', 3, None,
+        '["list", ' * 70 + "[]" + "]" * 70, '"' + "x" * (1 << 19) + '"', '["complex", ["1", "2", "3"]]',
+    ],
+)  # fmt: skip
+def test_words_of_an_untrusted_process_that_are_no_plain_data_are_refused(text):
+    with pytest.raises(plain.NotPlain):
+        plain.read(text)
+
+
+def test_an_assertion_is_compared_here_only_where_the_answer_alone_defines_what_is_called():
+    here = ("assert f(1) == 2", "assert f(1)", "assert not f(1)", "assert math.isclose(f(1), 2)")
+    there = ("assert len(f(1)) == 2", "assert isinstance(f(1), int)", "assert f(1).g() == 2", "assert h(f(1)) == 2",
+             "assert f(1) == sorted([2])", "assert f(1) == 2 == f(2)", "f(1)")  # fmt: skip
+    assert [parsed(one, "import math\ndef h(x): ...").how for one in here] == ["equal", "true", "false", "close"]
+    assert {parsed(one, "import math\ndef h(x): ...").how for one in there} == {"whole"}
+    assert parsed("assert f(1) == 2", "from math import *").how == "whole"
+
+
+@pytest.mark.process
+def test_the_first_answer_of_math_does_not_end_the_run(monkeypatch):
+    monkeypatch.setattr(math_answers, "LONGEST", 1 << 20)
+    judge = Math(limit_s=0.05)
+    try:
+        slow = Said(
+            Problem(question="", answer="$\\boxed{x+1}$"), f"<SOLUTION>{'(x+' * 400}1{')' * 400}</SOLUTION>", True
+        )
+        assert [one.is_right for one in judge([slow])] == [False]
+    finally:
+        judge.close()

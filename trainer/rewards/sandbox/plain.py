@@ -1,0 +1,190 @@
+"""Plain data on its way out of a sandbox and into one: numbers, texts, and collections of them, as JSON.
+
+A process that runs an answer may write anything: `read` takes no object of a class of the answer's, no text above
+MOST_BYTES, no value deeper than DEEPEST. Subclasses become what they are derived from; iterators become the iterator of
+a list. Standard library only: both sides of a sandbox import this file.
+"""
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+MOST_BYTES, MOST_ITEMS, DEEPEST = 1 << 18, 20_000, 60
+VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+
+
+class NotPlain(ValueError):
+    """A value that is no plain data, or more of it than is taken."""
+
+
+def write(value: Any) -> str:
+    """Return a value as text. Raises NotPlain."""
+    try:
+        text = json.dumps(_tree(value, 0))
+    except NotPlain:
+        raise
+    except Exception as error:  # of a hostile subclass, or of a number with too many digits
+        raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
+    if len(text) > MOST_BYTES:
+        raise NotPlain(f"a value of {len(text)} characters; {MOST_BYTES} are taken")
+    return text
+
+
+def read(text: Any) -> Any:
+    """Return the value of a text that an untrusted process may have written. Raises NotPlain."""
+    if not isinstance(text, str) or len(text) > MOST_BYTES:
+        raise NotPlain("no text, or one that is too long")
+    try:
+        return _built(json.loads(text, parse_constant=_no_constant), 0)
+    except NotPlain:
+        raise
+    except Exception as error:  # such as RecursionError, or TypeError of a set of lists
+        raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise NotPlain(f"{name} is no number of JSON")
+
+
+def _tree(value: Any, depth: int) -> Any:
+    """Return a value as lists of JSON: [kind, content], or itself where JSON has its kind."""
+    if depth > DEEPEST:
+        raise NotPlain(f"deeper than {DEEPEST}")
+    if value is None or value is True or value is False:
+        return value
+    for kind, base, content in WRITERS:
+        if isinstance(value, base):
+            return content(value) if kind == "" else [kind, content(value, depth + 1)]
+    for kind, module, name, content in LIBRARY:
+        its_class: Any = getattr(sys.modules.get(module), name, None)  # a value shows that its module is loaded
+        if its_class is not None and isinstance(value, its_class):
+            return [kind, content(value)]
+    raise NotPlain(f"a value of the type {type(value).__name__}")
+
+
+def _several(values: Any, depth: int) -> list[Any]:
+    found = [_tree(one, depth) for one in islice(values, MOST_ITEMS + 1)]
+    if len(found) > MOST_ITEMS:
+        raise NotPlain(f"more than {MOST_ITEMS} items")
+    return found
+
+
+def _pairs(value: Any, depth: int) -> list[Any]:
+    found = [[_tree(key, depth), _tree(one, depth)] for key, one in islice(dict.items(value), MOST_ITEMS + 1)]
+    if len(found) > MOST_ITEMS:
+        raise NotPlain(f"more than {MOST_ITEMS} items")
+    return found
+
+
+# str.__str__(value) and so on: what a subclass of the answer's redefines is not asked.
+WRITERS: tuple[tuple[str, type, Callable[..., Any]], ...] = (
+    ("", str, lambda one: str.__str__(one)),
+    ("", int, lambda one: int.__int__(one)),
+    ("float", float, lambda one, _: float.__repr__(one)),
+    ("complex", complex, lambda one, _: [repr(float(one.real)), repr(float(one.imag))]),
+    ("bytes", bytes, lambda one, _: bytes(one).hex()),
+    ("bytearray", bytearray, lambda one, _: bytes(one).hex()),
+    ("list", list, lambda one, depth: _several(list.__iter__(one), depth)),
+    ("tuple", tuple, lambda one, depth: _several(tuple.__iter__(one), depth)),
+    ("set", set, lambda one, depth: _several(set.__iter__(one), depth)),
+    ("frozenset", frozenset, lambda one, depth: _several(frozenset.__iter__(one), depth)),
+    ("dict", dict, _pairs),
+    ("deque", deque, lambda one, depth: _several(deque.__iter__(one), depth)),
+    ("range", range, lambda one, _: [one.start, one.stop, one.step]),
+    ("keys", VIEWS["keys"], _several),
+    ("values", VIEWS["values"], _several),
+    ("items", VIEWS["items"], _several),
+    ("iterator", Iterator, _several),
+)
+LIBRARY: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("decimal", "decimal", "Decimal", str),
+    ("fraction", "fractions", "Fraction", lambda one: [one.numerator, one.denominator]),
+    ("datetime", "datetime", "datetime", lambda one: one.isoformat()),
+    ("date", "datetime", "date", lambda one: one.isoformat()),
+    ("time", "datetime", "time", lambda one: one.isoformat()),
+    ("timedelta", "datetime", "timedelta", lambda one: [one.days, one.seconds, one.microseconds]),
+)
+
+
+def _built(tree: Any, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise NotPlain(f"deeper than {DEEPEST}")
+    if tree is None or type(tree) in (bool, int, str):
+        return tree
+    if type(tree) is not list or len(tree) != 2 or type(tree[0]) is not str:
+        raise NotPlain("no value")
+    kind, content = tree
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind]([_built(one, depth + 1) for one in _list(content)])
+    if kind == "dict":
+        return {_built(key, depth + 1): _built(one, depth + 1) for key, one in map(_list, _list(content))}
+    if kind not in SCALARS:
+        raise NotPlain("no value")
+    return SCALARS[kind](content)
+
+
+def _list(content: Any) -> list[Any]:
+    if type(content) is not list or len(content) > MOST_ITEMS:
+        raise NotPlain("no list of values")
+    return content
+
+
+def _text(content: Any) -> str:
+    if type(content) is not str:
+        raise NotPlain("no text")
+    return content
+
+
+def _integers(content: Any, count: int) -> list[int]:
+    if type(content) is not list or len(content) != count or not all(type(one) is int for one in content):
+        raise NotPlain("no integers")
+    return content
+
+
+def _decimal(content: Any) -> Any:
+    from decimal import Decimal
+
+    return Decimal(_text(content))
+
+
+def _fraction(content: Any) -> Any:
+    from fractions import Fraction
+
+    return Fraction(*_integers(content, 2))
+
+
+def _time(name: str) -> Callable[[Any], Any]:
+    def of(content: Any) -> Any:
+        import datetime
+
+        if name == "timedelta":
+            return datetime.timedelta(*_integers(content, 3))
+        return getattr(datetime, name).fromisoformat(_text(content))
+
+    return of
+
+
+COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+    "keys": lambda some: dict.fromkeys(some).keys(),
+    "values": lambda some: dict(enumerate(some)).values(),
+    "items": lambda some: dict(some).items(),
+    "iterator": iter,
+}
+SCALARS: dict[str, Callable[[Any], Any]] = {
+    "float": lambda content: float(_text(content)),
+    "complex": lambda content: complex(*(float(_text(one)) for one in _list(content))),
+    "bytes": lambda content: bytes.fromhex(_text(content)),
+    "bytearray": lambda content: bytearray.fromhex(_text(content)),
+    "range": lambda content: range(*_integers(content, 3)),
+    "decimal": _decimal,
+    "fraction": _fraction,
+    **{name: _time(name) for name in ("datetime", "date", "time", "timedelta")},
+}
