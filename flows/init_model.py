@@ -21,6 +21,7 @@ from trainer.model.huggingface import differences, model_config
 from trainer.nanochat import look as nanochat
 
 TIMEOUT_S = 20.0
+MOST_BYTES = 64 << 20  # of an answer of the hub: the list of the files of a model
 
 
 def look(init: str, settings: Settings) -> ImportSpec:
@@ -120,7 +121,14 @@ def get(path: str, init: str, settings: Settings) -> str:
     token = settings.huggingfacehub_api_token or settings.hf_token
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = httpx.get(f"{hub()}/{path}", headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
+        with httpx.stream(
+            "GET", f"{hub()}/{path}", headers=headers, timeout=TIMEOUT_S, follow_redirects=True
+        ) as reply:  # fmt: skip
+            body = bytearray()
+            for piece in reply.iter_bytes():
+                body += piece
+                if len(body) > MOST_BYTES:
+                    raise UsageError(f"--init {init}: {hub()}/{path}: an answer longer than {MOST_BYTES >> 20} MiB")
     except httpx.HTTPError as error:
         raise UsageError(f"--init {init}: {hub()} cannot be reached: {error}") from None
     if reply.status_code in (401, 403):
@@ -131,7 +139,7 @@ def get(path: str, init: str, settings: Settings) -> str:
         raise UsageError(f"--init {init}: no such model or revision on {hub()}")
     if reply.status_code != 200:
         raise UsageError(f"--init {init}: {hub()} answered {reply.status_code}; try again")
-    return reply.text
+    return body.decode(errors="replace")
 
 
 def read_json(text: str, init: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from infra.transport.protocol import ThisMachine, Transport
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
+KEPT_BYTES = 256 << 20  # of the packed logs of all runs
 TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
 # Whole folders by their names as words, only the files that lie in them by their names on stdin.
 GIVE = """
@@ -95,7 +96,7 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
         raise SlipwayError(f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: "
                            f"{done.stderr.strip()}")  # fmt: skip
     try:
-        content = machine.get(draft)
+        content = machine.get(draft, KEPT_BYTES)
     except FileNotFoundError:
         return
     machine.run(["rm", "-f", draft], timeout_s=BASE_S)

@@ -234,7 +234,7 @@ def _lives(said: Mapping[str, Mapping[str, Any]]) -> bool:
 
 def _read(transport: Transport, path: Path, token: str, what: str) -> dict[str, Any]:
     try:
-        found = pod_reports.parse(transport.get(path), what)
+        found = pod_reports.parse(transport.get(path, pod_reports.SAID_BYTES), what)
     except FileNotFoundError:
         return {}
     return found if found.get("token") == token else {}

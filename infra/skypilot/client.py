@@ -25,6 +25,7 @@ from infra.agent.process import TOKEN, end_all
 from infra.checkout import ROOT
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
 from infra.transport.unix_socket import short
+from infra.units import size
 
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENT = "skypilot"
@@ -34,6 +35,7 @@ HEAR_S = 30.0  # time from a connection to the first sign of life
 PATIENCE_S = 2.5  # time for a fresh answer, where an older one is known
 IDLE_S = 900.0
 POLL_S = 0.05
+LONGEST_ANSWER = 256 << 20  # characters of an answer: a log of a job, where each character may be six
 LONGEST_LOG = 1 << 20
 READS = ("server", "validate", "limits", "price", "queue", "log")  # may be asked twice
 VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
@@ -122,9 +124,11 @@ class Client:
                 caller.settimeout(max(0.1, deadline - time.monotonic()))
                 stream.write(json.dumps(asked) + "\n")
                 stream.flush()
-                line = stream.readline()
+                line = stream.readline(LONGEST_ANSWER)
         except ConnectionError:
             return ""
+        if len(line) >= LONGEST_ANSWER:
+            raise SlipwayError(f"skypilot: {asked['what']}: an answer longer than {size(LONGEST_ANSWER)}")
         return line if line.endswith("\n") else ""
 
     @contextlib.contextmanager

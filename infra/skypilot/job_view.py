@@ -16,7 +16,7 @@ from typing import Any
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
 from infra.skypilot.client import NoServer, NotAnswered, SkyPilotAnswer
-from infra.transport.protocol import Result, Unreachable
+from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, Result, Unreachable
 
 OVER = {  # SkyPilot's last states of a managed job
     "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
@@ -95,7 +95,7 @@ class JobView:
 
     def run(
         self, words: Sequence[str], *, stdin: bytes | Iterable[bytes] | None = None, timeout_s: float,
-        cwd: str | Path | None = None, env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None, env: Mapping[str, str] | None = None, limit_bytes: int = LIMIT_BYTES,
     ) -> Result:  # fmt: skip
         """Answer what the agent would: its status, the list of its logs; `stop` cancels the job."""
         verb = list(words)
@@ -109,7 +109,7 @@ class JobView:
             return Result(0, "".join(f"{len(text.encode())} {name}.log\n" for name, text in logs.items()), "")
         raise self._refusal(f"running {' '.join(verb[:4])}")
 
-    def get(self, path: str | Path) -> bytes:
+    def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         name = Path(path).name
         part = {"progress.json": "progress", "verdict.json": "verdict", "guard.json": "guard"}.get(name)
         if part:
@@ -120,7 +120,7 @@ class JobView:
         return self._log_bytes(path)
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        return self._log_bytes(path)[offset:]
+        return self._log_bytes(path)[offset:][:READ_BYTES]
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         raise self._refusal(f"writing {Path(path).name}")

@@ -27,6 +27,7 @@ FRESH_S = 5.0
 STUCK_S = 900.0  # a question that takes longer holds nobody up
 LATE_S = 60.0  # likewise something that is only read: it is asked again
 MOST_KEPT = 100  # answers
+LONGEST_LOG = 32 << 20  # characters of a job's output: its end
 LONGEST_KEPT = 1 << 18  # longest answer that is kept on disk
 KINDS = {  # errors of SkyPilot, and their kinds for the caller
     "ApiServerConnectionError": "unreachable",
@@ -95,7 +96,7 @@ def price(task: dict) -> str:
         dag.add(made)
     said = io.StringIO()
     sky.stream_and_get(sky.optimize(dag), output_stream=said)
-    return said.getvalue()
+    return said.getvalue()[-LONGEST_LOG:]
 
 
 def launch(task: dict) -> dict:
@@ -131,14 +132,28 @@ def cancel(job_id: int) -> None:
     sky.get(sky.jobs.cancel(job_ids=[job_id]))
 
 
+class LastWords(io.StringIO):
+    """A stream that keeps the end of what is written to it."""
+
+    def write(self, text: str) -> int:
+        """Take the next text."""
+        super().write(text)
+        if self.tell() > 2 * LONGEST_LOG:
+            kept = self.getvalue()[-LONGEST_LOG:]
+            self.seek(0)
+            self.truncate()
+            super().write(kept)
+        return len(text)
+
+
 def log(job_id: int, tail: Any = None) -> str:
-    """Return the output of a job, all of it or its last lines."""
+    """Return the output of a job, or its last lines; of a longer output its end."""
     import sky
 
     server()
-    said = io.StringIO()
+    said = LastWords()
     sky.jobs.tail_logs(job_id=job_id, follow=False, tail=tail, output_stream=said)
-    return said.getvalue()
+    return said.getvalue()[-LONGEST_LOG:]
 
 
 def kind_of(error: BaseException) -> str:

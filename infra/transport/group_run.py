@@ -25,11 +25,13 @@ from invoke.runners import Local
 from infra.errors import in_words
 from infra.transport.fabric_connection import LocalConnection, PodConnection
 from infra.transport.protocol import SILENT_S
+from infra.units import size
 
 Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
 
 GRACE_S = 2  # seconds from SIGTERM to SIGKILL, on the machine
 READ_BYTES = 1 << 16
+KEPT_BYTES = 16 << 20  # of what a command says on one machine, where outcomes hold it
 END_S = 8.0  # time until a machine has confirmed that the command has ended there
 TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes: as of timeout(1), of a shell, and of ssh(1)
 # $1: the command; $2: the folder it begins in, "" for the home. The shell outlives the first signal, so that it can
@@ -58,7 +60,7 @@ class CommandOutcome:
     exit_code: int | None = None
     """Exit code; over 128: killed by that signal. None: the command did not begin there, or its end is not known."""
     problem: str = ""
-    """Reason why the end is not known, or that the time was up; "" = the command ended by itself."""
+    """Reason why the end is not known, or why it was ended; "" = the command ended by itself."""
     seconds: float = 0.0
     stdout: str = ""
     stderr: str = ""
@@ -77,10 +79,16 @@ class _Work:
         self.out = _Stream(functools.partial(listen, name, False))
         self.err = _Stream(functools.partial(listen, name, True))
         self.began_at = self.ended_at = time.monotonic()
-        self.is_told = self.has_timed_out = self.is_given_up = False
+        self.is_told = self.has_timed_out = self.is_given_up = self.says_too_much = False
+        self.num_kept = 0
         self.is_over = threading.Event()
         self.exit_code: int | None = None
         self.close_stdin: Callable[[], object] | None = None  # None: it has not begun
+
+    def fits(self, piece: str) -> bool:
+        """Count a piece of output that is to be kept, and return whether all of them are within KEPT_BYTES."""
+        self.num_kept += len(piece.encode(errors="replace"))
+        return self.num_kept <= KEPT_BYTES
 
     def end(self) -> None:
         """Tell the machine to end the command. When it has not begun, it does not begin any more."""
@@ -131,12 +139,20 @@ class _Tied:
     def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Any) -> None:
         for piece in self.read_proc_output(reader):  # type: ignore[attr-defined]
             output.write(piece)
-            if self.work.keeps:  # else a command that talks for days would fill the memory
+            if not self.work.keeps:  # a command that talks for days would fill the memory
+                continue
+            if self.work.fits(piece):
                 buffer_.append(piece)
+            elif not self.work.says_too_much:
+                self.work.says_too_much = True
+                self._end_it()
 
     def kill(self) -> None:
         """End it when its time is up."""
         self.work.has_timed_out = True
+        self._end_it()
+
+    def _end_it(self) -> None:
         self.work.end()
         threading.Thread(target=self._give_up, daemon=True).start()
 
@@ -243,6 +259,8 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     elif work.exit_code is None:
         why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
         problem = f"{why}; it may still be running there"
+    if work.says_too_much and not problem:
+        problem = f"it said more than {size(KEPT_BYTES)}, which is the limit where output is kept; it was ended"
     seconds = work.ended_at - work.began_at
     return CommandOutcome(name=work.name, exit_code=work.exit_code, problem=problem, seconds=seconds,
                           stdout=result.stdout, stderr=result.stderr)  # fmt: skip

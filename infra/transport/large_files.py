@@ -121,7 +121,7 @@ def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Mete
     meter.ways.add(chosen.name)
     try:
         if chosen.program:
-            rsync.copy(transport, chosen.program, rsync.place(source), str(draft), meter, chosen.compress)
+            _fetch_by_rsync(transport, chosen, source, draft, size, meter)
         else:
             _fetch_pieces(transport, source, draft, size, meter)
     except (SlipwayError, OSError) as error:
@@ -164,6 +164,16 @@ def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Call
             failures += 1
             tell(f"{error}; {in_words(meter.num_bytes)} have come over the connection; going on where that was cut off")
             time.sleep(BACKOFF.wait_s(failures))
+
+
+def _fetch_by_rsync(transport: Ssh, chosen: Way, source: str, draft: Path, size: int, meter: Meter) -> None:
+    """Fetch with rsync; of a file that is longer than promised, fetch the promised part in pieces."""
+    if draft.exists() and draft.stat().st_size > size:
+        os.truncate(draft, size)
+    try:
+        rsync.copy(transport, chosen.program, rsync.place(source), str(draft), meter, chosen.compress, size)
+    except rsync.LongerThanPromised:
+        _fetch_pieces(transport, source, draft, size, meter)
 
 
 def _fetch_pieces(transport: Ssh, source: str, draft: Path, size: int, meter: Meter) -> None:

@@ -5,6 +5,7 @@ One protocol; here the implementation for the machine in front of the user.
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,11 +18,19 @@ from typing import Protocol, TypeVar
 
 from infra.errors import SlipwayError
 from infra.transport.port_forward import LOOPBACK, relay
+from infra.transport.streams import bounded
+from infra.units import size as in_words
 from store import local_files
 
 READ_BYTES = 8 << 20
+# Limit of what a command says on stdout, of what the command says on stderr, and of a file that is read whole.
+LIMIT_BYTES = 16 << 20
+TAIL_BYTES = 1 << 16  # kept of the words of a program that may speak for days
 OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
+TAIL_S = 1.0  # time from the end of a program to the end of what it said
 SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
+
+HERE = "this machine"
 
 T = TypeVar("T")
 
@@ -35,6 +44,14 @@ class Result:
 
 class TimedOut(SlipwayError):
     """The command took too long, and was ended with its process group, if it could be reached."""
+
+
+class TooLarge(SlipwayError):
+    """A file is larger, or a command says more, than the caller takes; the command was ended."""
+
+    def __init__(self, where: str, what: str, limit_bytes: int) -> None:
+        super().__init__(f"{where}: {what}: more than the limit of {in_words(limit_bytes)} came; the rest was not read,"
+                         " and the command there was ended")  # fmt: skip
 
 
 class Unreachable(SlipwayError):
@@ -92,20 +109,22 @@ class Transport(Protocol):
         timeout_s: float,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
         """Run one program to its end; `env` comes on top of what the machine has. Raises TimedOut, Lost, SlipwayError.
 
-        What `stdin` raises while it is drawn is raised here.
+        Raises TooLarge when it says more than `limit_bytes` on stdout, or on stderr. What `stdin` raises while it is
+        drawn is raised here.
         """
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         """Replace the file at once and durably; folders are made."""
 
-    def get(self, path: str | Path) -> bytes:
-        """Return the content of a file. Raises FileNotFoundError."""
+    def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        """Return the content of a regular file. Raises FileNotFoundError, TooLarge."""
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        """Return the bytes of the file from there on, READ_BYTES at most; empty at its end.
+        """Return the bytes of a regular file from there on, READ_BYTES at most; empty at its end.
 
         Raises FileNotFoundError.
         """
@@ -118,7 +137,7 @@ class Transport(Protocol):
     ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
         """Run that program there within it; it is ended with it, or when whoever began it is gone.
 
-        Gives a look at how it has ended, None while it runs.
+        Gives a look at how it has ended and what it said last, None while it runs.
         """
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
@@ -138,6 +157,7 @@ class ThisMachine:
         timeout_s: float,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
         with tempfile.TemporaryFile() as source:  # no pipe: two are read already
             if stdin is not None:
@@ -149,31 +169,37 @@ class ThisMachine:
                     env={**os.environ, **(env or {})}, start_new_session=True)  # fmt: skip
             except OSError as error:
                 raise SlipwayError(f"{words[0]} cannot be run: {error}") from error
+        out, err = bounded.WholeStream(limit_bytes), bounded.WholeStream(limit_bytes)
         try:
-            stdout, stderr = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+            code = bounded.gather(child, out, err, timeout_s)
+        except TimeoutError:
             raise TimedOut(f"{' '.join(words)}: no end after {timeout_s:g} s") from None
+        except bounded.Exceeded:
+            raise TooLarge(HERE, shlex.join(words), limit_bytes) from None
         finally:
-            if child.returncode is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-                for pipe in (child.stdout, child.stderr):
-                    if pipe:
-                        pipe.close()
-        return Result(child.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+            _end(child)
+        return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         place = Path(path)
         place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         local_files.replace(place, content, mode)
 
-    def get(self, path: str | Path) -> bytes:
-        return Path(path).read_bytes()
+    def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        try:
+            return bounded.whole_file(path, limit_bytes)
+        except bounded.Exceeded:
+            raise TooLarge(HERE, f"get {path}", limit_bytes) from None
+        except bounded.NotRegular as error:
+            raise SlipwayError(f"{HERE}: get {path}: {error}") from None
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(READ_BYTES)
+        try:
+            with bounded.opened(path) as file:
+                file.seek(offset)
+                return file.read(READ_BYTES)
+        except bounded.NotRegular as error:
+            raise SlipwayError(f"{HERE}: read {path}: {error}") from None
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
@@ -185,20 +211,37 @@ class ThisMachine:
 
     @contextlib.contextmanager
     def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
-        with (
-            tempfile.TemporaryFile() as said,
-            subprocess.Popen(
-                tied(words), stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=cwd, start_new_session=True
-            ) as child,
-        ):
+        said = bounded.StreamEnd(TAIL_BYTES)
+        with subprocess.Popen(
+            tied(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd,
+            start_new_session=True,
+        ) as child:  # fmt: skip
+            assert child.stdout is not None
+            reader = bounded.drained(child.stdout, said)
 
             def look() -> Result | None:
                 if child.poll() is None:
                     return None
-                said.seek(0)
-                return Result(child.returncode, "", said.read().decode(errors="replace"))
+                reader.join(TAIL_S)
+                return Result(child.returncode, "", said.value().decode(errors="replace"))
 
-            yield look  # then its stdin is closed, and it is waited for
+            try:
+                yield look
+            finally:
+                assert child.stdin is not None
+                child.stdin.close()  # it ends
+                child.wait()
+                reader.join(TAIL_S)
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         return subprocess.run(words or [os.environ.get("SHELL") or "/bin/sh"], cwd=cwd).returncode
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End a program that has not ended by itself, with its process group."""
+    if child.returncode is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    for pipe in (child.stdout, child.stderr):
+        if pipe:
+            pipe.close()

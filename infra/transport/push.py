@@ -30,6 +30,7 @@ BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
 MEMORY_BYTES = 256 << 20  # memory for a million files
 MEMORY_VALUES = 16_000_000
+ANSWER_BYTES = 64 << 20  # paths that differ: of half a million files
 _FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
 _CHUNK = 1 << 16
 PATIENCE_S = 120.0  # while a large file is sent and the connection is gone
@@ -137,7 +138,7 @@ def differences(machine: Transport, root: Path, dest: str | Path, token: str, fi
 def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
     """Return the sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:
-        raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY)
+        raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY, MEMORY_BYTES)
         memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
     except FileNotFoundError:
         return {}
@@ -152,7 +153,7 @@ def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes
     # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
     words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
     stdin = itertools.chain([code + json.dumps(where).encode() + b"\n"], request)
-    done = machine.run(words, stdin=stdin, timeout_s=timeout_s)
+    done = machine.run(words, stdin=stdin, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
     if done.exited == receive.REFUSED:
         raise UsageError(done.stderr.strip())
     if done.exited != 0:

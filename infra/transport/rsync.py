@@ -27,6 +27,10 @@ OLDEST_FAST = (3, 2)  # from here on `--compress` agrees on zstd or lz4, which c
 IDLE_S = 60  # the other end of a broken connection leaves after that
 ASK_S = 30.0
 CHUNK = 1 << 17
+SAID_BYTES = 1 << 16  # read of the words of rsync
+TOO_LARGE = ("is over max-size", "File too large")  # as rsync says, and the kernel
+# Run a program that writes no file longer than $1 blocks of 512 bytes.
+BOUNDED = ["sh", "-c", 'ulimit -f "$1" && shift && exec "$@"', "sh"]
 PROBE = """
 for one in rsync ~/.local/bin/rsync /usr/local/bin/rsync; do
     said=$("$one" --version 2>/dev/null) && printf '%s %s\\n' "$one" "${said%%
@@ -59,14 +63,25 @@ def _version(said: str) -> tuple[int, int] | None:
     return version if version and version >= OLDEST else None
 
 
-def copy(transport: Ssh, program: str, source: str, target: str, meter: Meter, compress: bool) -> None:
+class LongerThanPromised(SlipwayError):
+    """The file there is longer than the caller takes; the target holds what fits."""
+
+
+def copy(
+    transport: Ssh, program: str, source: str, target: str, meter: Meter, compress: bool, limit_bytes: int | None = None
+) -> None:  # fmt: skip
     """Run rsync; of the two paths, the one on the other machine begins with `rsync_shell.HOST` and a colon.
 
-    `program`: rsync there. Raises Lost when the connection was cut: then it may be run again, and goes on.
+    `program`: rsync there. `limit_bytes`: of a file that comes from there. Raises Lost when the connection was cut:
+    then it may be run again, and goes on. Raises LongerThanPromised.
     """
     ours, theirs = socket.socketpair()
     shell = shlex.join([sys.executable, "-IS", rsync_shell.__file__, str(theirs.fileno())])
-    words = ["rsync", "--secluded-args", "--inplace", "--no-whole-file", "--ignore-times", f"--timeout={IDLE_S}",
+    # The other side may send more than its list of files says, so that the kernel holds our rsync to the limit, too.
+    bound = [] if limit_bytes is None else [*BOUNDED, str(limit_bytes // 512 + 1)]
+    most = [] if limit_bytes is None else [f"--max-size={limit_bytes}", "--info=skip"]
+    words = [*bound, "rsync", *most,
+             "--secluded-args", "--inplace", "--no-whole-file", "--ignore-times", f"--timeout={IDLE_S}",
              *(["--compress"] if compress else []), f"--rsync-path={program}", f"--rsh={shell}"]  # fmt: skip
     with ours, tempfile.TemporaryFile() as said:
         try:
@@ -81,9 +96,11 @@ def copy(transport: Ssh, program: str, source: str, target: str, meter: Meter, c
             if child.poll() is None:
                 child.kill()
                 child.wait()
+        said.seek(0)
+        why = " / ".join((said.read(SAID_BYTES).decode(errors="replace") + remote).split("\n")[:3]).strip(" /")
+        if any(one in why for one in TOO_LARGE):
+            raise LongerThanPromised(f"rsync: {why}")
         if code:
-            said.seek(0)
-            why = " / ".join((said.read().decode(errors="replace") + remote).split("\n")[:3]).strip(" /")
             raise (Lost if is_cut else SlipwayError)(f"rsync: {why or f'exit code {code}'}")
 
 

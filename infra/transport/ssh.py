@@ -24,23 +24,27 @@ from infra.records import Address
 from infra.transport.host_keys import ALIAS
 from infra.transport.port_forward import relay
 from infra.transport.protocol import (
+    LIMIT_BYTES,
     OPEN_S,
     READ_BYTES,
     SILENT_S,
+    TAIL_BYTES,
     Lost,
     Result,
     Silent,
     TimedOut,
+    TooLarge,
     Unreachable,
     tied,
 )
 from infra.transport.ssh_connection import Link, connection, hush
+from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, WholeStream
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
 ENDED_S = 2.0  # time from the end of a program's output to the news of its exit
 _KILL_S = 2.0
-_ABSENT = 44  # exit code
+_ABSENT, _IRREGULAR = 44, 45  # exit codes
 _CHUNK = 1 << 16
 
 
@@ -78,16 +82,18 @@ class Ssh:
         timeout_s: float,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
         """Run words as in Transport.
 
-        Raises TimedOut (it was killed there), Lost, Unreachable, StrangeHost, AuthError.
+        Raises TimedOut and TooLarge (it was killed there), Lost, Unreachable, StrangeHost, AuthError.
         """
-        script = shlex.join(words)
-        if cwd is not None:
-            script = f"cd -- {shlex.quote(str(cwd))} && {script}"
-        code, out, err = self._converse(script, words[0], stdin, timeout_s, env or {})
-        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"))
+        script, out, err = _script(words, cwd), WholeStream(limit_bytes), WholeStream(limit_bytes)
+        try:
+            code = self._converse(script, words[0], stdin, timeout_s, out, err, env or {})
+        except Exceeded:
+            raise TooLarge(self._where, shlex.join(words), limit_bytes) from None
+        return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         folder, name = os.path.split(str(path))
@@ -100,16 +106,16 @@ class Ssh:
             f"{{ sync {draft} 2>/dev/null || sync; }}", f"mv -f {draft} {place}",
         ]  # fmt: skip
         script = f"{' && '.join(steps)} || {{ rm -f {draft}; exit 1; }}"
-        self._checked(script, f"put {path}", content)
+        self._checked(script, f"put {path}", LIMIT_BYTES, content)
 
-    def get(self, path: str | Path) -> bytes:
-        place = shlex.quote(str(path))
-        return self._checked(f"[ -e {place} ] || exit {_ABSENT}; cat < {place}", f"get {path}")
+    def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        # One byte more, by which a file of that size is told from a larger one.
+        head = f"head -c {limit_bytes + 1} < {shlex.quote(str(path))}"
+        return self._checked(_regular(path, head), f"get {path}", limit_bytes)
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        place = shlex.quote(str(path))
-        tail = f"tail -c +{offset + 1} < {place} | head -c {READ_BYTES}"
-        return self._checked(f"[ -e {place} ] || exit {_ABSENT}; {tail}", f"read {path}")
+        tail = f"tail -c +{offset + 1} < {shlex.quote(str(path))} | head -c {READ_BYTES}"
+        return self._checked(_regular(path, tail), f"read {path}", READ_BYTES)
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
@@ -135,8 +141,13 @@ class Ssh:
             while not over.wait(PULSE_S):  # a write also tells whether anybody reads
                 yield b"."
 
+        def run() -> Result:
+            out, err, for_days_s = StreamEnd(TAIL_BYTES), StreamEnd(TAIL_BYTES), threading.TIMEOUT_MAX / 2
+            code = self._converse(_script(tied(words), cwd), words[0], pulse(), for_days_s, out, err, {})
+            return Result(code, out.value().decode(errors="replace"), err.value().decode(errors="replace"))
+
         with ThreadPoolExecutor(1) as pool:
-            ending = pool.submit(self.run, tied(words), stdin=pulse(), timeout_s=threading.TIMEOUT_MAX / 2, cwd=cwd)
+            ending = pool.submit(run)
             try:
                 yield lambda: ending.result() if ending.done() else None
             finally:
@@ -202,13 +213,20 @@ class Ssh:
     def _where(self) -> str:
         return f"ssh {self.address.place}"
 
-    def _checked(self, script: str, what: str, stdin: bytes | None = None) -> bytes:
-        code, out, err = self._converse(script, what, stdin, FILE_S, {})
+    def _checked(self, script: str, what: str, limit_bytes: int, stdin: bytes | None = None) -> bytes:
+        out, err = WholeStream(limit_bytes), StreamEnd(TAIL_BYTES)
+        try:
+            code = self._converse(script, what, stdin, FILE_S, out, err, {})
+        except Exceeded:
+            raise TooLarge(self._where, what, limit_bytes) from None
         if code == _ABSENT:
             raise FileNotFoundError(f"{self._where}: {what}: it is not there")
+        if code == _IRREGULAR:
+            raise SlipwayError(f"{self._where}: {what}: it is no regular file")
         if code != 0:
-            raise SlipwayError(f"{self._where}: {what}: {err.decode(errors='replace').strip() or f'exit code {code}'}")
-        return out
+            said = err.value().decode(errors="replace").strip()
+            raise SlipwayError(f"{self._where}: {what}: {said or f'exit code {code}'}")
+        return out.value()
 
     def _open(self, deadline: float) -> Link:
         """Return the connection, made when there is none that lives."""
@@ -243,9 +261,13 @@ class Ssh:
         return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
 
     def _converse(
-        self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float, env: Mapping[str, str]
-    ) -> tuple[int, bytes, bytes]:
-        """Exit code (negative: a signal), stdout, stderr of a shell script; `name` is what errors call it."""
+        self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float,
+        out: KeptStream, err: KeptStream, env: Mapping[str, str],
+    ) -> int:  # fmt: skip
+        """Return the exit code of a shell script (negative: a signal); `out` and `err` take what the script says.
+
+        `name` is what errors call the script. Raises Exceeded when `out` or `err` do; then the script was ended.
+        """
         deadline = time.monotonic() + timeout_s
         # First its process group, by which it can be ended. The shell stays, so that it tells of a signal: sshd would,
         # but paramiko does not listen.
@@ -256,15 +278,18 @@ class Ssh:
             # Byte by byte, so that what follows is left to the command.
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
             pieces = itertools.chain([exports], pieces)
-        out, err = bytearray(), bytearray()
+        first = _FirstLine(out)
         with self._session(deadline) as (link, channel):
             feeder = _Feeder(channel, pieces)
             try:
                 link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
                 feeder.start()
-                _listen(channel, out, err, deadline)
+                _listen(channel, first, err, deadline)
+            except Exceeded:
+                _kill(link, first.line)
+                raise
             except TimeoutError:
-                _kill(link, bytes(out).partition(b"\n")[0])
+                _kill(link, first.line)
                 raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
             except _broken() as error:
                 raise self._lost(link, name, str(error)) from None
@@ -276,7 +301,7 @@ class Ssh:
             code = channel.exit_status
             if code < 0:
                 raise self._lost(link, name, "the connection was closed")
-        return (128 - code if 128 < code <= 128 + 64 else code), bytes(out).partition(b"\n")[2], bytes(err)
+        return 128 - code if 128 < code <= 128 + 64 else code
 
     def _lost(self, link: Link, name: str, why: str) -> Lost:
         return (Silent if link.silent else Lost)(
@@ -356,11 +381,11 @@ class Duplex:
         return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
 
     def stderr(self) -> str:
-        """Return the received stderr."""
-        said = b""
+        """Return the end of the received stderr."""
+        said = StreamEnd(TAIL_BYTES)
         while self._channel.recv_stderr_ready():
-            said += self._channel.recv_stderr(_CHUNK)
-        return said.decode(errors="replace")
+            said.add(self._channel.recv_stderr(_CHUNK))
+        return said.value().decode(errors="replace")
 
 
 class _Feeder:
@@ -413,8 +438,42 @@ class _Wake(threading.Event):
     forget = threading.Event.clear
 
 
-def _listen(channel: Any, out: bytearray, err: bytearray, deadline: float) -> None:
-    """Gather stdout and stderr until the command has ended. Raises TimeoutError."""
+class _FirstLine:
+    """The first line of a stream, the rest of which goes to `rest`."""
+
+    def __init__(self, rest: KeptStream) -> None:
+        self.line = b""
+        self._is_whole = False
+        self._rest = rest
+
+    def add(self, piece: bytes) -> None:
+        """Take the next piece. Raises Exceeded."""
+        if not self._is_whole:
+            start, mark, piece = piece.partition(b"\n")
+            self.line, self._is_whole = self.line + start, bool(mark)
+            if len(self.line) > _CHUNK:
+                raise Exceeded
+        if piece:
+            self._rest.add(piece)
+
+    def value(self) -> bytes:
+        """Return what is kept of the rest."""
+        return self._rest.value()
+
+
+def _script(words: Sequence[str], cwd: str | Path | None) -> str:
+    """Return the line of a shell that runs a program in a folder."""
+    return shlex.join(words) if cwd is None else f"cd -- {shlex.quote(str(cwd))} && {shlex.join(words)}"
+
+
+def _regular(path: str | Path, script: str) -> str:
+    """Return a script that reads a file, and leaves before that where the path leads to nothing, or to a pipe."""
+    place = shlex.quote(str(path))
+    return f"[ -e {place} ] || exit {_ABSENT}; [ -f {place} ] || exit {_IRREGULAR}; {script}"
+
+
+def _listen(channel: Any, out: KeptStream, err: KeptStream, deadline: float) -> None:
+    """Gather stdout and stderr until the command has ended. Raises TimeoutError, Exceeded."""
     arrived = _Wake()
     channel.in_buffer.set_event(arrived)
     channel.in_stderr_buffer.set_event(arrived)
@@ -422,9 +481,9 @@ def _listen(channel: Any, out: bytearray, err: bytearray, deadline: float) -> No
         arrived.forget()
         is_over = channel.eof_received or channel.closed  # asked before reading: what came before it is there
         while channel.recv_ready():
-            out += channel.recv(_CHUNK)
+            out.add(channel.recv(_CHUNK))
         while channel.recv_stderr_ready():
-            err += channel.recv_stderr(_CHUNK)
+            err.add(channel.recv_stderr(_CHUNK))
         if not (channel.status_event if is_over else arrived).wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         if is_over:

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from infra.transport.protocol import OPEN_S
 
 REFUSED_S = 0.02  # time until a refused session is requested again
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
+LONGEST_PACKET_BYTES = 1 << 18  # as OpenSSH takes
+GREETING_BYTES = 1 << 18  # of lines in front of the version of the other side
+SLACK_BYTES = 1 << 16  # beyond the window of a channel
 
 
 _LOADING = threading.Lock()
@@ -146,16 +149,59 @@ def _message(kind: bytes, channel: Any) -> Any:
 
 
 def _transport(*words: Any, **flags: Any) -> Any:
-    """Return a paramiko Transport that leaves the last word on a channel to the channel's user.
+    """Return a paramiko Transport that leaves the last word on a channel to the channel's user, and holds to bounds.
 
     By itself it answers a CLOSE at once, from its own thread; what another thread sends at that moment on the same
-    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
+    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection. And it keeps
+    what an untrusted machine sends, however long a packet is, and whatever window the machine was given.
     """
     from paramiko import Transport
-    from paramiko.common import MSG_CHANNEL_CLOSE
+    from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
 
     transport = Transport(*words, **flags)
     transport._channel_handler_table = {
-        **Transport._channel_handler_table, MSG_CHANNEL_CLOSE: lambda channel, message: hush(channel)
-    }  # fmt: skip
+        **Transport._channel_handler_table,
+        MSG_CHANNEL_CLOSE: lambda channel, message: hush(channel),
+        MSG_CHANNEL_DATA: lambda channel, message: _feed(channel, channel._feed, message),
+        MSG_CHANNEL_EXTENDED_DATA: lambda channel, message: _feed(channel, channel._feed_extended, message),
+    }
+    packets = transport.packetizer
+    packets.read_all = _bounded_packets(packets.read_all)
+    packets._read_timeout = _bounded_greeting(packets._read_timeout)
     return transport
+
+
+def _feed(channel: Any, feed: Callable[[Any], None], message: Any) -> None:
+    """Hand data to a channel. Raises SSHException, which ends the connection, beyond the window of the channel."""
+    feed(message)
+    if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size + SLACK_BYTES:
+        raise _rogue("more than the window of the channel")
+
+
+def _bounded_packets(read_all: Callable[..., bytes]) -> Callable[..., bytes]:
+    def bounded(num_bytes: int, check_rekey: bool = False) -> bytes:
+        if num_bytes > LONGEST_PACKET_BYTES:
+            raise _rogue(f"a packet of {num_bytes} bytes")
+        return read_all(num_bytes, check_rekey)
+
+    return bounded
+
+
+def _bounded_greeting(read: Callable[[float], bytes]) -> Callable[[float], bytes]:
+    num_bytes = 0
+
+    def bounded(timeout_s: float) -> bytes:
+        nonlocal num_bytes
+        piece = read(timeout_s)
+        num_bytes += len(piece)
+        if num_bytes > GREETING_BYTES:
+            raise _rogue(f"{num_bytes} bytes before its version")
+        return piece
+
+    return bounded
+
+
+def _rogue(what: str) -> Exception:
+    from paramiko import SSHException
+
+    return SSHException(f"the machine breaks the protocol: it sent {what}; the connection was closed")

@@ -18,6 +18,7 @@ from infra.agent.shortage import is_shortage
 from serve.service import Probe
 
 METRICS_S = 5.0
+MOST_BYTES = 8 << 20  # of an answer
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_total")
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
@@ -84,12 +85,22 @@ class _Busy(Exception):
     pass
 
 
+async def body_of(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer. Raises ClientPayloadError for one without an end: a replica may be anybody's."""
+    body = bytearray()
+    async for piece in reply.content.iter_chunked(1 << 16):
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise aiohttp.ClientPayloadError(f"an answer longer than {MOST_BYTES >> 20} MiB")
+    return bytes(body)
+
+
 async def _path(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], asked: Probe, limit: aiohttp.ClientTimeout
 ) -> None:
     method, said = ("GET", None) if asked.post_data is None else ("POST", asked.post_data)
     async with session.request(method, url + asked.path, headers=headers, json=said, timeout=limit) as reply:
-        await reply.read()
+        await body_of(reply)
         if reply.status != 200:
             raise _Wrong(f"status {reply.status}")
 
@@ -99,7 +110,7 @@ async def _token(
 ) -> None:
     ask = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
     async with session.post(f"{url}/v1/completions", headers=headers, json=ask, timeout=limit) as reply:
-        body = await reply.read()
+        body = await body_of(reply)
         if reply.status == 503 and b"busy" in body:
             raise _Busy
         if reply.status != 200:
@@ -119,7 +130,7 @@ async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
     """Return the counters, as far as they can be read: names change from release to release."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as reply:
-            text = (await reply.read()).decode(errors="replace") if reply.status == 200 else ""
+            text = (await body_of(reply)).decode(errors="replace") if reply.status == 200 else ""
     except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
         text = ""
     sums: dict[str, float] = {}

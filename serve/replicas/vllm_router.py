@@ -30,7 +30,7 @@ from serve.gateway.keys import Keys
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import timeout
-from serve.replicas.probe import counters
+from serve.replicas.probe import body_of, counters
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "vllm-router"
@@ -144,7 +144,7 @@ class Routed(Gateway):
     async def _tell(self, session: aiohttp.ClientSession, url: str) -> None:
         """Tell it what it does not know yet. It is asked for answers only while it knows a worker."""
         async with session.get(f"{url}/list_workers") as reply:
-            known = set(msgspec.json.decode(await reply.read())["urls"])
+            known = set(msgspec.json.decode(await body_of(reply))["urls"])
         wanted = {one.url for one in self._wanted}
         if not wanted:
             super().replace(())

@@ -20,7 +20,7 @@ from typing import Any
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
-from infra.runs.pod_reports import parse
+from infra.runs.pod_reports import SAID_BYTES, parse
 from infra.runs.pods import folder_of
 from infra.transport import large_files
 from infra.transport.meter import Meter
@@ -145,7 +145,7 @@ def words_there(op: Op, transport: Transport) -> dict[str, Any]:
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
-            found = parse(transport.get(path), f"the {kind} of {op.run}")
+            found = parse(transport.get(path, SAID_BYTES), f"the {kind} of {op.run}")
             if found.get("token") == op.token:
                 said[kind] = found
     return said
@@ -244,7 +244,10 @@ def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, tra
 
 
 def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter) -> str:
-    """Copy a file of the pod; the sha256 of what arrived. Of a large one, what is in `path` already is not fetched."""
+    """Copy the first `size` bytes of a file of the pod, however long it is there; the sha256 of what arrived.
+
+    Of a large file, what is in `path` already is not fetched.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     if large_files.applies(transport, size):
@@ -254,7 +257,7 @@ def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter
                 digest.update(piece)
         return digest.hexdigest()
     with path.open("wb") as file:
-        while piece := transport.read(source, file.tell()):
+        while file.tell() < size and (piece := transport.read(source, file.tell())[: size - file.tell()]):
             file.write(piece)
             digest.update(piece)
             meter.count(len(piece))

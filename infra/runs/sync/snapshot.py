@@ -32,6 +32,7 @@ from store.run_sync.run_folder import Damaged, ListedCheckpoint
 MANIFEST = "MANIFEST.json"
 CARRIED = "carried.json"
 OURS = ("keep.log", "launch.log")  # written at home
+FIGURES_BYTES = 64 << 20  # of the figures of one training
 LIST = """cd -- "$1" 2>/dev/null || exit 0
 for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json; do
     [ ! -f "$file" ] || printf '%s\\n' "$file"
@@ -75,7 +76,7 @@ def bring(op: Op, transport: Transport, folder: Path) -> None:
     for name in names:  # between the two: figures reach as far as any checkpoint that is here, whenever the pod is lost
         if not name.endswith(MANIFEST):
             with contextlib.suppress(FileNotFoundError):
-                write_durably(folder / "pod" / name, transport.get(root / name).decode())
+                write_durably(folder / "pod" / name, transport.get(root / name, FIGURES_BYTES).decode())
     for draft, target in drafts:
         draft.rename(target)
         for old in (*target.parent.glob("step-*"), *target.parent.glob(".step-*.draft")):

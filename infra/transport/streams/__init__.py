@@ -1,0 +1,1 @@
+"""The output of programs: how much of it is read."""

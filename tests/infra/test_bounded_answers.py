@@ -1,0 +1,105 @@
+"""An answer over HTTP or from SkyPilot's process that never ends costs this process no more than a limit."""
+
+import asyncio
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import aiohttp
+import pytest
+
+from flows import init_model
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.settings import Settings
+from infra.skypilot import client, worker
+from serve.replicas import probe
+from tests.infra.transport.memory import GROWTH_BYTES, bounded
+
+pytestmark = pytest.mark.process
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers without end."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(HEAD)
+        try:
+            while True:
+                self.wfile.write(b"[" + b" " * 65536)
+        except OSError:  # the other side has had enough
+            self.close_connection = True
+
+    do_POST = do_GET
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_answer_of_the_hub_has_a_limit(endless, monkeypatch):
+    monkeypatch.setattr(init_model, "hub", lambda: endless)
+    with bounded(4 * init_model.MOST_BYTES), pytest.raises(UsageError, match="an answer longer than 64 MiB"):
+        init_model.get("api/models/a/b", "hf://a/b", Settings.load(ROOT))
+
+
+def test_an_answer_of_a_replica_has_a_limit(endless):
+    async def ask() -> probe.Counters:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{endless}/metrics") as reply:
+                with pytest.raises(aiohttp.ClientPayloadError, match="an answer longer than 8 MiB"):
+                    await probe.body_of(reply)
+            return await probe.counters(session, endless)
+
+    with bounded():
+        assert asyncio.run(ask()) == probe.Counters(None, None, None)
+
+
+@contextmanager
+def talker() -> Iterator[socket.socket]:
+    """A process that speaks one line without end."""
+    ours, theirs = socket.socketpair()
+
+    def speak() -> None:
+        with closing(theirs), suppress(OSError):
+            while True:
+                theirs.sendall(b" " * 65536)
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    with closing(ours):
+        yield ours
+    thread.join(20)
+
+
+def test_an_answer_of_skypilots_process_has_a_limit(monkeypatch):
+    monkeypatch.setattr(client, "LONGEST_ANSWER", 1 << 24)
+    with talker() as caller, bounded(), pytest.raises(SlipwayError, match="queue: an answer longer than 16.8 MB"):
+        client.Client._answer(caller, {"what": "queue"}, time.monotonic() + 300)
+
+
+def test_of_a_log_without_end_skypilots_process_keeps_the_end(monkeypatch):
+    monkeypatch.setattr(worker, "LONGEST_LOG", 1 << 20)
+    said = worker.LastWords()
+    with bounded():
+        for _ in range(GROWTH_BYTES >> 14):
+            said.write("x" * (1 << 16))
+        said.write("last\n")
+    assert isinstance(said, io.StringIO) and said.getvalue().endswith("xlast\n")
+    assert len(json.dumps(said.getvalue())) < 4 << 20

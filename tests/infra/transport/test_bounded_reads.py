@@ -1,0 +1,197 @@
+"""A machine that speaks without end, or holds a file without end, costs this process no more than a limit."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SlipwayError
+from infra.transport import group_run, large_files, rsync
+from infra.transport.fabric_connection import LocalConnection
+from infra.transport.meter import Meter
+from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, Lost, ThisMachine, TooLarge, Unreachable
+from infra.transport.ssh import Ssh
+from tests.hosts import sshd  # noqa: F401
+from tests.infra.transport.memory import bounded
+from tests.infra.transport.rogue import RogueServer
+from tests.needs import needs
+from tests.processes import is_running
+from tests.world import until
+
+pytestmark = pytest.mark.process
+
+MIB = 1 << 20
+HOLE_BYTES = 3 << 30
+
+
+@pytest.fixture(params=["this machine", "ssh"])
+def way(request, tmp_path):
+    if request.param == "this machine":
+        yield ThisMachine()
+    else:
+        with Ssh(request.getfixturevalue("sshd").address, tmp_path / "pins/known_hosts") as pod:
+            pod.run(["true"], timeout_s=20)
+            yield pod
+
+
+def hole(path: Path, num_bytes: int = HOLE_BYTES) -> Path:
+    with path.open("wb") as file:
+        file.truncate(num_bytes)
+    return path
+
+
+def test_a_file_that_is_a_hole_of_3_gb_is_refused_in_words(way, tmp_path):
+    path = hole(tmp_path / "progress.json")
+    with bounded(), pytest.raises(TooLarge, match=f"get {path}: more than the limit of 16.8 MB came"):
+        way.get(path)
+    with pytest.raises(TooLarge, match="more than the limit of 1.0 kB"):
+        way.get(path, 1000)
+    assert way.run(["echo", "on"], timeout_s=20).stdout == "on\n"
+
+
+def test_a_file_of_the_size_of_the_limit_is_read(way, tmp_path):
+    (tmp_path / "a file").write_bytes(b"x" * 1000)
+    assert way.get(tmp_path / "a file", 1000) == b"x" * 1000
+    with pytest.raises(TooLarge):
+        way.get(tmp_path / "a file", 999)
+
+
+def test_a_piece_of_a_file_has_at_most_the_size_of_a_piece(way, tmp_path):
+    path = hole(tmp_path / "a.log")
+    with bounded():
+        assert len(way.read(path, 5)) == READ_BYTES
+        assert len(way.read(path, HOLE_BYTES - 7)) == 7
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_command_that_speaks_without_end_is_ended(way, stream, tmp_path):
+    script = f"echo $$ > {tmp_path}/number; exec yes a line of a report >&{stream}"
+    with bounded(), pytest.raises(TooLarge, match="yes a line of a report.*more than the limit of 16.8 MB came"):
+        way.run(["sh", "-c", script], timeout_s=300)
+    until(lambda: not is_running(int((tmp_path / "number").read_text())), "the end of the command")
+    assert way.run(["echo", "on"], timeout_s=20).stdout == "on\n"
+
+
+def test_a_caller_may_take_more(way):
+    script = f"head -c {2 * LIMIT_BYTES} /dev/zero"
+    with pytest.raises(TooLarge):
+        way.run(["sh", "-c", script], timeout_s=60)
+    assert len(way.run(["sh", "-c", script], timeout_s=60, limit_bytes=2 * LIMIT_BYTES).stdout) == 2 * LIMIT_BYTES
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused_or_read_up_to_the_limit(way, tmp_path):
+    path = tmp_path / "growing.json"
+    writer = subprocess.Popen(["sh", "-c", f"exec yes grows > {path}"])
+    try:
+        until(lambda: path.exists() and path.stat().st_size > 1000, "a file")
+        with bounded(), pytest.raises(TooLarge):
+            for _ in range(1000):  # until it is as long as that
+                assert len(way.get(path)) <= LIMIT_BYTES
+    finally:
+        writer.kill()
+        writer.wait()
+        path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_a_regular_file_is_read(way, kind, tmp_path):
+    path = tmp_path / "progress.json"
+    {"pipe": os.mkfifo, "device": lambda one: one.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+    for read in (lambda: way.get(path), lambda: way.read(path, 0)):
+        with bounded(), pytest.raises(SlipwayError, match=f"{path}: it is no regular file"):
+            read()
+
+
+def test_a_program_alongside_that_speaks_without_end_costs_only_its_last_words(way, tmp_path):
+    script = f"yes words | head -c {8 * LIMIT_BYTES}; touch {tmp_path}/said; echo last"
+    with bounded(), way.alongside(["sh", "-c", script]) as look:
+        until(look, "the end of the program")
+        assert (tmp_path / "said").exists()
+        ending = look()
+        assert ending.exited == 0 and (ending.stdout + ending.stderr).endswith("last\n")
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_output_that_is_kept_for_json_is_bounded_and_its_command_ended(where, sshd, tmp_path):  # noqa: F811
+    command = f"echo $$ > {tmp_path}/number; exec yes a line of a report"
+    machine = LocalConnection("one", "") if where == "here" else None
+    if machine is None:
+        pod = Ssh(sshd.address, tmp_path / "pins/known_hosts")
+        machine = pod.connection("one", "")
+    with bounded(16 * group_run.KEPT_BYTES):
+        (found,) = group_run.run([machine], command, lambda *_: None, keeps=True, timeout_s=300)
+    assert found.problem.startswith("it said more than 16.8 MB") and found.code != 0
+    assert len(found.stdout) <= group_run.KEPT_BYTES
+    until(lambda: not is_running(int((tmp_path / "number").read_text())), "the end of the command")
+
+
+@pytest.mark.parametrize("by", ["rsync", "pieces"])
+def test_of_a_large_file_no_more_comes_than_was_promised(by, sshd, tmp_path, monkeypatch):  # noqa: F811
+    """A listing promises 40 MB, and the file is a hole of 3 GB with these 40 MB in front."""
+    if by == "pieces":
+        monkeypatch.setattr(rsync, "here", lambda: None)
+    else:
+        needs("rsync")
+    promised = 40 * MIB + 333
+    content = os.urandom(promised)
+    source, draft = tmp_path / "there", tmp_path / "here" / "draft"
+    source.write_bytes(content)
+    os.truncate(source, HOLE_BYTES)
+    largest = 0
+    with Ssh(sshd.address, tmp_path / "known_hosts") as pod:
+        assert large_files.way(pod).name == by
+        stop = threading.Event()
+
+        def watch() -> None:
+            nonlocal largest
+            while not stop.wait(0.01):
+                largest = max([largest, *(one.stat().st_size for one in draft.parent.glob("*"))])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            large_files.fetch(pod, str(source), draft, promised, Meter())
+        finally:
+            stop.set()
+            watcher.join()
+    assert draft.read_bytes() == content
+    assert largest <= promised + 512
+
+
+# a machine whose sshd is not OpenSSH's
+
+
+@pytest.fixture
+def rogue(tmp_path) -> Iterator[Callable[[str], Ssh]]:
+    servers: list[RogueServer] = []
+
+    def make(what: str) -> Ssh:
+        server = RogueServer(tmp_path, what)
+        servers.append(server)
+        return Ssh(server.address, tmp_path / "pins/known_hosts")
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def test_a_server_that_sends_more_than_the_window_loses_the_connection(rogue):
+    """The program's output is not read meanwhile, as where a disk is slow."""
+    with bounded(), rogue("no window") as pod, pod.exchange(["true"], "/") as talk:
+        until(lambda: not pod._link.is_alive, "a closed connection")
+        with pytest.raises(Lost):
+            while talk.receive():
+                pass
+
+
+def test_a_server_that_sends_an_endless_packet_loses_the_connection(rogue):
+    with bounded(), rogue("a packet") as pod, pytest.raises(Lost):
+        pod.run(["true"], timeout_s=60)
+
+
+def test_a_server_that_greets_without_end_is_no_machine(rogue):
+    with bounded(), rogue("a greeting") as pod, pytest.raises(Unreachable, match="bytes before its version"):
+        pod.run(["true"], timeout_s=60)
