@@ -290,7 +290,10 @@ class PodView:
     spent_micro_usd: int = 0
     limit_micro_usd: int | None = None  # limit of this pod, plus the cost of those before it
     limit_in_s: float | None = None  # time until its time or money is used up, on its provider's clock
-    ends: tuple[str, ...] = ()  # the ends that are armed, and when each was last seen, in words
+    over_limit_micro_usd: int = 0  # money that a live pod may have cost beyond its limit
+    over_limit_s: float = 0.0  # time that a live pod may have lived beyond its limit, on its provider's clock
+    heard_s: float | None = None  # age of its guard's last report, on its provider's clock; None = there is none
+    ends: tuple[str, ...] = ()  # the ends that are armed, and when each was last heard, in words
     ssh: str = ""  # the command that reaches a rented pod
     started_at: float = 0.0
     note: str = ""

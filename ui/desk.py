@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from flows.over_limit import end_over_limit
 from flows.reading import status
 from infra.ledger.journal import Journal
 from infra.records import PodView
@@ -100,7 +101,10 @@ class Desk:
     def _look(self) -> tuple[list[PodView], float]:
         began = time.monotonic()
         with self.journal() as journal:
-            views = status.status(journal, self.settings, ended=ENDED)
+            over = end_over_limit(journal, self.settings, self.tell)
+            views = status.with_excess(status.status(journal, self.settings, ended=ENDED), over)
+        for one in over:
+            self.tell(one.words)
         is_here = all(one.provider == "local" for one in views if one.ended_at is None)
         return views, max(HERE_S if is_here else ELSEWHERE_S, 2 * (time.monotonic() - began))
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from flows.over_limit import OverLimit
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.errors import UsageError
@@ -53,6 +54,17 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     ]
     of = {trial: one.name for one in results for trial in one.trials}
     return [replace(view, sweep=of.get(view.run, "")) for view in views]
+
+
+def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[PodView]:
+    """Return the rows; those of pods that were found past their limit just now say by how much, ended or not."""
+    found = {one.op.run: one for one in over}
+    return [
+        replace(view, over_limit_micro_usd=one.excess.micro_usd, over_limit_s=one.excess.time_s, heard_s=one.heard_s)
+        if (one := found.get(view.run))
+        else view
+        for view in views
+    ]
 
 
 def unfolded(result: SweepResult, views: Sequence[PodView]) -> list[PodView]:

@@ -61,8 +61,8 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that are to end and that nobody ends, none once the market of a rehearsal has ended."""
-    return [] if attach.has_ended(settings.rehearsal) else to_end(journal)
+    """Return the rented pods that are due to end, none once the market of a rehearsal has ended."""
+    return [] if attach.has_ended(settings.rehearsal) else to_end(journal, settings)
 
 
 def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:

@@ -8,7 +8,7 @@ whoever sets a clock back gets no time for nothing.
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from infra.agent.job import Limits
 from infra.agent.limits import Clocks, hard_limit_s
@@ -128,12 +128,45 @@ def due(op: Op, now: Now, scale: float = 1.0) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Excess:
+    """The part of what a live pod may have used that is beyond its limits: money, and time by its vendor's clock."""
+
+    micro_usd: int = 0
+    time_s: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """Return it as `2.97 USD`, "" where it is nothing."""
+        parts = [in_usd(self.micro_usd)] if self.micro_usd else []
+        return " and ".join([*parts, *([duration(self.time_s)] if self.time_s else [])])
+
+
+def excess(op: Op, now: Now, scale: float = 1.0) -> Excess:
+    """Return by how much the most that a pod may have used is beyond its limits; nothing while it is due by neither."""
+    if not op.is_live:
+        return Excess()
+    over_s = 0.0 if op.ttl_s is None else since_request_s(op, now, scale) - op.ttl_s
+    over = 0 if op.cap is None or not op.rate else spent(op, now, scale) - op.cap
+    return Excess(max(0, over), max(0.0, over_s))
+
+
 def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
     """Return the time until its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    left = _left_s(op, now, scale)
+    return None if left is None else max(0.0, left)
+
+
+def past_limit_s(op: Op, now: Now, scale: float = 1.0) -> float:
+    """Return the time since its time or its money was used up, by the vendor's clock; 0 where that is to come."""
+    return max(0.0, -(_left_s(op, now, scale) or 0.0))
+
+
+def _left_s(op: Op, now: Now, scale: float) -> float | None:
     money_s = hard_limit_s(Limits(spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
     left = [] if op.ttl_s is None else [op.ttl_s - since_request_s(op, now, scale)]
     left += [] if money_s is None else [money_s - age_s(op, now, scale)]
-    return max(0.0, min(left)) if left else None
+    return min(left) if left else None
 
 
 def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
@@ -15,6 +16,7 @@ from infra.ledger import cost, spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
+from infra.ledger.spend import Excess
 from infra.machines.host_memory import at_once
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale
@@ -64,6 +66,8 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
     uploads = progress.get("uploads") or {}
     ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
+    over = spend.excess(op, now, seen.clock_scale) if op.rate else Excess()
+    heard_s = sight.report_age_s(seen.guard, now)
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -75,7 +79,10 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
         spent_micro_usd=cost.total(rows, told, now, clock_scale=seen.clock_scale),
         limit_micro_usd=None if op.cap is None else op.cap + before,
         limit_in_s=spend.left_s(op, now, seen.clock_scale) if op.is_live else None,
-        ends=_ends(op, seen, now.wall_s) if op.is_live else (),
+        over_limit_micro_usd=over.micro_usd,
+        over_limit_s=over.time_s,
+        heard_s=None if heard_s is None or not op.is_live else heard_s * seen.clock_scale,
+        ends=_ends(op, seen, now, over) if op.is_live else (),
         ssh=_ssh(op) if op.is_live and seen.pod and seen.pod.state not in ("", *STOPPED) else "",
         started_at=float(op.intent_at),
         note=_note(op, seen),
@@ -170,9 +177,9 @@ def _ssh(op: Op) -> str:
     return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
 
 
-def _ends(op: Op, seen: Sight, now: float) -> tuple[str, ...]:
-    """Return the ends that are armed, and when each was last seen alive."""
-    return tuple(filter(None, (_guard_end(seen, now), *_vendor_ends(op, seen.pod))))
+def _ends(op: Op, seen: Sight, now: Clocks, excess: Excess) -> tuple[str, ...]:
+    """Return the ends that are armed, and when each was last heard."""
+    return tuple(filter(None, (_guard_end(seen, now, excess), *_vendor_ends(op, seen.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
@@ -185,10 +192,23 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
         yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
 
 
-def _guard_end(seen: Sight, now: float) -> str:
+def _guard_end(seen: Sight, now: Clocks, excess: Excess) -> str:
+    """Return the guard's end of a pod: alive is a guard whose report is younger than a minute."""
     guard = seen.guard
     if not guard:
         return ""
+    age_s = sight.report_age_s(guard, now)
+    if guard.get("alive") and sight.is_fresh(age_s, seen.clock_scale):
+        return f"guard alive, {_guard_limit(guard)}"
+    words = ["dead"] if guard.get("alive") is False and not (seen.is_alive is None and seen.is_there is None) else []
+    if age_s is not None:
+        words.append(f"last heard {duration(age_s * seen.clock_scale)} ago")
+    over = f"; over its limit by {excess.words}" if excess.words else ""
+    return f"guard {', '.join(words) or 'never heard'}{over}"
+
+
+def _guard_limit(guard: Mapping[str, Any]) -> str:
+    """Return the limits of a living guard, as it reported last."""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
     limit = "no limit" if limit_s is None else f"ends it in {duration(max(0.0, limit_s - elapsed_s))}"
     idle_limit_s = (guard.get("limits") or {}).get("idle_gpu_s")
@@ -196,12 +216,7 @@ def _guard_end(seen: Sight, now: float) -> str:
         limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("self_end") == "lost":
         limit += "; restarted without its key, so the vendor's own limit ends the pod"
-    if guard.get("alive"):
-        return f"guard alive, {limit}"
-    words = [] if seen.is_alive is None and seen.is_there is None else ["dead"]
-    if clocks := guard.get("clocks"):
-        words.append(f"last seen {duration(max(0.0, now - clocks['wall_s']) * seen.clock_scale)} ago")
-    return f"guard {', '.join(words) or 'not seen'}, {limit}"
+    return limit
 
 
 def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:

@@ -147,7 +147,7 @@ UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail", "self_end"), _text),
     **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
-    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s"), _amount),
+    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s", "age_s"), _amount),
     **dict.fromkeys(("exit_code", "lost", "agents"), _whole),
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,

@@ -8,21 +8,25 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
 from infra.journal_file import Fenced
+from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
 from infra.ledger.service_rows import service_lease
+from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
 from infra.providers.offers import own_names
 from infra.runs import pods, sight
 from infra.runs.lookup import way
+from infra.runs.sight import Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import SKYPILOT, VENDORS, Settings, is_rented
@@ -32,6 +36,8 @@ from store.manifest import StoreError
 
 OTHERS_S = 20.0
 TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that must be settled
+LAST_LOOK_S = 5.0  # at a pod that is past its limit, before it is ended
+CONCLUDE_S = 300.0  # by the vendor's clock: time past its limit for a keeper to bring home what a pod has made
 ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
@@ -57,9 +63,12 @@ def settle_rows(
     for op in journal.ops(live=True):
         if op.token in tokens:
             try:
-                if is_kept(op, journal, settings):
+                if is_past_limit(op, settings):
+                    now = end_past_limit(op, last_look(op, settings), journal, settings, tell, waits)
+                elif is_kept(op, journal, settings):
                     continue
-                now = _settle(op, journal, settings, tell, waits)
+                else:
+                    now = _settle(op, journal, settings, tell, waits)
                 if not now.is_live:
                     ended.append(now)
             except Fenced:  # another process settles it at the same time, and tells of it
@@ -70,19 +79,55 @@ def settle_rows(
     return ended
 
 
-def to_end(journal: Journal) -> list[Op]:
-    """Return the rented pods that are to end and that nobody looks after, oldest first.
+def to_end(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rented pods that are to end, oldest first.
 
-    They were asked to end and are not proven gone, or their launch died before the hand-over.
+    Those past a limit, whoever looks after them; and those that nobody looks after which were asked to end and are not
+    proven gone, or whose launch died before the hand-over.
     """
     held, found = journal.leases.held(), []
     for op in journal.ops(live=True):
         owners = {keeper_lease(pods.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # which may be asked for by several
             owners.add(pods.lease(op.token))
-        if op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held:
+        is_left = op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held
+        if is_left or is_past_limit(op, settings):
             found.append(op)
     return found
+
+
+def is_past_limit(op: Op, settings: Settings) -> bool:
+    """Return whether a rented pod may have used up its time or its money: then no lease keeps it from being ended.
+
+    SkyPilot's own controllers end what they have rented.
+    """
+    if not (op.is_live and is_rented(op.vendor) and op.vendor != SKYPILOT):
+        return False
+    return bool(spend.due(op, read_clocks(), settings.clock_scale))
+
+
+def last_look(op: Op, settings: Settings) -> Sight:
+    """Look at the pod of a row that is to end: a pod that hangs must not hold up its end for longer than this."""
+    if op.slot < 0 or op.state not in (READY, LOST):
+        return Sight()
+    (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
+    return seen if isinstance(seen, Sight) else Sight(why=str(seen))
+
+
+def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
+    """End a pod that is past its limit, whoever looks after it; return its row.
+
+    Raises what speaking to its vendor raises, and Fenced where another process has ended it just now.
+    """
+    if is_being_concluded(op, seen, journal, settings):
+        return op
+    return _settle(op, journal, settings, tell, waits, seen)
+
+
+def is_being_concluded(op: Op, seen: Sight, journal: Journal, settings: Settings) -> bool:
+    """Return whether a living process is bringing home the results of a pod whose work ended at its limit just now."""
+    past_s = spend.past_limit_s(op, read_clocks(), settings.clock_scale)
+    return bool(seen.verdict) and past_s < CONCLUDE_S and is_kept(op, journal, settings)
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
@@ -93,10 +138,16 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
     return costs and op.slot >= 0 and is_kept_by_another(op, journal)
 
 
-def _settle(op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
-    """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises."""
+def _settle(
+    op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool, seen: Sight | None = None
+) -> Op:  # fmt: skip
+    """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises.
+
+    `seen`: its pod, where that was looked at just now.
+    """
     vendor = registry.provider(settings, op.vendor)
-    seen = sight.look(op, vendor, pods.LOOK) if op.slot >= 0 and op.state in (READY, LOST) else None
+    if seen is None and op.slot >= 0 and op.state in (READY, LOST):
+        seen = sight.look(op, vendor, pods.LOOK)
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
         return op  # the keeper starts it anew

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.agent.job import PodFolder
-from infra.agent.limits import read_clocks
+from infra.agent.limits import Clocks, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
@@ -39,6 +39,10 @@ ASK_S = 30.0
 ASK_LATER = 75  # exit code of an agent whose engine does not answer just now
 
 Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where there is none yet
+
+
+SILENT_S = 60.0  # by the pod's clock: an older report of a guard says nothing about now
+LEAST_SILENT_S = 15.0  # by this machine's: a guard reports every 5 s, however fast the clock of a rehearsal runs
 
 
 class Asks(Flag):
@@ -190,6 +194,22 @@ def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
+
+
+def report_age_s(guard: Mapping[str, Any], now: Clocks) -> float | None:
+    """Return how old a guard's report is, in seconds of this machine; None where there is none.
+
+    A pod that answers tells it by its own clock; the age of a copy is told by this machine's.
+    """
+    if guard.get("age_s") is not None:
+        return float(guard["age_s"])
+    clocks = guard.get("clocks")
+    return max(0.0, now.wall_s - clocks["wall_s"]) if clocks else None
+
+
+def is_fresh(age_s: float | None, scale: float) -> bool:
+    """Return whether a guard's report is so young that the guard can be called alive. `scale`: of its pod's clock."""
+    return age_s is not None and age_s < max(LEAST_SILENT_S, SILENT_S / scale)
 
 
 def is_absent(provider: Provider, op: Op) -> bool:

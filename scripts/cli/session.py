@@ -4,7 +4,11 @@
 """
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 
+from flows import over_limit
+from flows.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.errors import LimitHit, SlipwayError
@@ -18,16 +22,43 @@ from infra.settings import Settings, is_rented
 from scripts.cli import context, render
 
 _used: dict[str, None] = {}  # names of pods, the last one at the end
+_over: dict[str, OverLimit] = {}  # pods that this line has found past their limit, by token, as they were seen last
 
 
 def open_journal(settings: Settings) -> Journal:
+    """Open the journal; what is past its limit is ended first, whatever the command is about, and told."""
     journal = Journal.open(settings.state_file)
     if journal.is_replacement:
         render.say(
             f"the journal {journal.path} was lost and a new one starts: earlier runs are only in {settings.pods}; "
             "pods of ours that a vendor lists are found again and kept"
         )
+    end_over_limit(journal, settings)
     return journal
+
+
+def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
+    """End what is past its limit, and tell each change of it once; return all of it that this line has found."""
+    for one in over_limit.end_over_limit(journal, settings, render.tell):
+        before = _over.get(one.op.token)
+        if before is None or before.is_ended is not one.is_ended:
+            render.say(render.clean(one.words))
+        _over[one.op.token] = one
+    return list(_over.values())
+
+
+def found_over_limit(journal: Journal) -> list[OverLimit]:
+    """Return what this line has found past its limit, each with its row as it is now."""
+    return [replace(one, op=journal.op(token)) for token, one in _over.items()]
+
+
+def past_limit_words(over: Sequence[OverLimit]) -> str:
+    """Return which pods were past their limit, and what to type where one may bill yet; the rest was told before."""
+    ended = [one.op.run for one in over if one.is_ended]
+    left = [one.op.run for one in over if not one.is_ended]
+    said = [f"past a limit, and ended just now: {', '.join(ended)}"] if ended else []
+    said += [f"past a limit, and not proven gone: {', '.join(left)}; run: inv down {left[0]}"] if left else []
+    return "; ".join(said)
 
 
 def use(op: Op) -> None:

@@ -8,13 +8,14 @@ from invoke import Exit
 
 from flows import accounts as use_case
 from flows.accounts import Done
+from flows.over_limit import OverLimit
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from infra.runs.settle import settle
 from infra.settings import is_rented
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.cli.session import open_journal
+from scripts.cli.session import found_over_limit, open_journal, past_limit_words
 from scripts.market.flags import AuditFlags, ReapFlags
 from store import moving_line
 
@@ -28,18 +29,19 @@ def audit(spec: AuditFlags) -> None:
             seen = use_case.audit(
                 journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
             )
-        installation = journal.installation
+        installation, over = journal.installation, found_over_limit(journal)
     if seen.is_alone:
         render.say(NOBODY)
     if spec.json:
         machines = [machine_json(one) for one in seen.found]
         done = [asdict(one) for one in seen.done]
-        print_json({"installation": installation, "machines": machines, "done": done, "problems": seen.problems})
+        print_json({"installation": installation, "machines": machines, "done": done, "problems": seen.problems,
+                    "over_limit": [over_json(one) for one in over]})  # fmt: skip
     else:
         for one in seen.done:
             render.say(done_words(one))
         show(seen.found, seen.problems)
-    leave("audit", seen.found, seen.problems, "end them with: inv audit --kill")
+    leave("audit", seen.found, seen.problems, "end them with: inv audit --kill", over)
 
 
 def reap(spec: ReapFlags) -> None:
@@ -86,12 +88,17 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
         render.say(render.clean(problem))
 
 
-def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then: str) -> None:
-    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known."""
+def leave(
+    command: str, found: Sequence[Finding], problems: Sequence[str], then: str, over: Sequence[OverLimit] = ()
+) -> None:
+    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known.
+
+    `over`: pods that were found past their limit, ended by now or not.
+    """
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
     unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
-    said = []
+    said = [past_limit_words(over)] if over else []
     if sure := [one for one in wrong if one not in (*unclear, *unknown)]:
         said.append(f"{in_words(sure)} should not run; {then}")
     if unclear:
@@ -109,6 +116,19 @@ def in_words(found: Sequence[Finding]) -> str:
     names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in found)
     cost = render.usd(sum(one.micro_usd_per_hour for one in found))
     return f"{render.count(len(found), 'machine')} of ours at {cost} USD/h ({names})"
+
+
+def over_json(one: OverLimit) -> dict[str, Any]:
+    """Return as JSON a pod that was found past its limit."""
+    return {
+        "run": one.op.run,
+        "provider": one.op.vendor,
+        "over_limit_usd": render.usd(one.excess.micro_usd) if one.excess.micro_usd else None,
+        "over_limit_s": round(one.excess.time_s, 1) or None,
+        "heard_age_s": None if one.heard_s is None else round(one.heard_s, 1),
+        "ended": one.is_ended,
+        "note": one.problem or None,
+    }
 
 
 def machine_json(one: Finding) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """The command `status`: the table of runs, once or refreshed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from invoke import Exit
 
 from flows import shares
+from flows.over_limit import OverLimit
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client
 from flows.sweeps import carry
@@ -18,7 +21,7 @@ from infra.runs.settle import settle
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.cli.session import open_journal
+from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
 from store import moving_line
@@ -48,6 +51,7 @@ def status(spec: StatusFlags) -> None:
                 render.say(line)
             if not spec.json and (said := host_side.state_of(settings.state_file)):
                 render.say(said)
+            leave(found_over_limit(journal))
             return
         redraw(journal, settings, spec.run, every_s, spec.json)
 
@@ -64,11 +68,18 @@ def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
-    """Return the table's rows, newest first. What is due to be settled is settled first, and told."""
+    """Return the table's rows, newest first. What is due to be ended or settled is settled first, and told."""
+    over = end_over_limit(journal, settings)
     views = use_case.status(journal, settings, run)
     if settle_due(views, journal, settings):
         views = use_case.status(journal, settings, run)
-    return use_case.of_run(views, journal, run, sweeps(settings))
+    return use_case.of_run(use_case.with_excess(views, over), journal, run, sweeps(settings))
+
+
+def leave(over: Sequence[OverLimit]) -> None:
+    """Leave with exit code 5 when something was found past its limit, ended by now or not."""
+    if over:
+        raise Exit(render.clean(f"inv status: {past_limit_words(over)}"), code=5)
 
 
 def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:

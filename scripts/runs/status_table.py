@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flows.reading.status import current_record
+from infra.ledger.spend import Excess
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView
@@ -42,6 +43,9 @@ def view_json(view: PodView) -> dict[str, Any]:
         "spent_usd": usd(view.spent_micro_usd),
         "limit_usd": None if view.limit_micro_usd is None else usd(view.limit_micro_usd),
         "limit_in_s": None if view.limit_in_s is None else round(view.limit_in_s, 1),
+        "over_limit_usd": usd(view.over_limit_micro_usd) if view.over_limit_micro_usd else None,
+        "over_limit_s": round(view.over_limit_s, 1) or None,
+        "heard_age_s": None if view.heard_s is None else round(view.heard_s, 1),
         "ssh": view.ssh or None,
         "ends": list(view.ends),
         "started_at": iso(view.started_at or None),
@@ -190,7 +194,9 @@ def money(view: PodView) -> str:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
     rate = per_hour(view.micro_usd_per_hour)
-    return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; the limit is {duration(view.limit_in_s)} away"
+    excess = Excess(view.over_limit_micro_usd, view.over_limit_s).words
+    until = f"over its limit by {excess}" if excess else f"the limit is {duration(view.limit_in_s)} away"
+    return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; {until}"
 
 
 def more(view: PodView) -> str:

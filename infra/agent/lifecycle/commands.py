@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict
 
 from infra.agent.job import Job, PodFolder
 from infra.agent.lifecycle import farewell
+from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import end_all, hide_memory, in_words, send
 from infra.agent.shortage import outlasting, patient
 from infra.agent.state import (
@@ -106,6 +107,8 @@ def status(root: Path) -> int:
     document: Dict[str, Any] = {
         role: {"alive": is_held(lock(pod, role)), **read_json(report(pod, role))} for role in ("guard", "agent")
     }
+    if clocks := document["guard"].get("clocks"):  # by this machine's clock: the reader's may be another one
+        document["guard"]["age_s"] = gap_s(Clocks(**clocks), read_clocks())
     document["progress"] = read_json(pod.progress) or None
     document["stop"] = read_json(stop_file(pod)) or None
     document["verdict"] = read_json(pod.verdict) or None

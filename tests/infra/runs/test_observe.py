@@ -110,7 +110,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
         assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent is running")
-        assert lost.ends[0].startswith("guard dead, last seen ")
+        assert lost.ends[0].startswith("guard dead, last heard ")
     finally:
         pods.end(local, op, journal)
 
@@ -252,7 +252,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
         Op(**common, token="now", vendor="shadeform", state="READY", billed_at=8_000.0),
     ]
     told, now, op = {"billed": (4_700, 1_234_567)}, Clocks("", 0.0, 9_001.0), rows[-1]
-    guard = {"alive": True, "limit_s": None, "spent_micro_usd": 9, "elapsed_s": 2.0}
+    guard = {"alive": True, "age_s": 3.0, "limit_s": None, "spent_micro_usd": 9, "elapsed_s": 2.0}
     progress = {"updated_at": 8_991.0, "step": "work"}
     for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
         pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
@@ -313,7 +313,14 @@ def test_what_was_wrong_with_a_pod_is_no_news_of_one_that_is_at_work_again():
 
 def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1)
-    guard = {"alive": True, "limit_s": 19_650.0, "elapsed_s": 30.0, "idle_s": 185.0, "limits": {"idle_gpu_s": 1800.0}}
+    guard = {
+        "alive": True,
+        "age_s": 3.0,
+        "limit_s": 19_650.0,
+        "elapsed_s": 30.0,
+        "idle_s": 185.0,
+        "limits": {"idle_gpu_s": 1800.0},
+    }
     uploads = {"pending": ["work/checkpoints/base-f00d/step-000000500"], "problem": "ConnectionError: reset"}
     reading = Sight(True, is_alive=True, guard=guard, progress={"uploads": uploads})
     seen = observe.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
@@ -322,3 +329,24 @@ def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
         ("work/checkpoints/base-f00d/step-000000500",),
         "ConnectionError: reset",
     )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "scale", "spent_s", "end"),
+    [
+        (59.0, 1.0, 600, "guard alive, ends it in 1 min 40 s"),
+        (61.0, 1.0, 600, "guard last heard 1 min 01 s ago"),
+        (14.0, 60.0, 600, "guard alive, ends it in 1 min 40 s"),  # by the clock of a rehearsal, 14 minutes
+        (98.0, 60.0, 600, "guard last heard 1 h 38 min ago"),
+        (98.0, 60.0, 8_946, "guard last heard 1 h 38 min ago; over its limit by 2.97 USD"),
+        (3.0, 1.0, 8_946, "guard alive, ends it in 1 min 40 s"),
+    ],
+)
+def test_a_guard_is_alive_by_a_report_younger_than_a_minute_alone(age_s, scale, spent_s, end):
+    op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1_000, rate=2_000_000, cap=2_000_000)
+    guard = {"alive": True, "age_s": age_s, "limit_s": 3_600.0, "elapsed_s": 3_500.0}
+    now = Clocks("", 0.0, 1_000 + spent_s / scale)
+    seen = observe.view(op, Sight(True, is_alive=True, guard=guard, clock_scale=scale), now, [op], {})
+    assert seen.ends == (end,)
+    assert seen.heard_s == age_s * scale
+    assert seen.over_limit_micro_usd == max(0, spent_s * 2_000_000 // 3_600 - 2_000_000)

@@ -51,7 +51,7 @@ def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")
-            assert deaf.ends[0].startswith("guard last seen ")  # not dead: it was not asked
+            assert deaf.ends[0].startswith("guard last heard ")  # not dead: it was not asked
             assert deaf.step == "wait" and deaf.age_s > 2 and deaf.progress["machine"]["disk_free_bytes"] > 0
             assert (well.run, well.state, well.note, well.step) == ("on-two", "running", "", "wait")
         finally:

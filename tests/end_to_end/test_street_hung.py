@@ -1,0 +1,112 @@
+"""A rented pod that hangs past its limit, at a vendor whose timer does nothing, while nothing here looks after it.
+
+Every process of the pod is stopped, so that its guard keeps no limit. The supervisor was told to leave, was killed, or
+is frozen with the lease of the run in its hands. Whoever looks next ends the pod.
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from infra.agent.process import find, identify, send
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, keeper_lease
+from infra.rehearsal import attach
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.world import until
+
+pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(400)]
+NO_TIMER = {"machines": [{"trait": "no timer", "vendor": "runpod", "count": None}]}
+SPEED = 60
+
+
+@pytest.fixture
+def user(tmp_path):
+    one = Rehearsed(tmp_path, KEYS)
+    attach.start(one.base, speed=SPEED)
+    one.world.tell("/faults", NO_TIMER)
+    yield one
+    for pid in one.processes():  # also what a failed test has left frozen
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    with contextlib.suppress(attach.NoWorld):
+        one.inv("rehearse", "--stop")
+    assert until(lambda: not one.processes(), "the end of everything")
+
+
+def journal_of(user):
+    return Journal.open(user.world.folder / attach.JOURNAL, user.environ)
+
+
+def supervisor_of(user):
+    with journal_of(user) as journal:
+        return journal.leases.holder(SUPERVISOR)
+
+
+def hang(token):
+    """Stop every process of a pod, those included that one of them begins meanwhile."""
+    stopped = set()
+    while left := [one for one in find(token) if one not in stopped]:
+        for one in left:
+            send(one, signal.SIGSTOP)
+        stopped.update(left)
+    return stopped
+
+
+def begun(user, name):
+    """A run at work on a pod, which is hung; its row, and the process that looks after it."""
+    user.inv("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n", name,
+             "--spend-limit", "1.50", "--detach", "--yes")  # fmt: skip
+    with journal_of(user) as journal:
+        (op,) = journal.ops(run=name)
+        until(lambda: journal.leases.holder(keeper_lease(name)), "a keeper")
+    keeper = supervisor_of(user)
+    assert hang(op.token)
+    return op, keeper
+
+
+def past_limit(user, token):
+    with journal_of(user) as journal:
+        op = journal.op(token)
+    seconds = op.cap / op.rate * 3600 / SPEED + 40 * 60 / SPEED  # 40 minutes of the vendor's clock after its end
+    time.sleep(max(0.0, op.sent_at + seconds - time.time()))
+
+
+def at_once(user, *commands):
+    """Return how these commands ended that began at the same time, and all that they said."""
+    begun = [user.begin(one, "--rehearse") for one in commands]
+    said = [process.communicate(timeout=300)[1] for process in begun]
+    assert not any("Traceback" in one for one in said), said
+    return [process.returncode for process in begun], " ".join(" ".join(said).split())
+
+
+@pytest.mark.parametrize(
+    ("number", "commands"),
+    [
+        (signal.SIGSTOP, ("status", "audit")),
+        pytest.param(signal.SIGSTOP, ("status",), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, ("status",), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, ("audit",), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGSTOP, ("cost",), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, commands):
+    op, supervisor = begun(user, "otter")
+    os.kill(supervisor.pid, number)
+    if number != signal.SIGSTOP:
+        until(lambda: identify(supervisor.pid) != supervisor, "its end")
+    past_limit(user, op.token)
+    assert user.truth()["billing"] == 1  # no timer, no guard, no supervisor
+    codes, said = at_once(user, *commands)
+    assert user.truth()["billing"] == 0
+    assert 5 in codes or commands == ("cost",), said
+    assert "otter: last heard " in said and " min ago; over its limit by " in said and " USD" in said, said
+    assert "it was ended, and nothing of it bills" in said
+    with journal_of(user) as journal:
+        row = journal.op(op.token)
+        assert (row.state, row.outcome) == ("TERMINATED", "limit")
+        assert [one.event for one in journal.events("otter")].count("end") == 1  # also where two look at once
+    assert at_once(user, *commands)[0] == [0] * len(commands)  # it is told once
