@@ -32,7 +32,7 @@ from trainer.objectives.source import Asked, Source
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, Cut
 from trainer.parallel.process_group import Ranks, passing
-from trainer.reporting.metrics import Metrics
+from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import is_due
 
@@ -176,12 +176,12 @@ class Training:
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
         count: float = self.objective.count(batch)
-        tokens, row_len = float(tokens_in(batch)), batch["ids"].shape[1]
+        tokens, learnt, row_len = float(tokens_in(batch)), float(targets_in(batch)), batch["ids"].shape[1]
         is_packed = "documents" in batch and not self.config.reads_text
         if is_packed:
             row_len = seen_len(batch["documents"])
         if self.source.is_dealt:
-            count, tokens = self.ranks.total(count, tokens)
+            count, tokens, learnt = self.ranks.total(count, tokens, learnt)
         else:
             batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
         rows = self.config.micro_rows
@@ -203,7 +203,8 @@ class Training:
             figures = {**others, **self.source.figures()}
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}
             if metrics is not None:
-                metrics.step(self.step, int(tokens), row_len, **self.figures, data_wait_s=round(waited_s, 6))
+                counts = StepTokens(int(tokens), int(learnt), row_len)
+                metrics.step(self.step, counts, **self.figures, data_wait_s=round(waited_s, 6))
                 if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
                     began = time.monotonic()
                     metrics.samples(self.step, self.sample(), time.monotonic() - began)
@@ -280,7 +281,7 @@ class Training:
         }
 
     def _metrics(self, start: int) -> Metrics:
-        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size)
+        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size, self.source.conversations())
 
 
 def random_state() -> dict[str, Tensor]:
@@ -327,6 +328,11 @@ def tokens_in(batch: Batch) -> int:
     counted = batch["targets"] != IGNORED
     lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
     return int(lengths[counted.any(axis=1)].sum())
+
+
+def targets_in(batch: Batch) -> int:
+    """Return the number of tokens that the loss is computed over."""
+    return int((batch["targets"] != IGNORED).sum())
 
 
 def _fill(name: str) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from data.chat.learnt_rows import Row, fitted
+from data.chat.talk_counts import TalkCounts
 from data.errors import InputError
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from store import outside
@@ -169,7 +171,8 @@ class Conversations:
         """Read and render all conversations.
 
         With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are as long as
-        their ids. Raises InputError for a kind without files or conversations, and for files without a weight above 0.
+        their ids. Conversations without a target within a row are left out and counted. Raises InputError for a kind
+        without files, conversations or targets, and for files without a weight above 0.
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
@@ -184,16 +187,14 @@ class Conversations:
         self.together = {
             number for number, kind in enumerate(self.kinds) if kind in together and turns > 1 and lead is not None
         }
-        self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
+        self.counts = TalkCounts()
+        self.rows: list[list[Row]] = []
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
-            rows = [
-                (np.array(ids), np.array(mask))
-                for ids, mask in (render(one, tokenizer, max_len + (align == 1), align) for one in found)
-            ]
-            if not rows:
-                raise InputError(f"no conversations of kind {kind!r}")
+            rows, counts = fitted(kind, (render(one, tokenizer, align=align) for one in found), tokenizer.stops,
+                                   max_len + (align == 1))  # fmt: skip
             self.rows.append(rows)
+            self.counts += counts
         self._chunk = lru_cache(maxsize=2)(self._draw)
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
 
@@ -225,7 +226,7 @@ class Conversations:
         inputs, after = targets(np.append(np.concatenate(ids), self.pad), np.append(np.concatenate(mask), 0))
         return inputs, after
 
-    def _whole(self, part: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _whole(self, part: Row) -> Row:
         """Fill a part up to a multiple of `align` with what ends an answer, learnt like that."""
         short = -len(part[0]) % self.align
         return (np.pad(part[0], (0, short), constant_values=self.pad), np.pad(part[1], (0, short), constant_values=1))

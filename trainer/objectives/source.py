@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data.chat.talk_counts import TalkCounts
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
 
@@ -29,6 +30,10 @@ class Source:
     def figures(self) -> dict[str, float]:
         """Return figures of the last batch by name, for metrics.jsonl; the first process's counts."""
         return {}
+
+    def conversations(self) -> TalkCounts | None:
+        """Return the counts of the conversations that it draws from, None where it draws from none."""
+        return None
 
     def cursor(self, step: int) -> dict[str, Any]:
         """Return the position in the data where `step` begins, for a checkpoint, as plain values."""
@@ -51,8 +56,11 @@ class Source:
 class Made(Source):
     """A source whose batches are a pure function of the step."""
 
-    def __init__(self, make: Callable[[int], Batch]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[int], Batch], counts: TalkCounts | None = None) -> None:
+        self.make, self.counts = make, counts
+
+    def conversations(self) -> TalkCounts | None:
+        return self.counts
 
     def batch(self, step: int, *model: Decoder) -> Batch:
         return self.make(step)

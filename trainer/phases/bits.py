@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data.chat.talk_counts import TalkCounts
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.model.decoder import Decoder
@@ -65,6 +66,9 @@ class WithState(Source):
 
     def batch(self, step: int, *model: Decoder) -> Batch:
         return self.source.batch(step)
+
+    def conversations(self) -> TalkCounts | None:
+        return self.source.conversations()
 
     def cursor(self, step: int) -> dict[str, Any]:
         return self.source.cursor(step)

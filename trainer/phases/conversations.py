@@ -1,11 +1,14 @@
 """The training that mid and sft share: conversations drawn from the mixture, on top of the previous phase's model."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from data.chat.conversations import Conversations
 from data.chat.packing import packed
+from data.chat.talk_counts import TalkCounts
 from data.config import TASKS, Making
+from data.events import emit
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.objectives import Batch
@@ -13,6 +16,8 @@ from trainer.objectives.source import Made, Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
+
+log = logging.getLogger(__name__)
 
 OURS = ("identity", "pydocs", "other", *TASKS)  # one question and its answer each, which can follow any other
 
@@ -35,7 +40,7 @@ def rows_of(phase: PhaseRun) -> Source:
             return packed(ids, targets, config.sequence_len, conversations.pad)
         return {"ids": ids, "targets": targets}
 
-    return Made(batch)
+    return Made(batch, conversations.counts)
 
 
 def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
@@ -44,9 +49,21 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
     if not mixture:
         raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
     files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-    return Conversations(
+    found = Conversations(
         files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align
     )  # fmt: skip
+    if phase.ranks.is_first:
+        tell_counts(config.phase, found.counts)
+    return found
+
+
+def tell_counts(phase: str, found: TalkCounts) -> None:
+    """Report before the first step what of the conversations is lost to the length of a row."""
+    words = f"{phase}: {found.words()}"
+    if not found.is_whole:
+        words += f"; a larger {phase}.sequence_len keeps more"
+    log.info("%s", words)
+    emit("note", text=words, **({} if found.is_whole else {"alarm": True}))
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:

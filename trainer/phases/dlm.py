@@ -27,5 +27,5 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             chance = np.random.default_rng([config.seed, step, MASKS])
             return with_masks(*conversations.batch(step, config.rows), blocks.block_size, chance)
 
-        trained = phase.train(phase.first_model(), Made(batch), BlockDiffusion(blocks))
+        trained = phase.train(phase.first_model(), Made(batch, conversations.counts), BlockDiffusion(blocks))
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

@@ -14,6 +14,7 @@ from store import outside
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
+OBJECTS = ("config", "conversations")  # keys of a first line whose values are objects
 LINE_BYTES = outside.MIB
 MOST = 1e30  # a larger number is no figure, and sums of it would be none
 
@@ -56,8 +57,8 @@ def _record(line: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
             outside.typed(found, key, kind)
     except outside.Unreadable:
         return None
-    rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of", "config")}
+    rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of", *OBJECTS)}
     is_known = all(one is None or type(one) in (int, float) and abs(one) < MOST for one in rest.values())
     is_known &= abs(found.get("loss", 0.0)) < MOST and type(found.get("mfu_of", "")) is str
-    is_known &= type(found.get("config", {})) is dict
+    is_known &= all(type(found.get(key, {})) is dict for key in OBJECTS)
     return found if is_known and found["step"] >= 0 else None

@@ -3,21 +3,23 @@
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
 `trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
 (of rl the reward) for `inv status`. Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens`
-(all so far, without padding), `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says
-under `mfu_of` of what), `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at`
-(UTC epoch seconds). The first line of all has `config`, the whole configuration that the trainer has got: what was
-asked for has arrived.
+(all so far, without padding), `learnt_tokens` (those of them that the loss was computed over), `tokens_per_s` and `mfu`
+of those that were read (over the last steps; the first line of a process says under `mfu_of` of what), `step_s`,
+`data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds). The first line
+of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived; and
+`conversations`, counts of those that it learns from.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from data.chat.talk_counts import TalkCounts
 from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.reporting.jsonl_log import SAID, StepLines, read
@@ -28,11 +30,29 @@ WINDOW = 20  # steps that a rate is the mean of
 POINTS = 32  # points of the short curve
 
 
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens of one step."""
+
+    read: int
+    """Tokens in its rows, without padding."""
+    learnt: int
+    """Tokens that the loss is computed over."""
+    row_len: int
+    """Length of a row, as attention sees it."""
+
+
 class Metrics:
     """The figures of one run, from step `start` on; lines of later steps (a killed run's) are dropped."""
 
     def __init__(
-        self, folder: Path, start: int, config: PhaseConfig, peak: Peak | None = None, devices: int = 1
+        self,
+        folder: Path,
+        start: int,
+        config: PhaseConfig,
+        peak: Peak | None = None,
+        devices: int = 1,
+        conversations: TalkCounts | None = None,
     ) -> None:
         """Open the figures of a run. peak: of one device, None = not known, so there is no MFU."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +60,7 @@ class Metrics:
         self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
         self.lines = StepLines(folder / "metrics.jsonl", start)
         self.said = StepLines(folder / "samples.jsonl", start, SAID)
-        self.tokens = self.lines.kept[-1]["tokens"] if self.lines.kept else 0
+        self.tokens, self.learnt_tokens = token_counts(self.lines.kept)
         self.curve = Curve(config.steps)
         for one in self.lines.kept:
             self.curve.add(one["step"], one.get("reward", one["loss"]))
@@ -48,14 +68,17 @@ class Metrics:
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
         self.arrived = {} if self.lines.kept else {"config": asdict(config)}
+        if conversations is not None and self.arrived:
+            self.arrived["conversations"] = asdict(conversations)
 
-    def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
-        """Write that `step` steps are done, the last over so many tokens, without padding, in rows of `row_len`."""
-        self.tokens += tokens
+    def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
+        """Write that `step` steps are done, the last over so many tokens."""
+        self.tokens += tokens.read
+        self.learnt_tokens += tokens.learnt
         now, config = time.monotonic() - self.asking_s, self.config
         began_at, _, _, _ = self.window[-1]
-        flops = tokens * config.flops_per_token(row_len)
-        self.window.append((now, step, tokens, flops))
+        flops = tokens.read * config.flops_per_token(tokens.row_len)
+        self.window.append((now, step, tokens.read, flops))
         spent_s = max(now - self.window[0][0], 1e-9)
         counted = list(self.window)[1:]
         rates = {"tokens_per_s": round(sum(one[2] for one in counted) / spent_s, 1)}
@@ -66,7 +89,15 @@ class Metrics:
         figures = {**figures, **rates, "step_s": round(now - began_at, 6)}
         once = self.peak_source if len(counted) == 1 else {}
         self.lines.add(
-            {"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived}
+            {
+                "step": step,
+                "tokens": self.tokens,
+                "learnt_tokens": self.learnt_tokens,
+                **figures,
+                "at": round(time.time(), 3),
+                **once,
+                **self.arrived,
+            }
         )
         self.arrived = {}
         self.curve.add(step, figures.get("reward", figures["loss"]))  # the loss of rl says nothing
@@ -119,6 +150,12 @@ def most_memory() -> int:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0)
     except OSError:  # not Linux
         return 0
+
+
+def token_counts(lines: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return how many tokens were read up to the last line, and over how many of them the loss was computed."""
+    last = lines[-1] if lines else {}
+    return last.get("tokens", 0), last.get("learnt_tokens", 0)
 
 
 def last_loss(path: Path) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from data.chat.talk_counts import TalkCounts
 from data.report.html import Html, document, tag
 from trainer.reporting.chart import STYLE, Chart, number, svg
 
@@ -37,7 +38,7 @@ CURVES = (  # key, title, unit, smooth, from zero, factor
     ("update_tokens_per_s", "Tokens per second in the update", "", True, True, 1.0),
     ("rollout_s", "Time for the answers of a step", " s", True, True, 1.0),
 )
-TOLD_OTHERWISE = {"step", "tokens", "step_s", "data_wait_s", "at"}
+TOLD_OTHERWISE = {"step", "tokens", "learnt_tokens", "step_s", "data_wait_s", "at"}
 MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
@@ -192,6 +193,11 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
         else:
             yield "last loss", f"{last['loss']:.4f} nats per token"
         yield "tokens", f"{last['tokens']:,}, without padding"
+        if last.get("learnt_tokens") is not None and last["tokens"]:
+            share = last["learnt_tokens"] / last["tokens"]
+            yield "tokens that are learnt", f"{last['learnt_tokens']:,} ({100 * share:.2f} %)"
+        if counts := phase.lines[0].get("conversations"):
+            yield from TalkCounts.of(counts).lines()
         spent = sum(one.get("step_s", 0.0) for one in phase.lines)
         if spent:
             yield "time in steps", took(spent)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from data.chat import conversations as chat
+from data.chat.learnt_rows import answer_ends
+from data.chat.talk_counts import TalkCounts
 from data.errors import InputError
 
 pytestmark = pytest.mark.process
@@ -267,3 +269,60 @@ def test_a_kind_without_conversations_is_refused(files, tokenizer, tmp_path):
     (tmp_path / "short.jsonl").write_text("")
     with pytest.raises(InputError, match="'short'"):
         conversations(files, tokenizer)
+
+
+def long_and_short(tmp_path, *lengths):
+    """One conversation for each length of its question, in words; the answers are as short as they can be."""
+    rows = [[message("user", "word " * length), message("assistant", "ok")] for length in lengths]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"talk": [tmp_path / "talk.jsonl"]}
+
+
+def test_conversations_without_a_target_in_their_row_are_left_out_and_counted(tokenizer, spell, tmp_path):
+    files = long_and_short(tmp_path, 200, 1, 300, 2)
+    loader = conversations(files, tokenizer, max_len=64, talk=1.0)
+    assert loader.counts == TalkCounts(conversations=4, without_targets=2, answers=4, cut_answers=2)
+    assert not loader.counts.is_whole
+    for step in range(8):
+        for row in loader.batch(step, 2)[1]:
+            assert spell(row[row >= 0]) == "ok<|assistant_end|>"
+
+
+def test_an_answer_that_loses_its_end_is_counted_and_learnt_as_far_as_it_goes(tokenizer, tmp_path):
+    cut = [message("user", "a"), message("assistant", "word " * 90)]
+    several = [
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "word " * 90),
+        message("assistant", "c"),
+    ]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (cut, several, several[:2])))
+    files = {"talk": [tmp_path / "talk.jsonl"]}
+    whole = conversations(files, tokenizer, max_len=1024, talk=1.0)
+    assert whole.counts == TalkCounts(conversations=3, answers=4) and whole.counts.is_whole
+    short = conversations(files, tokenizer, max_len=32, talk=1.0)
+    assert short.counts == TalkCounts(conversations=3, answers=4, cut_answers=2)
+    assert "2 of 4 (50.0 %)" in short.counts.words()
+
+
+@pytest.mark.parametrize("align", [1, 8])
+def test_a_kind_that_nothing_can_be_learnt_from_is_refused_with_what_to_change(tokenizer, tmp_path, align):
+    files = long_and_short(tmp_path, 200, 300)
+    ids, mask = chat.render([message("user", "word " * 200), message("assistant", "ok")], tokenizer)
+    first = mask.index(1) + 1
+    with pytest.raises(
+        InputError, match=rf"any of the 2 conversations of kind 'talk'.* at token {first} .*--set"
+    ) as it:
+        chat.Conversations(files, {"talk": 1.0}, tokenizer, 64, 1, align=align)
+    assert int(re.search(r"sequence_len=(\d+)", str(it.value))[1]) > len(ids)
+
+
+def test_an_answer_ends_where_its_last_learnt_token_stops_it(tokenizer):
+    parts = [
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": "Two."},
+    ]
+    ids, mask = chat.render([message("user", "a"), message("assistant", parts), message("user", "b")], tokenizer)
+    (end,) = answer_ends(np.array(ids), np.array(mask), tokenizer.stops)
+    assert ids[end] == tokenizer.special("<|assistant_end|>") and ids[end + 1] == tokenizer.special("<|user_start|>")

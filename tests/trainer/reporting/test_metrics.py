@@ -17,7 +17,7 @@ from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
 from trainer.reporting import peak_flops
 from trainer.reporting.jsonl_log import SAID, StepLines, parse, read
-from trainer.reporting.metrics import POINTS, Curve, Metrics
+from trainer.reporting.metrics import POINTS, Curve, Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import TALK, Sampler, is_due
 
@@ -65,7 +65,7 @@ def test_the_curve_of_rl_is_that_of_its_reward_also_over_a_recovery(tmp_path, mo
     for start in (0, 2):
         metrics = Metrics(tmp_path / "metrics", start, tiny(steps=4))
         for step in range(start + 1, start + 3):
-            metrics.step(step, 8, 8, loss=0.0, reward=step / 4)
+            metrics.step(step, StepTokens(8, 8, 8), loss=0.0, reward=step / 4)
         metrics.close()
     assert json.loads(told.read_text().splitlines()[-1])["curve"] == [0.25, 0.5, 0.75, 1.0]
 
@@ -157,7 +157,7 @@ def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_an
     for start, steps in ((0, 2), (2, 3)):
         told = Metrics(tmp_path, start, config)
         for step in range(start + 1, steps + 1):
-            told.step(step, 8, 8, loss=1.0)
+            told.step(step, StepTokens(8, 8, 8), loss=1.0)
         told.close()
     first, *rest = read(tmp_path / "metrics.jsonl")
     assert (first["step"], first["config"]) == (1, json.loads(json.dumps(asdict(config))))
