@@ -288,16 +288,18 @@ class Controller:
         """Measure how much waits now, and find replicas that fail request after request, whatever their probes say."""
         now = time.monotonic()
         ready = [one for one in self.replicas.kept.values() if one.member.state is State.READY]
-        there: list[float | None] = [one.counters.waiting if one.counters else None for one in ready]
+        there: list[float | None] = [one.prober.counters.waiting if one.prober.counters else None for one in ready]
         total = None if None in there else self._in_line() + sum(c for c in there if c is not None)
         self.waited.append((now, total))
         while self.waited[0][0] < now - MEAN_S:
             self.waited.popleft()
         for one in ready:
             failures = self.gateway.failures(one.member.run)
+            one.prober.suspect(failures.errors)
             facts = replica_states.failed_requests(one.member.facts, failures, now)
             if facts is not one.member.facts:
-                self.say(f"{one.member.run}: {failures} requests failed one after another")
+                said = f"{failures.lost} connections lost, {failures.errors} requests failed; its last probe"
+                self.say(f"{one.member.run}: not ready: {said}: {one.prober.why or 'passed'}")
                 self.replicas.note(one, facts)
 
     def _in_line(self) -> int:

@@ -63,6 +63,8 @@ class FakeScript:
     """Tokens before the failure; an answer that is not streamed fails at once."""
     times: int = -1
     """Requests that fail; -1 = all."""
+    only: str = ""
+    """Only requests with this text in their body fail; "" = any."""
     held: bool = False
     """The failure waits until this is false."""
 
@@ -139,7 +141,7 @@ class FakeEngine:
             return _error(500, "InternalServerError", "cannot schedule new futures after shutdown")
         if self.is_dead:
             return _error(500, "InternalServerError", "EngineCore encountered an issue. See stack trace (above).")
-        fail = self._failure()
+        fail = self._failure(body)
         if fail in ("500", "503"):
             self.seen["failed"] += 1
             return _error(int(fail), "InternalServerError", "EngineCore encountered an issue.")
@@ -211,10 +213,10 @@ class FakeEngine:
             await response.write(reply.chunk(number))
         await response.write(reply.closing())
 
-    def _failure(self) -> str:
-        """Return the scripted failure of this request; count it."""
+    def _failure(self, body: bytes) -> str:
+        """Return the scripted failure of the request with this body; count it."""
         script = self.script
-        if not script.fail or not script.times:
+        if not script.fail or not script.times or script.only.encode() not in body:
             return ""
         if script.times > 0:
             self.script = replace(script, times=script.times - 1)

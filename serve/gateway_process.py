@@ -32,6 +32,7 @@ from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run
+from serve.policy.doubt import Failures
 from serve.processes import gateway_orders
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.processes.places import Places, say
@@ -219,7 +220,11 @@ class Process:
             qps=gateway.metrics.arrivals.per_second(now),
             waiting=gateway.turns.waiting,
             in_flight={one.replica_id: count for one in replicas if (count := gateway.in_flight(one))},
-            failures={one.replica_id: seat.failures for one, seat in seats.items() if seat.failures},
+            failures={
+                one.replica_id: Failures(errors=seat.errors, lost=seat.lost)
+                for one, seat in seats.items()
+                if seat.errors or seat.lost
+            },
             reached=tuple(one.replica_id for one in gateway.replicas),
         )
 

@@ -10,7 +10,7 @@ import contextlib
 import random
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from serve.gateway import near, request_body
@@ -25,7 +25,7 @@ from serve.gateway.metrics import GatewayMetrics
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.request_log import Visit
-from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
+from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
@@ -49,7 +49,8 @@ class Proxy:
         self._by_key: Counter[str] = Counter()
         self._charges = Charges()
         self._aside = ThreadPoolExecutor(1, "bodies")
-        self._budget = RetryBudget(limits)
+        # By key: requests of one client that fail everywhere leave the retries of others alone.
+        self._budgets = defaultdict[str, RetryBudget](lambda: RetryBudget(limits))
         self._deadlines = Deadlines()
         self._guesses = Guesses()
         self._ended: list[Visit] = []  # not noted yet
@@ -183,7 +184,9 @@ class Proxy:
         """Return the whole answer of the first replica that has one; None = it was passed on. Raises RequestRefused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
-        self._budget.earn()
+        failing: list[Seat] = []
+        budget = self._budgets[visit.key]
+        budget.earn()
         while True:
             visit.replica = assignment.replica.replica_id
             visit.tries += 1
@@ -193,25 +196,29 @@ class Proxy:
                 visit.first_byte_s = assignment.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
-                    outcome = SERVED if answer.status < 500 else FAILED
+                    outcome = _outcome(answer.status)
                     return self._whole(answer, visit)
                 outcome = await self._pass_on(request, answer, assignment, visit, deadline)
                 return None
             except Failed as error:
-                failed = error
-                outcome = FAILED if error.is_ill else NEITHER
+                failed, outcome = error, error.outcome
             except asyncio.CancelledError:
                 if deadline.is_over:
-                    outcome = FAILED
+                    outcome = LOST if deadline.what == "connect" else FAILED
                 if deadline.what not in ("connect", "first byte") or not deadline.forgive():
                     raise
-                failed = Failed(f"{deadline.what}: its limit is over")
+                failed = Failed(f"{deadline.what}: its limit is over", outcome)
             finally:
                 self._release(assignment, outcome)
+                if outcome is SERVED and failing:
+                    self.turns.blame(failing)
             visit.failures.append(f"{visit.replica}: {failed.why}")
             tried.append(assignment.seat)
+            if outcome is FAILED:
+                failing.append(assignment.seat)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
-            if other is not None and not self._budget.spend():
+            # A request that has reached no engine is retried for nothing.
+            if other is not None and outcome is not LOST and not budget.spend():
                 self._release(other, NEITHER)
                 other = None
             if other is None:
@@ -266,7 +273,7 @@ class Proxy:
             elif watch.error_code is None and not watch.is_whole:
                 why = "ended without [DONE]"
         if not why:
-            return SERVED
+            return _outcome(answer.status)
         visit.failures.append(f"{visit.replica}: {why}")
         if not is_told:
             _break_off(request, watch is not None)
@@ -291,7 +298,7 @@ class Proxy:
 
     def _release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
         self.turns.release(assignment, outcome)
-        if outcome is FAILED:
+        if outcome is FAILED or outcome is LOST:
             self.metrics.failed(assignment.replica.replica_id)
 
     def _note(self, visit: Visit) -> None:
@@ -317,6 +324,11 @@ class Proxy:
                 self.log.write(ended)
             except OSError:  # a full disk must not end the service
                 self.metrics.lines_lost(len(ended))
+
+
+def _outcome(status: int) -> RequestOutcome:
+    """Return what a whole answer says of its replica: 4xx is the client's mistake."""
+    return SERVED if status < 400 else NEITHER if status < 500 else FAILED
 
 
 def _too_large(most: int) -> RequestRefused:

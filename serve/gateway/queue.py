@@ -64,6 +64,10 @@ class Turns:
         if self._line:
             self._serve_line()
 
+    def blame(self, seats: Iterable[Seat]) -> None:
+        """Hold a request that was served against the replicas that had failed with it."""
+        self.fleet.blame(seats, self.clock())
+
     def _serve_line(self) -> None:
         for turn in list(self._line):
             if turn.done():

@@ -24,11 +24,12 @@ _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 class RequestOutcome(Enum):
     SERVED = "served"
-    FAILED = "failed"  # the replica failed
+    LOST = "lost"  # no connection: no request can be the cause
+    FAILED = "failed"  # an answer of 5xx, none in time, or a broken one: the request may be the cause
     NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
 
 
-SERVED, FAILED, NEITHER = RequestOutcome  # before Python 3.12 an Enum is slow to look into
+SERVED, LOST, FAILED, NEITHER = RequestOutcome  # before Python 3.12 an Enum is slow to look into
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +50,16 @@ class Seat:
     """The gateway's record of a replica."""
 
     __slots__ = (
-        "replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started", "turn",
+        "replica", "in_flight", "failures", "lost", "errors", "ejections", "ejected_until", "admitted_at", "heard_at",
+        "started", "turn",
     )  # fmt: skip
 
     def __init__(self, replica: Target, now: float) -> None:
         self.replica = replica
         self.in_flight = 0
-        self.failures = 0  # in a row
+        self.failures = 0  # in a row: connections lost, and requests that another replica has served
+        self.lost = 0  # connections in a row
+        self.errors = 0  # failed requests in a row, whatever their cause
         self.ejections = 0  # in a row
         self.ejected_until: float | None = None  # after this time it may prove itself with one request
         self.admitted_at = now
@@ -164,18 +168,33 @@ class Fleet:
         if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)
         if outcome is SERVED:
-            seat.failures = 0
+            seat.failures = seat.lost = seat.errors = 0
             if assignment.is_trial:
                 seat.ejected_until, seat.admitted_at = None, now
             elif seat.ejected_until is None:
                 seat.ejections = 0
+        elif outcome is LOST:
+            seat.lost += 1
+            self._blame(seat, now)
         elif outcome is FAILED:
-            seat.failures += 1
-            is_out = seat.ejected_until is not None
-            if assignment.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
-                seat.ejections += 1
-                out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
-                seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
+            seat.lost = 0
+            seat.errors += 1
+
+    def blame(self, seats: Iterable[Seat], now: float) -> None:
+        """Hold a request against the replicas that failed with it, as another one has served it.
+
+        A request that fails everywhere is held against none: one client would take out one replica after another.
+        """
+        for seat in seats:
+            self._blame(seat, now)
+
+    def _blame(self, seat: Seat, now: float) -> None:
+        seat.failures += 1
+        is_due = seat.failures >= self.limits.eject_after if seat.ejected_until is None else now >= seat.ejected_until
+        if is_due:
+            seat.ejections += 1
+            out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
+            seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
     def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
         """Return the replica that this prefix belongs to, or the next one that is not loaded beyond the bound.

@@ -14,7 +14,7 @@ from serve.gateway.http.connections import EngineReply, Home
 from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import EngineRequest, RequestRefused
-from serve.gateway.routing import Target
+from serve.gateway.routing import FAILED, LOST, NEITHER, RequestOutcome, Target
 from serve.gateway.sse import StreamWatch
 
 WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
@@ -25,12 +25,12 @@ BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, and has no
 class Failed(Exception):
     """A try failed before a byte has reached the client.
 
-    `answer` is what the engine said, if it was something whole.
+    `answer` is what the engine said, if it was something whole; `outcome` is what the try says of the replica.
     """
 
-    def __init__(self, why: str, answer: "Answer | None" = None, is_ill: bool = True) -> None:
+    def __init__(self, why: str, outcome: RequestOutcome = FAILED, answer: "Answer | None" = None) -> None:
         super().__init__(why)
-        self.why, self.answer, self.is_ill = why, answer, is_ill
+        self.why, self.outcome, self.answer = why, outcome, answer
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Engines:
         home = self._homes.get(replica.url)
         if home is None:
             home = self._homes[replica.url] = Home(replica.url)
-        limits = self.limits
+        limits, line = self.limits, None
         try:
             line = home.idle()
             if line is None:
@@ -91,7 +91,7 @@ class Engines:
             if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:
                 # this machine has no file descriptor or port left
                 raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
-            raise Failed(f"{type(error).__name__}: {error}") from None
+            raise Failed(f"{type(error).__name__}: {error}", LOST if line is None else FAILED) from None
 
 
 def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, lines: bytes) -> bytes:
@@ -128,7 +128,7 @@ def _judged(answer: Answer) -> Answer:
         raise Failed("an error in place of the first token")
     if status in RETRIED and answer.rest is None:
         is_full = status == 503 and BUSY in answer.body
-        raise Failed(f"answered {status}", answer, is_ill=not is_full)
+        raise Failed(f"answered {status}", NEITHER if is_full else FAILED, answer)
     if status in (401, 403) or 300 <= status < 400:
         # an error between the gateway and its engine, not the client's fault
         raise Failed(f"answered {status}")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from serve.policy.doubt import Failures
 from serve.service import Probe
 
 PASSES = 2  # probes in a row until it is ready: /health and one generated token, each time
@@ -150,9 +151,10 @@ def told(facts: Facts, engine_s: float | None, now: float) -> Facts:
     return replace(facts, waits_since=now - (engine_s or 0.0))
 
 
-def failed_requests(facts: Facts, in_a_row: int, now: float) -> Facts:
-    """Return the facts after so many requests failed in a row: probes may have passed all the while."""
-    if in_a_row < FAILED_REQUESTS or not facts.is_ready:
+def failed_requests(facts: Facts, failures: Failures, now: float) -> Facts:
+    """Return the facts after requests have failed in a row; errors count only once a probe has failed as well."""
+    is_ill = failures.errors >= FAILED_REQUESTS and facts.misses > 0
+    if not facts.is_ready or not (is_ill or failures.lost >= FAILED_REQUESTS):
         return facts
     since = now if facts.first_miss_at is None else facts.first_miss_at
     return replace(facts, passes=0, misses=MISSES, first_miss_at=since, is_ready=False)

@@ -23,6 +23,7 @@ from infra.errors import SlipwayError, UsageError
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.loops import timeout
+from serve.policy.doubt import NO_FAILURES, Failures
 from serve.processes import gateway_orders
 from serve.processes.controller_process import tail
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
@@ -120,9 +121,11 @@ class GatewayClient:
             return 1
         return self.report.in_flight.get(replica_id, 0)
 
-    def failures(self, replica_id: str) -> int:
+    def failures(self, replica_id: str) -> Failures:
         """Return how many requests in a row a replica has failed, as far as is known."""
-        return self.report.failures.get(replica_id, 0) if self.report and self._obeyed == self.order else 0
+        if self.report is None or self._obeyed != self.order:
+            return NO_FAILURES
+        return self.report.failures.get(replica_id, NO_FAILURES)
 
     # The life of the gateway.
 

@@ -19,6 +19,7 @@ from infra.agent.process import Identity, is_alive, myself, send
 from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
+from serve.policy.doubt import Failures
 from serve.processes.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
@@ -90,8 +91,8 @@ class GatewayReport:
     """Requests in line."""
     in_flight: Mapping[str, int] = field(default_factory=dict)
     """Requests that a replica works on, by its name, also of those that are not wanted any more; 0 is left out."""
-    failures: Mapping[str, int] = field(default_factory=dict)
-    """Requests that failed in a row, by the name of the replica; 0 is left out."""
+    failures: Mapping[str, Failures] = field(default_factory=dict)
+    """Requests that failed in a row, by the name of the replica; a replica without any is left out."""
     reached: tuple[str, ...] = ()
     """The replicas that requests go to."""
 

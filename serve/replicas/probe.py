@@ -3,11 +3,13 @@
 In: where an engine answers, the probe of the service file. Out: a Probed. Raises OSError when this machine lacks what
 it takes to ask, which says nothing of the engine; nothing else is raised. A `/health` of 200 is not
 enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
-a long queue is not ill as long as it makes tokens for others, which its counters tell.
+a long queue is not ill as long as it makes tokens for others, which its counters tell. A careful probe, of a replica
+that is in doubt, asks for more: several tokens, and an answer in a conversation where the engine has given one before.
 """
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from serve.service import Probe
 
 METRICS_S = 5.0
 MOST_BYTES = 8 << 20  # of an answer
+LOOK_S = 0.25  # between looks at the counters of a full engine
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_total")
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
@@ -41,14 +44,30 @@ class Probed:
     counters: Counters = Counters()
 
 
+@dataclass(frozen=True)
+class ProbeRequest:
+    """A request of a probe, without its model."""
+
+    path: str
+    said: Mapping[str, Any]
+
+
+TOKEN = ProbeRequest("/v1/completions", {"prompt": "1", "max_tokens": 1, "temperature": 0})
+FEW_TOKENS = ProbeRequest("/v1/completions", {"prompt": "1", "max_tokens": 4, "temperature": 0})
+CHAT = ProbeRequest(
+    "/v1/chat/completions", {"messages": [{"role": "user", "content": "1"}], "max_tokens": 4, "temperature": 0}
+)
+
+
 async def probe(
-    session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, before: Counters | None
-) -> Probed:
+    session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, before: Counters | None,
+    requests: Sequence[ProbeRequest] = (TOKEN,),
+) -> Probed:  # fmt: skip
     """Probe an engine once.
 
     before: the counters of the last probe, for a replica that was ready then; None = it has yet to become so.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = _headers(key)
     limit = aiohttp.ClientTimeout(asked.timeout_seconds)
     try:
         await _path(session, url, {**headers, **asked.headers}, asked, limit)
@@ -58,23 +77,40 @@ async def probe(
         if is_shortage(error):
             raise
         return Probed(False, f"{asked.path}: {str(error) or type(error).__name__}")
+    look_s, why = 0.0, ""
     try:
-        await _token(session, url, headers, model, limit)
-        why = ""
+        for request in requests:
+            await _token(session, url, headers, model, request, limit)
     except asyncio.TimeoutError:
         why = f"no token in {asked.timeout_seconds:g} s"
-    except _Busy:
-        why = "it is full"
+    except _Busy:  # it says so at once, while it may work on prompts that take seconds
+        look_s, why = asked.timeout_seconds, "it is full"
     except (aiohttp.ClientError, OSError, _Wrong) as error:
         if is_shortage(error):
             raise
         return Probed(False, f"a token: {str(error) or type(error).__name__}")
-    found = await counters(session, url)
+    found = await _counters_within(session, url, before, look_s)
     if why and before is not None and before.tokens is not None and found.tokens is not None:
         if found.tokens > before.tokens:
             return Probed(True, counters=found)
         why += ", and it makes none for others"
     return Probed(not why, why, found)
+
+
+def careful(chats: bool | None) -> tuple[ProbeRequest, ...]:
+    """Return the requests of a careful probe; `chats`: whether the engine has answered in a conversation."""
+    return (FEW_TOKENS, CHAT) if chats else (FEW_TOKENS,)
+
+
+async def answers(
+    session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, request: ProbeRequest
+) -> bool:
+    """Return whether an engine answers a request: not every model takes conversations."""
+    try:
+        await _token(session, url, _headers(key), model, request, aiohttp.ClientTimeout(asked.timeout_seconds))
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError, _Wrong, _Busy):
+        return False
+    return True
 
 
 class _Wrong(Exception):
@@ -105,25 +141,44 @@ async def _path(
             raise _Wrong(f"status {reply.status}")
 
 
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 async def _token(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str, limit: aiohttp.ClientTimeout
-) -> None:
-    ask = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
-    async with session.post(f"{url}/v1/completions", headers=headers, json=ask, timeout=limit) as reply:
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str, request: ProbeRequest,
+    limit: aiohttp.ClientTimeout,
+) -> None:  # fmt: skip
+    said = {"model": model, **request.said}
+    async with session.post(url + request.path, headers=headers, json=said, timeout=limit) as reply:
         body = await body_of(reply)
         if reply.status == 503 and b"busy" in body:
             raise _Busy
         if reply.status != 200:
             raise _Wrong(f"status {reply.status}: {body[:300].decode(errors='replace')}")
     try:
-        said: Any = msgspec.json.decode(body)
-        answered, choices = said["model"], said["choices"]
+        found: Any = msgspec.json.decode(body)
+        answered, choices = found["model"], found["choices"]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise _Wrong(f"invalid response from the engine: {error}") from None
     if answered != model:
         raise _Wrong(f"the model there is {answered!r}, not {model!r}")
     if not choices:
         raise _Wrong("an answer without a choice")
+
+
+async def _counters_within(
+    session: aiohttp.ClientSession, url: str, before: Counters | None, look_s: float
+) -> Counters:
+    """Return the counters: as soon as they show more tokens than `before`, or after `look_s`."""
+    until = time.monotonic() + look_s
+    while True:
+        found = await counters(session, url)
+        if before is None or before.tokens is None or found.tokens is None:
+            return found
+        if found.tokens > before.tokens or time.monotonic() >= until:
+            return found
+        await asyncio.sleep(LOOK_S)
 
 
 async def counters(session: aiohttp.ClientSession, url: str) -> Counters:

@@ -29,13 +29,12 @@ from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, WantedService, served_name
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import ReplicaEndpoint
-from serve.replicas.probe import Counters, probe
+from serve.replicas.prober import Prober
 from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service
 from store.backoff import Backoff
 
 FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
-YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
 LAUNCHES = 4  # at once
 THREADS = 64
 NO_OFFER_S = 30.0  # time until a machine is looked for again
@@ -61,9 +60,7 @@ class KeptReplica:
     """Target of its probes; None until its engine can be reached."""
     endpoint: ReplicaEndpoint | None = None
     """Endpoint for the gateway; None until its pod has been handed its job."""
-    counters: Counters | None = None
-    probed: str = ""
-    """Reason why its last probe failed."""
+    prober: Prober = field(default_factory=Prober)
     stage: Stage = Stage()
     task: "asyncio.Task[None] | None" = None
     links: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -224,21 +221,20 @@ class Replicas:
         gone_asked_at = 0.0
         while True:
             asked, service = self.service.probe, self.wanted.version(one.member.version).service
-            before = one.counters if one.member.facts.is_ready else None
+            model, prober = served_name(self.name, service), one.prober
+            doubt, known = prober.doubt, prober.why
             try:
-                found = await probe(
-                    self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
-                )
+                found = await prober.probe(self.session, one.replica, model, asked, one.member.facts.is_ready)
             except OSError as error:  # it was not asked: this machine has no file descriptor left
                 self.say(f"{one.member.run}: no probe: {error}")
                 await asyncio.sleep(RETRY_S)
                 continue
             now = time.monotonic()
-            one.counters = found.counters
-            is_new = found.why != one.probed and one.member.ready_at is None
-            if found.why and (is_new or not one.probed):  # later reasons are shown by its state
+            is_new = found.why != known and one.member.ready_at is None
+            if found.why and (is_new or not known):  # later reasons are shown by its state
                 self.say(f"{one.member.run}: {found.why}")
-            one.probed = found.why
+            if verdict := prober.verdict(doubt):
+                self.say(f"{one.member.run}: {verdict}")
             facts = replica_states.probed(one.member.facts, found.passed, now)
             if facts.first_ready_at is not None and one.member.ready_at is None:
                 one.member = replace(one.member, ready_at=time.time())
@@ -255,8 +251,7 @@ class Replicas:
                 gone_asked_at = now
                 if self._is_lost(one, op, await self._in_thread(self.landing.look, op, Asks.ALL)):
                     return
-            interval_s = asked.endpoint_probe_interval_seconds
-            await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
+            await prober.rest(asked, facts.is_ready and found.passed, doubt.is_open)
 
     async def _watch(self, one: KeptReplica) -> None:
         """Watch whether its engine still runs, and how far it has come, as its own agent says."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import signal
 
@@ -11,6 +12,7 @@ import pytest
 from serve import loops
 from serve.gateway.http.connections import Home, Line
 from serve.gateway.http.wire import HELD_BYTES
+from serve.gateway.keys import Keys
 from serve.gateway.routing import STALLED, Target
 from tests.faults.trial import rounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, until
@@ -94,7 +96,61 @@ def test_an_error_in_a_stream_that_ends_in_order_is_a_failure(fresh):
             assert text.count('"error"') == 1 and text.endswith("data: [DONE]\n\n")
             assert await front.metric("requests_total", code="200") == 1
             assert await front.metric("replica_failures_total") == 1
-            assert await front.metric("replicas_ejected") == 1
+            assert await front.metric("replicas_ejected") == 0  # its controller asks the engine itself
+
+    run(main)
+
+
+BAD = {"role": "user", "content": "poison"}
+
+
+@pytest.mark.parametrize("fail", ["500", "503", "cut", "garbage"])
+def test_a_request_that_fails_everywhere_is_held_against_no_replica(pair, fail):
+    async def main():
+        for one in pair:
+            one.script(fail=fail, only="poison")
+        async with gateway(*pair, eject_after=2, eject_s=600, retry_floor=1000) as front:
+            replicas = set()
+            for _ in range(3):
+                for _ in range(4):
+                    async with front.ask(messages=[BAD]) as reply:
+                        assert reply.status in (500, 502, 503)
+                assert await front.metric("replicas_ejected") == 0
+                for _ in range(2):
+                    async with front.ask() as reply:
+                        assert reply.status == 200
+                        replicas.add(reply.headers["X-Slipway-Replica"])
+            assert replicas == {"r0", "r1"}
+            assert await front.metric("replica_failures_total") == 24
+
+    run(main)
+
+
+def test_one_client_s_failures_leave_the_retries_of_others_alone(pair, fresh):
+    async def main():
+        (ill,) = fresh({"fail": "cut"})
+        pair[0].script(fail="500", only="poison")
+        keys = Keys({name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")})
+        async with gateway(ill, pair[0], keys=keys, retry_floor=2, retry_ratio=0.0, eject_after=100) as front:
+            for name, said, codes in (("ann", chat(messages=[BAD]), {500, 502}), ("bob", chat(), {200})):
+                for _ in range(4):
+                    asking = {"json": said, "headers": {"Authorization": f"Bearer {name}"}}
+                    async with front.session.post(front.url + CHAT, **asking) as reply:
+                        assert reply.status in codes
+
+    run(main)
+
+
+def test_one_port_where_nobody_listens_takes_no_request_away(pair, fresh):
+    """Such a try has reached no engine, so that it needs no saved retry."""
+
+    async def main():
+        (gone,) = fresh({})
+        gone.stop()
+        async with gateway(gone, pair[0], retry_floor=1, retry_ratio=0.0, eject_after=100) as front:
+            for _ in range(20):
+                async with front.ask() as reply:
+                    assert (reply.status, reply.headers["X-Slipway-Replica"]) == (200, "r1")
 
     run(main)
 

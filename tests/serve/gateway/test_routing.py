@@ -117,6 +117,7 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
     def fail(now):
         assignment = fleet.take(now, tried=[well])
         fleet.release(assignment, RequestOutcome.FAILED, now)
+        fleet.blame([assignment.seat], now)  # another replica has served the request
         return assignment.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
@@ -129,13 +130,50 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
     assert ill.ejected_until is None and ill.weight(112.0, LIMITS) < 1 == ill.weight(117.0, LIMITS)
 
 
+SERVED, LOST, FAILED, NEITHER = RequestOutcome
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "counts", "is_out"),
+    [
+        ([FAILED] * 50, (0, 0, 50), False),  # which one client can cause
+        ([FAILED, SERVED, FAILED], (0, 0, 1), False),
+        ([FAILED, NEITHER, FAILED], (0, 0, 2), False),  # a client's mistakes do not hide failures
+        ([LOST], (1, 1, 0), False),
+        ([LOST, LOST], (2, 2, 0), True),
+        ([LOST, SERVED, LOST], (1, 1, 0), False),
+        ([LOST, FAILED, LOST], (2, 1, 1), True),
+        ([NEITHER] * 50, (0, 0, 0), False),
+    ],
+)
+def test_what_the_end_of_a_request_says_of_its_replica(outcomes, counts, is_out):
+    fleet = fleet_of(1)
+    for outcome in outcomes:
+        fleet.release(fleet.take(0.0), outcome, 0.0)
+    (seat,) = fleet.seats.values()
+    assert (seat.failures, seat.lost, seat.errors) == counts
+    assert (seat.ejected_until is not None) is is_out
+
+
+def test_a_trial_that_fails_everywhere_is_tried_again():
+    fleet = fleet_of(1)
+    for _ in range(2):
+        fleet.release(fleet.take(0.0), LOST, 0.0)
+    for _ in range(3):
+        trial = fleet.take(20.0)
+        assert trial.is_trial
+        fleet.release(trial, FAILED, 20.0)
+    fleet.release(fleet.take(20.0), SERVED, 20.0)
+    assert next(iter(fleet.seats.values())).ejected_until is None
+
+
 def test_when_all_are_out_all_are_asked():
     fleet = fleet_of(2)
     for seat in fleet.seats.values():
         for _ in range(2):
             fleet.release(
                 fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]),
-                RequestOutcome.FAILED,
+                RequestOutcome.LOST,
                 0.0,
             )
     assert all(seat.ejected_until for seat in fleet.seats.values())

@@ -59,11 +59,6 @@ def test_ready_after_two_passes_and_not_ready_after_three_misses():
     assert probes(gone, (7, True), (8, True)).first_ready_at == 3
 
 
-def test_requests_that_fail_in_a_row_outweigh_probes_that_pass():
-    assert replica_states.failed_requests(READY, 4, 9.0) is READY
-    assert replica_states.state_of(replica_states.failed_requests(READY, 5, 9.0)) is State.NOT_READY
-
-
 def test_it_may_take_its_time_to_get_ready_and_no_longer():
     waiting = probes(UP, (10, False), (100, False))
     assert replica_states.must_end(waiting, PROBE, 130) == (waiting, "")

@@ -1,0 +1,80 @@
+"""The probes of one replica, over its life: what the last one found, and which one comes next, and when.
+
+In: a target, the probe of the service file, how many requests failed at it (`suspect`). Out: Probed. A replica whose
+requests fail is probed at once and carefully, until a careful probe passes: `serve.policy.doubt`.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+
+import aiohttp
+
+from serve.gateway.routing import Target
+from serve.loops import timeout
+from serve.policy.doubt import Doubt, cleared, raised
+from serve.replicas.probe import CHAT, TOKEN, Counters, Probed, answers, careful, probe
+from serve.service import Probe
+
+YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
+DOUBT_S = 2.0  # between careful probes that pass, where the file has not less
+TOLD_EVERY_S = 60.0  # between two reports of failed requests
+
+
+class Prober:
+    """The prober of one replica. Use it within one event loop."""
+
+    def __init__(self) -> None:
+        self.counters: Counters | None = None
+        self.why = ""
+        """Reason why the last probe failed."""
+        self.doubt = Doubt()
+        self._is_due = asyncio.Event()
+        self._chats: bool | None = None  # whether it has answered in a conversation; None = it was not asked
+        self._told_at = -math.inf
+
+    async def probe(
+        self, session: aiohttp.ClientSession, target: Target, model: str, asked: Probe, is_ready: bool
+    ) -> Probed:
+        """Probe it once. Raises OSError when this machine lacks what it takes to ask."""
+        before, doubt = self.counters if is_ready else None, self.doubt
+        requests = careful(self._chats) if doubt.is_open else (TOKEN,)
+        found = await probe(session, target.url, target.key, model, asked, before, requests)
+        if found.passed and is_ready and self._chats is None:
+            self._chats = await answers(session, target.url, target.key, model, asked, CHAT)
+        self.counters, self.why = found.counters, found.why
+        if found.passed and doubt.is_open:
+            self.doubt = cleared(self.doubt, doubt.errors)
+        return found
+
+    def suspect(self, errors: int) -> None:
+        """Take in how many requests failed in a row; a careful probe is due when they are more than before."""
+        self.doubt = raised(self.doubt, errors)
+        if self.doubt.is_open:
+            self._is_due.set()
+
+    def verdict(self, before: Doubt) -> str:
+        """Return the words about a doubt that was open and is settled; "" where they were reported a moment ago."""
+        now = time.monotonic()
+        if not before.is_open or self.doubt.settled < before.errors or now - self._told_at < TOLD_EVERY_S:
+            return ""
+        self._told_at = now
+        return (
+            f"{before.errors} requests failed one after another, and its careful probe passes: "
+            "the requests are at fault, it stays"
+        )
+
+    async def rest(self, asked: Probe, is_well: bool, was_doubted: bool) -> None:
+        """Wait until the next probe is due."""
+        most_s = asked.endpoint_probe_interval_seconds
+        if not is_well:
+            await asyncio.sleep(min(most_s, YOUNG_S))
+            return
+        least_s = min(most_s, DOUBT_S) if was_doubted else 0.0
+        await asyncio.sleep(least_s)
+        if not self.doubt.is_open:
+            self._is_due.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with timeout(most_s - least_s):
+                await self._is_due.wait()

@@ -1,0 +1,63 @@
+"""The doubt that failed requests raise about a replica, as tables."""
+
+from dataclasses import replace
+
+import pytest
+
+from serve.policy import replica_states
+from serve.policy.doubt import NO_FAILURES, Doubt, Failures, cleared, raised
+from serve.policy.replica_states import FAILED_REQUESTS, Facts, ProcessStatus
+
+READY = Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=5.0)
+MISSED = replace(READY, misses=1, first_miss_at=8.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "failures", "is_ready"),
+    [
+        (READY, NO_FAILURES, True),
+        (READY, Failures(errors=10_000), True),  # a client may cause as many as it likes
+        (MISSED, Failures(errors=FAILED_REQUESTS - 1), True),
+        (MISSED, Failures(errors=FAILED_REQUESTS), False),  # the next probe has failed as well
+        (MISSED, NO_FAILURES, True),
+        (READY, Failures(lost=FAILED_REQUESTS - 1), True),
+        (READY, Failures(lost=FAILED_REQUESTS), False),  # no request is the cause of that
+        (READY, Failures(errors=10_000, lost=1), True),
+    ],
+)
+def test_errors_count_once_a_probe_has_failed_and_lost_connections_at_once(facts, failures, is_ready):
+    found = replica_states.failed_requests(facts, failures, 9.0)
+    assert found.is_ready is is_ready
+    assert is_ready is (found is facts)
+
+
+def steps(*words: str | int) -> Doubt:
+    """A number is a report of the gateway; `ask` begins a careful probe, which `pass` ends."""
+    doubt, asked = Doubt(), 0
+    for word in words:
+        if isinstance(word, int):
+            doubt = raised(doubt, word)
+        elif word == "ask":
+            asked = doubt.errors
+        else:
+            doubt = cleared(doubt, asked)
+    return doubt
+
+
+@pytest.mark.parametrize(
+    ("words", "is_open"),
+    [
+        ((0,), False),
+        ((1,), True),
+        ((3, 0), True),  # open until a careful probe passes, also when it serves again, or is asked for nothing
+        ((3, "ask", "pass"), False),
+        ((3, "ask", "pass", 3), False),  # the same failures raise no other doubt
+        ((3, "ask", "pass", 4), True),
+        ((3, "ask", 4, "pass"), True),  # one has failed since the probe began
+        ((3, "ask", "pass", 0, 2), True),  # another row
+        ((3, "ask", 0, "pass", 0), False),
+        ((3, "ask", 0, "pass", 1), True),
+    ],
+)
+def test_a_doubt_is_open_from_a_failure_until_a_careful_probe_passes(words, is_open):
+    assert steps(*words).is_open is is_open
