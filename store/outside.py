@@ -18,6 +18,8 @@ MIB = 1 << 20
 DEPTH = 32
 VALUES = 1_000_000
 INTEGER_DIGITS = 20
+NAME_BYTES = 255
+PATH_BYTES = 2048
 
 T = TypeVar("T")
 
@@ -127,6 +129,20 @@ def within(folder: str | os.PathLike[str], path: str) -> Path:
     if not found.startswith(base.rstrip("/") + "/"):
         raise Unreadable(f"{path!r} leads out of {folder}")
     return Path(found)
+
+
+def relative(path: str) -> str:
+    """Return `path` itself, the name of something under a folder, whatever links lie there. Raises Unreadable."""
+    parts = path.split("/")
+    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise Unreadable(f"{shown(path)} is no name under a folder")
+    try:
+        longest = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeEncodeError:
+        raise Unreadable(f"{shown(path)} cannot name a file") from None
+    if longest > NAME_BYTES or len(path) > PATH_BYTES:
+        raise Unreadable(f"{shown(path)} is too long for a name")
+    return path
 
 
 def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:

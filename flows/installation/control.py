@@ -77,7 +77,7 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
         host.send_code(there)
         left = []
         if not before:
-            if host.call(there, "state")["is_in_use"]:
+            if host.told(host.call(there, "state"), "is_in_use", bool):
                 kept = there.places.state_file
                 raise UsageError(
                     f"{name} already has a journal, which was declared lost or put there by hand; if nothing uses it "
@@ -96,9 +96,9 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             "archive": text, "installation": installation or archive.installation_of(text),
             "settings": settings_to_send(settings),
         })  # fmt: skip
-        host.copy.keep(host.call(there, "give")["archive"])
+        host.copy.keep(host.told(host.call(there, "give"), "archive", str))
         host.run_quietly(there, ["control.start", *left], tell)
-    return Up(name, str(about["installation"]), str(about["boot"]))
+    return Up(name, host.told(about, "installation", str), host.told(about, "boot", str))
 
 
 def down(settings: Settings, tell: Say) -> CameHome:
@@ -115,14 +115,14 @@ def down(settings: Settings, tell: Say) -> CameHome:
             raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
         host.send_code(there)
         released = host.call(there, "release", {"to": this_machine().host})
-        text = released["archive"]
+        text, left = host.told(released, "archive", str), host.told(released, "left", list)
         host.copy.keep(text)
         homes.fetch(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
                     archive.runs_over(text))  # fmt: skip
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return CameHome(name, tuple(supervisor_client.look_after(settings, released["left"])))
+    return CameHome(name, tuple(supervisor_client.look_after(settings, [str(one) for one in left])))
 
 
 def lost(settings: Settings, tell: Say) -> CameHome:

@@ -18,12 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from infra import journal_moves
+from infra.errors import SlipwayError
+from infra.journal_file import JournalError
 from infra.machines.host_memory import HostMemory
 from infra.providers.pod_keys import PodKeys
 from infra.records import Address
-from store import local_files
+from infra.units import size
+from store import local_files, outside
+from store.outside import Unreadable
 
 KNOWN_HOSTS = "known_hosts"
+MOST_TEXT = 128 << 20  # bytes of an archive on its way
+MOST_UNPACKED = 256 << 20
+PIECE_BYTES = 1 << 20
+NOT_READ = "the copy of the journal cannot be read"
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,17 @@ def pack(state_file: Path) -> str:
         "known_hosts": _folder(state_file.parent / KNOWN_HOSTS),
         "hosts": _text(memory.read_bytes()) if memory.is_file() else None,
     }
-    return base64.b64encode(zlib.compress(json.dumps(document, sort_keys=True).encode(), 6)).decode()
+    unpacked = json.dumps(document, sort_keys=True).encode()
+    if len(unpacked) > MOST_UNPACKED:
+        raise JournalError(f"journal {state_file}: the journal and its keys have {size(len(unpacked))} as text, and at "
+                           f"most {size(MOST_UNPACKED)} move between machines")  # fmt: skip
+    return base64.b64encode(zlib.compress(unpacked, 6)).decode()
+
+
+def check(archive: str) -> None:
+    """Raise SlipwayError for what is no archive of an installation, or one that is too large to be unpacked."""
+    with _opened(archive):
+        pass
 
 
 def digest(archive: str) -> str:
@@ -80,7 +98,7 @@ def keys_of(state_file: Path) -> Path:
 
 
 def installation_of(archive: str) -> str:
-    """Return the id of the installation."""
+    """Return the id of the installation. Raises SlipwayError."""
     with _opened(archive) as db:
         (found,) = db.execute("SELECT value FROM meta WHERE key = 'installation'").fetchone()
     return str(found)
@@ -109,11 +127,23 @@ def at_work(archive: str) -> list[AtWork]:
 
 @contextlib.contextmanager
 def _opened(archive: str) -> Iterator[sqlite3.Connection]:
+    document = _read(archive)
     with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
         path = Path(folder, "journal.sqlite")
-        path.write_bytes(_bytes(_read(archive)["journal"]))
-        with contextlib.closing(sqlite3.connect(path)) as db:
-            yield db
+        path.write_bytes(_bytes(document["journal"]))
+        try:
+            with contextlib.closing(sqlite3.connect(path)) as db:
+                _refuse_odd_tables(db)
+                yield db
+        except (sqlite3.Error, TypeError, ValueError) as error:
+            raise SlipwayError(f"{NOT_READ}: its journal: {error}") from None
+
+
+def _refuse_odd_tables(db: sqlite3.Connection) -> None:
+    """Raise Unreadable where a name of ours stands for a query of somebody else's."""
+    found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
+    if found != {"ops": "table", "meta": "table"}:
+        raise Unreadable(f"expected the tables ops and meta, found {outside.shown(found)}")
 
 
 def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
@@ -127,7 +157,44 @@ def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
 
 
 def _read(archive: str) -> dict[str, Any]:
-    return dict(json.loads(zlib.decompress(base64.b64decode(archive))))
+    """Return what an archive holds: untrusted input, of the kinds that `pack` writes. Raises SlipwayError."""
+    try:
+        if len(archive) > MOST_TEXT:
+            raise Unreadable(f"it has {size(len(archive))}, at most {size(MOST_TEXT)} are read")
+        document = outside.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
+        for key in ("keys_folder", "journal"):
+            outside.typed(document, key, str)
+        for key in ("keys", "known_hosts"):
+            _check_files(outside.typed(document, key, dict))
+        _bytes(document["journal"])
+        _bytes(document["hosts"] or "")
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise SlipwayError(f"{NOT_READ}: {error}") from None
+    return document
+
+
+def _unzipped(packed: bytes) -> bytes:
+    found, unzip = bytearray(), zlib.decompressobj()
+    for start in range(0, len(packed), PIECE_BYTES):
+        piece = packed[start : start + PIECE_BYTES]
+        while piece and not unzip.eof:
+            found += unzip.decompress(piece, PIECE_BYTES)
+            piece = unzip.unconsumed_tail
+            if len(found) > MOST_UNPACKED:
+                raise Unreadable(f"it unpacks to more than {size(MOST_UNPACKED)}")
+    while not unzip.eof:
+        piece = unzip.decompress(b"", PIECE_BYTES)
+        if not piece:
+            raise Unreadable("it is cut off")
+        found += piece
+    return bytes(found)
+
+
+def _check_files(files: dict[str, Any]) -> None:
+    for name in files:
+        if "/" in outside.relative(name):
+            raise Unreadable(f"{outside.shown(name)} is no name of a file")
+        _bytes(outside.typed(files, name, str))
 
 
 def _folder(folder: Path) -> dict[str, str]:
@@ -137,7 +204,7 @@ def _folder(folder: Path) -> dict[str, str]:
 def _write(files: Mapping[str, str], folder: Path) -> None:
     for name, text in files.items():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        local_files.replace(folder / os.path.basename(name), _bytes(text), mode=0o600)
+        local_files.replace(folder / name, _bytes(text), mode=0o600)
 
 
 def _text(content: bytes) -> str:
@@ -145,4 +212,4 @@ def _text(content: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+    return base64.b64decode(text, validate=True)

@@ -9,9 +9,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.agent.job import PodFolder, write_durably
 from infra.checkout import ROOT
@@ -25,7 +25,10 @@ from infra.transport.push import Pushed, push
 from infra.transport.ssh import Ssh
 from store import local_files, outside
 
+T = TypeVar("T")
+
 ASK_S = 30.0
+MOST_ANSWER = archive.MOST_TEXT + (1 << 20)  # bytes: an answer may hold an archive
 MAKE_S = 900.0  # the environment of the commands, where packages come over a slow line
 # Ask for the folder of our files, whether it has this checkout already, and whose control host it is.
 ASK = """
@@ -80,11 +83,19 @@ class ControlHost:
     def ask(self) -> There:
         """Return the host's description of itself, and make a place for this checkout's code. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
-        root, known, *about = done.stdout.splitlines() if done.exited == 0 else ["", "", ""]
+        root, known, *about = [*(done.stdout.splitlines() if done.exited == 0 else []), "", ""]
         if not root.startswith("/"):
             raise SlipwayError(f"{self.name}: its folder cannot be made: {done.stderr.strip()}")
         self.copy.note_seen()
-        return There(HostPlaces(Path(root)), outside.mapping(about[0].encode()) if about else {}, known == "new")
+        return There(HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new")
+
+    def _about(self, line: str) -> dict[str, Any]:
+        """Return the control host's own record. Raises SlipwayError."""
+        try:
+            said = outside.mapping(line)
+            return {**said, "installation": outside.typed(said, "installation", str)}
+        except ValueError as error:
+            raise SlipwayError(f"{self.name}: its record about.json cannot be read: {error}") from None
 
     def send_code(self, there: There) -> Pushed:
         """Push this checkout, and what it takes to make an environment where this checkout is new."""
@@ -98,12 +109,22 @@ class ControlHost:
         """Return the answer of `python -m infra.control WORD` there. Raises SlipwayError with what it says instead."""
         words = [self.machine.python, "-m", "infra.control.begin", "infra.control", word]
         done = self.machine.run(words, cwd=there.places.code(checkout_id(ROOT)), timeout_s=MAKE_S,
-                                stdin=json.dumps(said).encode())  # fmt: skip
+                                stdin=json.dumps(said).encode(), limit_bytes=MOST_ANSWER)  # fmt: skip
         if done.exited != 0:
             kind = UsageError if done.exited == 2 else SlipwayError
             raise kind(f"{self.name}: {done.stderr.strip() or f'exit code {done.exited}'}")
         self.copy.note_seen()
-        return outside.mapping(done.stdout.encode())
+        try:
+            return outside.mapping(done.stdout, most_bytes=MOST_ANSWER)
+        except ValueError as error:
+            raise SlipwayError(f"{self.name}: its answer to {word} cannot be read: {error}") from None
+
+    def told(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
+        """Return a value of an answer of `call`. Raises SlipwayError where it is of another kind."""
+        try:
+            return outside.typed(answer, key, kind)
+        except ValueError as error:
+            raise SlipwayError(f"{self.name}: its answer cannot be read: {error}") from None
 
     def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command there, on our terminal; return how it ended. A copy of the journal is kept here.
@@ -115,11 +136,18 @@ class ControlHost:
                  "holds": self.copy.digest}  # fmt: skip
         with self.machine.exchange(line, there.places.code(checkout_id(ROOT))) as exchange:
             found = terminal.lend(exchange, about)
-        if found.archive:
-            self.copy.keep(found.archive)
-        elif found.digest:
-            self.copy.note_current()
         self.copy.note_seen()
+        return self._kept(found)
+
+    def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
+        """Keep the copy of the journal that came; one that cannot be read is a problem, and the one before stays."""
+        try:
+            if found.archive:
+                self.copy.keep(found.archive)
+            elif found.digest:
+                self.copy.note_current()
+        except SlipwayError as error:
+            return replace(found, problem=str(error))
         return found
 
     def run_quietly(self, there: There, words: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -166,6 +194,8 @@ class JournalCopy:
         return None
 
     def keep(self, text: str) -> None:
+        """Replace the copy. Raises SlipwayError for one that cannot be read, and then the one before stays."""
+        archive.check(text)
         local_files.replace(self.path, text.encode(), mode=0o600)
 
     def note_current(self) -> None:

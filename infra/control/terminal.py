@@ -18,15 +18,19 @@ from types import FrameType
 from typing import Any
 
 from infra.control import frames
+from infra.control.archive import MOST_TEXT
 from infra.control.frames import BEGIN, COPY, END, ERR, GONE, INPUT, OUT, OVER, PING, SIGNAL, SIZE, frame, told
 from infra.errors import SlipwayError
 from infra.transport.protocol import Lost
 from infra.transport.ssh import Conversation
+from infra.units import size as size_of
 from store import outside
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LOOK_S = 0.2
 SIZE_BEFORE = (24, 80)
+MOST_PROBLEM = 1000  # letters of a reason
+CHECK = "see: ./inv status"
 
 
 @dataclass(frozen=True)
@@ -94,15 +98,32 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
                     outbox.put(frame(GONE, kind))
             elif kind == COPY:
                 copy += content
+                if len(copy) > MOST_TEXT:
+                    raise SlipwayError(f"the control host has sent {size_of(len(copy))} as a copy of its journal, at "
+                                       f"most {size_of(MOST_TEXT)} are taken; {CHECK}")  # fmt: skip
             elif kind == OVER:
-                said = outside.mapping(content)
-                return RemoteOutcome(int(said["code"]), copy.decode(), str(said["digest"]), str(said["problem"]))
+                return _outcome(content, bytes(copy))
     words = exchange.errors.decode(errors="replace").strip()
     raise SlipwayError(
         words.removeprefix("inv: ")
         or "the control host has heard nothing from here for too long, as when a laptop sleeps, and has closed the "
         f"terminal of the command (exit code {exchange.exited}); see: ./inv status"
     )
+
+
+def _outcome(content: bytes, copy: bytes) -> RemoteOutcome:
+    """Return what the last frame says. Raises SlipwayError for one that no end of ours has sent."""
+    try:
+        said = outside.mapping(content)
+        code, digest = outside.typed(said, "code", int), outside.typed(said, "digest", str)
+        problem = outside.printable(outside.typed(said, "problem", str))[:MOST_PROBLEM]
+        if not 0 <= code <= 255:
+            raise outside.Unreadable(f"its code is {code}, expected 0 to 255")
+        return RemoteOutcome(code, copy.decode("ascii"), outside.printable(digest)[:MOST_PROBLEM], problem)
+    except ValueError as error:
+        raise SlipwayError(
+            f"the command on the control host has ended, and how cannot be read: {error}; {CHECK}"
+        ) from None
 
 
 def _write(number: int, content: bytes) -> None:

@@ -178,6 +178,39 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     assert laptop.json("control.up", laptop.host)["installation"] == up["installation"]  # and there again
 
 
+def test_links_are_pulled_as_links_and_nothing_of_this_machine_is_moved_or_changed(laptop, sshd, tmp_path):
+    laptop.json("control.up", laptop.host)
+    own = tmp_path / "own"  # on the control host and on the laptop
+    own.mkdir()
+    (own / "thesis.txt").write_text("mine")
+    before = (own / "thesis.txt").stat()
+    otter = places_of(sshd).var / "reports" / "otter"
+    (otter / "3").mkdir(parents=True)
+    (otter / "3" / "page.html").write_text("page")
+    (otter / "3" / "page.html").chmod(0o4777)
+    for name, target in (
+        ("latest", "3"),
+        ("mine", own),
+        ("above", os.path.relpath(own, otter)),
+        ("key", own / "thesis.txt"),
+    ):
+        (otter / name).symlink_to(target)
+    here = tmp_path / "here"
+    for _ in range(2):  # the second time everything is here already
+        process = laptop.begin("control.pull", "var/reports/otter", "--to", str(here), "--json")
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0 and json.loads(out) == {"path": str(here)}, err
+        assert sorted(one.name for one in here.iterdir()) == ["3", "latest"]
+        assert os.readlink(here / "latest") == "3" and (here / "latest" / "page.html").read_text() == "page"
+        assert (here / "3" / "page.html").stat().st_mode & 0o7777 == 0o755
+        assert f"left out: otter/mine, a link to {own}: its target is absolute" in err
+        assert "left out: otter/above" in err and "left out: otter/key" in err
+    after = (own / "thesis.txt").stat()
+    assert [one.name for one in own.iterdir()] == ["thesis.txt"]
+    assert (after.st_ino, after.st_mode, after.st_ctime_ns) == (before.st_ino, before.st_mode, before.st_ctime_ns)
+    assert sorted(one.name for one in otter.iterdir()) == ["3", "above", "key", "latest", "mine"]
+
+
 def failed(world, *words, code=2):
     """Return what a command prints on stderr as it exits with `code`."""
     process = world.begin(*words)

@@ -1,21 +1,30 @@
 """An installation that moves: one journal at most may be written to, and everything arrives."""
 
+import base64
+import contextlib
+import json
 import os
 import re
+import sqlite3
+import tracemalloc
+import zlib
 
 import pytest
+from hypothesis import given, settings
 
 from infra import journal_moves
 from infra.agent.limits import read_clocks
 from infra.control import archive
+from infra.control.host import JournalCopy
 from infra.control.ties import refuse_ties
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.journal_file import JournalError, Moved
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Claim, Listing, decide
 from infra.names import new_token
 from infra.providers.pod_keys import PodKeys
 from infra.records import Address, Pod
+from tests.hostile import mistyped, spliced
 
 
 @pytest.fixture
@@ -109,3 +118,75 @@ def test_what_only_this_machine_can_look_after_keeps_the_installation_here(lapto
     begin(laptop, run="calm-heron-2", vendor="local")
     with Journal.open(laptop) as journal, pytest.raises(UsageError, match=r"calm-heron-2 \(local\)"):
         refuse_ties(journal, "this machine")
+
+
+GOOD = {"keys_folder": "/k", "journal": "YQ==", "keys": {"a": "YQ=="}, "known_hosts": {}, "hosts": None}
+
+
+def text_of(document):
+    raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def test_an_archive_that_unpacks_to_more_than_it_may_is_refused_before_it_fills_the_memory(laptop, host, monkeypatch):
+    assert archive.MOST_UNPACKED == 256 << 20
+    monkeypatch.setattr(archive, "MOST_UNPACKED", 32 << 20)
+    bomb = base64.b64encode(zlib.compress(b" " * (archive.MOST_UNPACKED + (8 << 20)), 9)).decode()
+    for read in (archive.installation_of, archive.check, lambda text: archive.unpack(text, host)):
+        tracemalloc.start()
+        with pytest.raises(SlipwayError, match="the copy of the journal cannot be read: .*unpacks to more than"):
+            read(bomb)
+        assert tracemalloc.get_traced_memory()[1] < archive.MOST_UNPACKED * 1.3
+        tracemalloc.stop()
+    with pytest.raises(SlipwayError, match="at most .* are read"):
+        archive.check("A" * (archive.MOST_TEXT + 4))
+    begin(laptop)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(JournalError, match="at most 1.0 kB move between machines"),
+    ):
+        patch.setattr(archive, "MOST_UNPACKED", 1000)
+        archive.pack(laptop)
+
+
+@pytest.mark.parametrize("name", ["../authorized_keys", "/etc/x", "", "..", "a/b", "a\0"])
+@pytest.mark.parametrize("kind", ["keys", "known_hosts"])
+def test_files_of_an_archive_have_plain_names(host, kind, name):
+    with pytest.raises(SlipwayError, match="the copy of the journal cannot be read"):
+        archive.unpack(text_of({**GOOD, kind: {name: "YQ=="}}), host)
+    assert not host.parent.exists()
+
+
+@settings(max_examples=300, deadline=None)
+@given(mistyped(GOOD) | spliced(GOOD))
+def test_any_archive_is_read_or_refused_in_words(raw):
+    for read in (archive.check, archive.at_work, archive.runs_over):
+        with contextlib.suppress(SlipwayError):
+            read(text_of(raw))
+
+
+def test_a_journal_whose_tables_are_queries_of_somebody_else_is_refused(laptop):
+    begin(laptop)
+    document = json.loads(zlib.decompress(base64.b64decode(archive.pack(laptop))))
+    path = laptop.with_name("odd")
+    path.write_bytes(base64.b64decode(document["journal"]))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE ops")
+        db.execute(
+            "CREATE VIEW ops AS WITH RECURSIVE n(run) AS (SELECT 1 UNION ALL SELECT run FROM n) SELECT run FROM n"
+        )
+        db.commit()
+    text = text_of({**document, "journal": base64.b64encode(path.read_bytes()).decode()})
+    with pytest.raises(SlipwayError, match="expected the tables ops and meta"):
+        archive.runs_over(text)
+
+
+def test_a_copy_that_cannot_be_read_does_not_replace_the_one_before(laptop, tmp_path):
+    begin(laptop)
+    copy = JournalCopy(tmp_path / "box")
+    copy.folder.mkdir()
+    copy.keep(archive.pack(laptop))
+    before = copy.digest
+    with pytest.raises(SlipwayError, match="cannot be read"):
+        copy.keep("no archive")
+    assert copy.digest == before

@@ -1,13 +1,20 @@
 """The copies of what is kept of runs: all of a run at work, of one that is over only the files."""
 
+import contextlib
+import io
 import json
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from infra.control import homes
-from infra.errors import UsageError
-from infra.transport.protocol import ThisMachine
+from infra.control import homes, unpack
+from infra.errors import SlipwayError, UsageError
+from infra.transport.protocol import Result, ThisMachine
+from tests.hostile import mistyped, spliced
 
 pytestmark = pytest.mark.process
 
@@ -91,3 +98,146 @@ def test_a_large_file_comes_by_itself_and_whole_with_what_lies_beside_it(tmp_pat
     assert {name for name, _ in asked if not name.endswith(".tgz")} == {"weights", "same"}
     alone = homes.fetch_path(Machine(), large, tmp_path / "alone", drafts)
     assert alone.read_bytes() == large.read_bytes() and not list(drafts.iterdir())
+
+
+def test_links_come_as_links_and_nothing_of_this_machine_moves(tmp_path, caplog):
+    there, drafts, here = (tmp_path / name for name in ("there", "drafts", "here"))
+    drafts.mkdir()
+    (there / "otter" / "3").mkdir(parents=True)
+    (there / "otter" / "3" / "page.html").write_text("page")
+    own = tmp_path / "own"  # on the control host and on this machine
+    own.mkdir()
+    (own / "thesis.txt").write_text("mine")
+    (there / "otter" / "latest").symlink_to("3")
+    (there / "otter" / "mine").symlink_to(own)
+    (there / "otter" / "above").symlink_to("../../own")
+    (there / "otter" / "3" / "back").symlink_to("../latest/page.html")
+    os.mkfifo(there / "otter" / "pipe")
+    for _ in range(2):  # the second time everything is here already
+        homes.fetch_path(ThisMachine(), there / "otter", here, drafts)
+        assert sorted(one.name for one in here.iterdir()) == ["3", "latest"]
+        assert os.readlink(here / "latest") == "3" and (here / "3" / "back").read_text() == "page"
+        assert [one.name for one in own.iterdir()] == ["thesis.txt"]
+    said = [one.getMessage() for one in caplog.records]
+    assert f"left out: otter/mine, a link to {own}: its target is absolute, and lies on the other machine" in said
+    assert "left out: otter/above, a link to ../../own: its target may lie outside of what was asked for" in said
+    (here / "latest").unlink()
+    (here / "latest").mkdir()
+    with pytest.raises(UsageError, match="latest is a folder here and a file on the control host; nothing was changed"):
+        homes.fetch_path(ThisMachine(), there / "otter", here, drafts)
+    (here / "latest").rmdir()
+    (here / "3").rename(here / "kept")
+    (here / "3").symlink_to(own)
+    with pytest.raises(UsageError, match="3 is a link here and a folder on the control host"):
+        homes.fetch_path(ThisMachine(), there / "otter", here, drafts)
+    assert [one.name for one in own.iterdir()] == ["thesis.txt"]
+
+
+class Lying(ThisMachine):
+    """A control host that answers as it likes: what `pack` is said to print, and the bytes of every file."""
+
+    def __init__(self, said, content=b"", piece=b""):
+        self.said, self.content, self.piece = said, content, piece
+
+    def run(self, words, **more):
+        return Result(0, self.said if isinstance(self.said, str) else json.dumps(self.said), "")
+
+    def read(self, path, offset):
+        return self.content[offset:] or self.piece
+
+
+def small(name="top/x", kind=tarfile.REGTYPE, target=""):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        one = tarfile.TarInfo("top")
+        one.type, one.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(one)
+        one = tarfile.TarInfo(name)
+        one.type, one.linkname = kind, target
+        tar.addfile(one)
+    return file.getvalue()
+
+
+GOOD = {"is_folder": True, "large": [["top/weights", 40, 0o644]], "bytes": len(small())}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"large": [["../../victim", 5, 511]]}, "is no name under a folder"),
+        ({"large": [["/etc/victim", 5, 511]]}, "is no name under a folder"),
+        ({"large": [["other/victim", 5, 511]]}, "was not asked for"),
+        ({"large": [["top/x", 5, 511]]}, "holds 'top/x' twice"),
+        ({"large": [["top/x/y", 5, 511]]}, "is a file and a folder in it"),
+        ({"large": [["top/w", -5, 511]]}, "no size"),
+        ({"large": [["top/w", 10**15, 511]]}, "and .* has room for .*; nothing was brought"),
+        ({"large": [["top/w"]]}, "expected a name, a size and a mode"),
+        ({"large": None}, "its large is of the wrong kind"),
+        ({"bytes": 10**15}, "has room for"),
+        ({"bytes": 10**30}, "no size|64 bits"),
+        ({"is_folder": "yes"}, "its is_folder is of the wrong kind"),
+        ({"is_folder": False}, "does not hold 'top'"),
+    ],
+)
+def test_a_control_host_that_lies_about_what_it_packed_is_told_so_and_writes_nothing(tmp_path, change, words):
+    here = tmp_path / "a" / "b" / "here"
+    with pytest.raises(SlipwayError, match=words):
+        homes.fetch_path(Lying({**GOOD, **change}, small()), Path("/srv/top"), here, Path("/srv"))
+    assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
+
+
+def test_files_that_lie_about_their_size_or_never_end_are_cut_at_what_was_said(tmp_path):
+    said = {"is_folder": True, "large": [["top/weights", 100_000, 0o7777]], "bytes": len(small())}
+
+    class Endless(Lying):
+        def read(self, path, offset):
+            return super().read(path, offset) if path.endswith(".tgz") else bytes(8 << 20)
+
+    homes.fetch_path(Endless(said, small()), Path("/srv/top"), tmp_path / "here", Path("/srv"))
+    assert (tmp_path / "here" / "weights").stat().st_size == 100_000
+    assert (tmp_path / "here" / "weights").stat().st_mode & 0o7777 == 0o755
+    with pytest.raises(SlipwayError, match="has shrunk while it was read"):
+        homes.fetch_path(Lying(said, b"short"), Path("/srv/top"), tmp_path / "short", Path("/srv"))
+
+
+def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
+    here = tmp_path / "logs"
+
+    def fetch(content, runs=("top",), over=()):
+        homes.fetch(Lying(str(len(content)), content), Path("/srv"), here, runs, over)
+
+    for content in (
+        small("../x"),
+        small("/tmp/x"),
+        small("other/run.json"),
+        small("top/k", tarfile.LNKTYPE, "/etc/passwd"),
+    ):
+        with pytest.raises(
+            SlipwayError, match="the control host's answer cannot be used: .*; nothing was changed here"
+        ):
+            fetch(content)
+    with pytest.raises(SlipwayError, match="was not asked for"):
+        fetch(small("top/code/x"), (), ("top",))
+    with pytest.raises(SlipwayError, match="carried.json is no list|cannot be used"):
+        fetch(small("top/carried.json"))
+    assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
+    fetch(small("top/base.log"), (), ("top",))
+    assert names(here) == ["top/base.log"]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    mistyped(GOOD) | spliced(GOOD) | st.binary(max_size=200), st.sampled_from(["top/x", "../x", "top/../../x", "/x"])
+)
+def test_any_answer_of_a_control_host_is_words_or_lies_in_the_target(tmp_path_factory, said, name):
+    base = tmp_path_factory.mktemp("any")
+    machine = Lying(said.decode(errors="replace"), small(name))
+    with contextlib.suppress(SlipwayError):
+        homes.fetch_path(machine, Path("/srv/top"), base / "a" / "target", Path("/srv"))
+    assert {one.name for one in base.iterdir()} <= {"a"} and {one.name for one in (base / "a").glob("*")} <= {"target"}
+
+
+def test_a_disk_keeps_its_reserve(tmp_path):
+    assert unpack.room_of(tmp_path) > 0
+    with pytest.raises(SlipwayError, match="make room, or name another place: --to PATH"):
+        unpack.refuse_without_room("it", unpack.room_of(tmp_path) + (1 << 40), tmp_path)

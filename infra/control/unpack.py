@@ -1,0 +1,241 @@
+"""An archive that another machine has packed, unpacked into a folder of its own, and put in its place from there.
+
+In: a tar.gz file of untrusted input, an empty folder. Out: regular files and folders in it, by names that stay inside,
+without foreign permissions, as many bytes as the bounds allow. Links are data until all files have come: no file is
+written through a link, neither in the folder nor in the place where its content goes.
+"""
+
+import gzip
+import os
+import shutil
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from infra.errors import SlipwayError, UsageError
+from infra.units import size as in_words
+from store import outside
+from store.outside import Unreadable
+
+ENTRIES = 1_000_000
+ARCHIVE_BYTES = 16 << 30  # of all files in one archive
+RESERVE_BYTES = 256 << 20  # of this machine's disk, which stay free
+PIECE_BYTES = 1 << 20  # no header of an archive is larger
+# Errors by which tarfile and zlib tell of content that no writer of archives has made.
+BROKEN = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True)
+class ArchiveBounds:
+    """Bytes of one file of an archive, and of all of them."""
+
+    file_bytes: int = ARCHIVE_BYTES
+    bytes: int = ARCHIVE_BYTES
+    entries: int = ENTRIES
+
+
+def room_of(folder: Path) -> int:
+    """Return how many bytes may be written to the disk of a folder."""
+    return max(0, shutil.disk_usage(folder).free - RESERVE_BYTES)
+
+
+def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
+    """Raise SlipwayError where that many bytes would leave less than the reserve of a disk."""
+    room = room_of(folder)
+    if num_bytes > room:
+        raise SlipwayError(f"{what} has {in_words(num_bytes)}, and {folder} has room for {in_words(room)}; nothing was "
+                           "brought; make room, or name another place: --to PATH")  # fmt: skip
+
+
+def harmless(mode: int) -> int:
+    """Return the permissions of a file from elsewhere: the owner reads and writes, others never write, no set-id."""
+    return mode & (0o755 if mode & 0o100 else 0o644) | 0o600
+
+
+def extract(
+    file: IO[bytes], folder: Path, is_wanted: Callable[[str], bool], bounds: ArchiveBounds | None = None
+) -> dict[str, str]:
+    """Write the files and folders of an archive under `folder`; return its links: the name and the target of each.
+
+    Raises Unreadable, and then what was written so far is there; OSError.
+    """
+    bounds = bounds or ArchiveBounds()
+    try:
+        stream = _Unzipped(file, bounds)
+        with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
+            return _Extraction(tar, folder, is_wanted, bounds).run()
+    except Unreadable:
+        raise
+    except BROKEN as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from None
+
+
+def make_links(folder: Path, links: dict[str, str]) -> list[str]:
+    """Make the links under `folder` that lead to no place outside of `folder`; return a sentence on each other one."""
+    return [why for name, target in sorted(links.items()) if (why := _make_link(folder, name, target))]
+
+
+def put(source: Path, target: Path) -> None:
+    """Move a file, or a folder entry by entry, to where it belongs; entries of the same kind are replaced.
+
+    Raises UsageError, before anything has moved, where an entry of another kind is in the way.
+    """
+    folders: list[tuple[Path, Path]] = []
+    others: list[tuple[Path, Path]] = []
+    for one, place in _walk(source, target):
+        is_folder = stat.S_ISDIR(one.lstat().st_mode)
+        (folders if is_folder else others).append((one, place))
+        _refuse_another_kind(place, is_folder, is_top=one == source)
+    for _, place in folders:
+        place.mkdir(parents=True, exist_ok=True)
+    for one, place in others:
+        os.replace(one, place)
+
+
+class _Unzipped:
+    """The content of a gzip file as tarfile reads it: in pieces that fit the memory, and to an end."""
+
+    def __init__(self, file: IO[bytes], bounds: ArchiveBounds) -> None:
+        self._file = gzip.GzipFile(fileobj=file)
+        self._most = bounds.bytes + bounds.entries * 4 * tarfile.BLOCKSIZE
+        self.tell = self._file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= PIECE_BYTES:
+            raise Unreadable(f"a part of its list of files has {size} bytes, at most {PIECE_BYTES} are read")
+        self._refuse_end(self.tell() + size)
+        return self._file.read(size)
+
+    def seek(self, position: int) -> int:
+        self._refuse_end(position)
+        return self._file.seek(position)
+
+    def _refuse_end(self, position: int) -> None:
+        if position > self._most:
+            raise Unreadable(f"it unpacks to more than {in_words(self._most)}")
+
+
+@dataclass
+class _Extraction:
+    tar: tarfile.TarFile
+    folder: Path
+    is_wanted: Callable[[str], bool]
+    bounds: ArchiveBounds
+
+    def __post_init__(self) -> None:
+        self.num_bytes = self.num_entries = 0
+        self.links: dict[str, str] = {}
+
+    def run(self) -> dict[str, str]:
+        for member in self.tar:
+            # tarfile would keep all of them.
+            self.tar.members = []  # type: ignore[attr-defined]
+            self.num_entries += 1
+            if self.num_entries > self.bounds.entries:
+                raise Unreadable(f"it has more than {self.bounds.entries} files")
+            name = outside.relative(member.name)
+            if not self.is_wanted(name):
+                raise Unreadable(f"it holds {outside.shown(name)}, which was not asked for")
+            self._take(member, name)
+        return self.links
+
+    def _take(self, member: tarfile.TarInfo, name: str) -> None:
+        if member.isdir():
+            made(self.folder, name)
+        elif member.issym():
+            self.links[name] = member.linkname
+        elif member.islnk():
+            self._copy(member, name)
+        elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            self._count(name, member.size)
+            with self._new(name, member.mode) as file:
+                shutil.copyfileobj(self.tar.extractfile(member), file)  # type: ignore[arg-type]
+        else:
+            raise Unreadable(f"{outside.shown(name)} is neither a file nor a folder nor a link")
+
+    def _copy(self, member: tarfile.TarInfo, name: str) -> None:
+        """Write the second name of a file as a file of its own: it must be one that this archive has brought."""
+        first = self.folder / outside.relative(member.linkname)
+        if not (first.is_file() and member.linkname not in self.links):
+            raise Unreadable(f"{outside.shown(name)} is another name of {outside.shown(member.linkname)}, which is "
+                             "no file of this archive")  # fmt: skip
+        self._count(name, first.stat().st_size)
+        with first.open("rb") as source, self._new(name, first.stat().st_mode) as file:
+            shutil.copyfileobj(source, file)
+
+    def _count(self, name: str, size: int) -> None:
+        self.num_bytes += size
+        if size > self.bounds.file_bytes:
+            raise Unreadable(f"{outside.shown(name)} has {in_words(size)}, at most {in_words(self.bounds.file_bytes)} "
+                             "are unpacked")  # fmt: skip
+        if self.num_bytes > self.bounds.bytes:
+            raise Unreadable(f"it unpacks to more than {in_words(self.bounds.bytes)}")
+
+    def _new(self, name: str, mode: int) -> IO[bytes]:
+        path = self.folder / name
+        made(self.folder, os.path.dirname(name))
+        try:
+            return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, harmless(mode)), "wb")
+        except FileExistsError:
+            raise Unreadable(f"it holds {outside.shown(name)} twice") from None
+
+
+def made(folder: Path, name: str) -> Path:
+    """Return the folder of that name under `folder`, made where it is missing. Raises Unreadable for a file there."""
+    try:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Unreadable(f"{outside.shown(name)} is a file and a folder in it") from None
+    return folder / name
+
+
+def _make_link(folder: Path, name: str, target: str) -> str:
+    if os.path.lexists(folder / name):
+        raise Unreadable(f"it holds {outside.shown(name)} twice")
+    why = _leads_out(name, target)
+    if why:
+        return f"{outside.printable(name)}, a link to {outside.printable(target[:200])}: {why}"
+    made(folder, os.path.dirname(name))
+    os.symlink(target, folder / name)
+    return ""
+
+
+def _leads_out(name: str, target: str) -> str:
+    """Return why a link is left out; "": however other links lead, its target lies under the first part of its name.
+
+    Steps upwards may stand only at the beginning, where they leave folders that are no links.
+    """
+    if target.startswith("/"):
+        return "its target is absolute, and lies on the other machine"
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    above = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    if above > len(name.split("/")) - 2 or ".." in parts[above:]:
+        return "its target may lie outside of what was asked for"
+    try:
+        outside.relative("/".join(parts[above:]) or "x")
+    except Unreadable as error:
+        return str(error)
+    return ""
+
+
+def _walk(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield what a draft holds, folders before their content, each with the place where it goes."""
+    yield source, target
+    if stat.S_ISDIR(source.lstat().st_mode):
+        for one in sorted(source.iterdir()):
+            yield from _walk(one, target / one.name)
+
+
+def _refuse_another_kind(place: Path, is_folder: bool, is_top: bool) -> None:
+    try:
+        mode = (place.stat() if is_top and is_folder else place.lstat()).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISDIR(mode) is not is_folder:
+        here = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
+        raise UsageError(f"{place} is {here} here and {'a folder' if is_folder else 'a file'} on the control host; "
+                         "nothing was changed; move it away, or name another place: --to PATH")  # fmt: skip
