@@ -172,10 +172,17 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
     A cluster is asked where the inventory names one, SkyPilot where a run of ours is there: it may not be installed.
     """
     used = {op.vendor for op in journal.ops(live=True)} | ({SLURM} if settings.clusters.exists() else set())
-    engines = [registry.provider(settings, name) for name in ENGINES if name == only or not only and name in used]
+    engines: list[Provider] = []
+    silent: list[str] = []
+    for name in (name for name in ENGINES if name == only or not only and name in used):
+        try:
+            engines.append(registry.provider(settings, name))
+        except SlipwayError as error:
+            silent.append(f"{name}: {error}")
     if only in ENGINES:
-        return engines, []
+        return engines, silent
     rented, problems = offers.accounts(settings, only)
+    problems = [*problems, *silent]
     markets: list[Provider] = [*rented, *engines]
     asked = {market.name for market in markets}
     for name, key in VENDORS.items():

@@ -109,14 +109,15 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     from infra.providers.ssh import connections
     from infra.transport import large_files
 
-    connect = connections(settings)
-    looks = survey.look(inventory.load(settings.pools), connect, HostMemory.beside(settings.state_file))
+    connect, own = connections(settings), inventory.load(settings.pools)
+    looks = survey.look(own.hosts, connect, HostMemory.beside(settings.state_file))
     there = [one.host for one in looks if one.facts]
     ways = dict(zip(there, at_once(lambda host: large_files.way(connect(host)), there, survey.LOOK_S), strict=True))
-    return [
+    lines = [
         DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
         for one in looks
     ]
+    return [*lines, *(DoctorLine(f"ssh {one.place}", "bad", one.why) for one in own.unusable)]
 
 
 def engine(settings: Settings) -> list[DoctorLine]:
@@ -139,7 +140,7 @@ def clusters(settings: Settings) -> list[DoctorLine]:
     from infra.providers.slurm import SlurmClusters
 
     slurm = SlurmClusters.of(settings)
-    found = []
+    found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]
     for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
         name = f"slurm {cluster.name}"
         if isinstance(shown, SlipwayError):

@@ -34,7 +34,7 @@ from infra.providers import Provider, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
-from infra.runs.lookup import last_verdict
+from infra.runs.lookup import has_machine, last_verdict
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
@@ -330,6 +330,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
 def _name(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
     before = last_on(plan, journal)
-    if before and not meant.asked.name and last_verdict(before, settings).get("state") != "succeeded":
+    is_unfinished = before and last_verdict(before, settings).get("state") != "succeeded"
+    if before and is_unfinished and not meant.asked.name and has_machine(before, settings):
         return before.run
     return meant.asked.name or shares.new_name(journal, meant.work.stem)

@@ -77,7 +77,7 @@ def plan(op: Op, work: Work, settings: Settings) -> Plan:
     vendor, request, offer = registry.provider(settings, op.vendor), request_of(op), None
     if vendor.is_rented:
         offer = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
-    return plan_for(work, settings, request, vendor, Job.from_json(op.job).limits, offer)
+    return plan_for(work, settings, request, vendor, op.read_job().limits, offer)
 
 
 def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
@@ -106,7 +106,7 @@ def purpose(op: Op) -> str:
     """Return the purpose or the work of a pod."""
     if op.service:
         return f"a replica of {op.service}"
-    job = Job.from_json(op.job) if op.job else None
+    job = op.read_job() if op.job else None
     making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
     work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"
     return f"{work} (set {op.pod_set})" if op.pod_set else work

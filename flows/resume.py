@@ -8,7 +8,7 @@ from flows.extensions import changed
 from flows.history import receipt
 from flows.same_request import with_limits
 from infra import job_environment
-from infra.agent.job import Job, Limits
+from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
@@ -62,7 +62,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
         raise UsageError(f"--env: {op.run} is running with the environment it was launched with; "
                          f"end it first: inv down {op.run}")  # fmt: skip
     for one in pods.nodes_of(op, journal):
-        job = Job.from_json(one.job)
+        job = one.read_job()
         hidden = [name for name in job_environment.of_job(settings) if is_secret(name)]
         job = replace(job, environ={**job.environ, **job_environment.plain(settings)},
                       secrets=tuple(dict.fromkeys([*job.secrets, *hidden])))  # fmt: skip
@@ -115,7 +115,7 @@ def again(
         keeper = RunKeeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)
         return keeper.elsewhere(op, limits=limits, is_asked=True)
-    return street.resume(op, vendor, journal, job_environment.secrets_for(Job.from_json(op.job).secrets, settings))
+    return street.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str, tell: Say) -> Limits | None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.records import Plan
@@ -78,7 +77,7 @@ def renew(op: Op, installation: str, tell: Say) -> None:
 
 
 def _makings(op: Op) -> list[dict[str, Any]]:
-    steps = Job.from_json(op.job).steps if op.job else ()
+    steps = op.read_job().steps if op.job else ()
     return [step.config["making"] for step in steps if "making" in step.config]
 
 

@@ -43,12 +43,12 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     machines, or one of them; the beginning of the names of pods. Raises UsageError for one that is none of them.
     """
     live = [op for op in journal.ops(live=True) if op.slot >= 0]  # others were given up: their machines are lost
-    hosts = inventory.load(settings.pools) if settings.pools.exists() else ()
+    own = inventory.load(settings.pools) if settings.pools.exists() else inventory.OwnMachines()
     found: dict[str, TargetMachine] = {}
     for op in live if everything else ():
         found[op.run] = _pod(op, settings)
     for word in words:
-        found |= {one.name: one for one in _named(word, live, hosts, journal, settings)}
+        found |= {one.name: one for one in _named(word, live, own, journal, settings)}
     if not found:
         raise UsageError("there is no pod; run: inv pod.create, or name own machines, as inv pool.list shows them")
     return list(found.values())
@@ -87,7 +87,7 @@ def _by_settings(words: Sequence[str]) -> list[TargetMachine]:
 
 
 def _named(
-    word: str, live: Sequence[Op], hosts: Sequence[inventory.Host], journal: Journal, settings: Settings
+    word: str, live: Sequence[Op], own: inventory.OwnMachines, journal: Journal, settings: Settings
 ) -> list[TargetMachine]:
     ways: tuple[Callable[[Op], bool], ...] = (
         lambda op: word in (op.run, pods.run_of(op)),
@@ -97,15 +97,17 @@ def _named(
     for is_meant in ways:
         if ops := [op for op in live if word and is_meant(op)]:
             return [_pod(op, settings) for op in ops]
-    if own := [host for host in hosts if word in (host.pool, host.place, host.name)]:
+    if hosts := [host for host in own.hosts if word in (host.pool, host.place, host.name)]:
         connect = connections(settings)
-        return [TargetMachine(host.place, "", lambda host=host: connect(host)) for host in own]  # type: ignore[misc]
+        inventory.tell_unusable(own.unusable_in(word))
+        return [TargetMachine(host.place, "", lambda host=host: connect(host)) for host in hosts]  # type: ignore[misc]
     if ops := [op for op in live if word and op.run.startswith(word)]:
         return [_pod(op, settings) for op in ops]
     if word in journal.runs():
         raise UsageError(f"{word} has ended: it has no machine any more")
+    inventory.refuse_unusable(own.unusable, word)
     known = [*(op.run for op in live), *(op.pod_set for op in live), *(op.service for op in live)]
-    known = sorted({*known, *(host.pool for host in hosts), *(host.place for host in hosts)} - {""})
+    known = sorted({*known, *(host.pool for host in own.hosts), *(host.place for host in own.hosts)} - {""})
     near = difflib.get_close_matches(word, known, 3) or known[:MOST_NAMED]
     raise UsageError(f"nothing is called {word!r}; available: {', '.join(near) or 'nothing yet'}")
 

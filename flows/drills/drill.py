@@ -259,7 +259,7 @@ class Drill:
             return f"not heard: {error}"
         if not (said.get("alive") and said.get("armed")):
             return "dead" if not said.get("alive") else "not armed"
-        limits, mine = said["limits"], Job.from_json(op.job).limits
+        limits, mine = said["limits"], op.read_job().limits
         told = (said["token"], limits["time_s"], limits["spend_micro_usd"])
         return "" if told == (op.token, mine.time_s, mine.spend_micro_usd) else f"it has other limits: {told}"
 

@@ -202,7 +202,7 @@ def came(
     settings: Settings,
 ) -> RunTimes:  # fmt: skip
     """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
-    job, vendor = Job.from_json(op.job), registry.provider(settings, op.vendor)
+    job, vendor = op.read_job(), registry.provider(settings, op.vendor)
     # what a rented pod restores from the store is in no plan, and counts among the time around the steps
     job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))

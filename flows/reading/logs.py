@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from infra.agent.job import Job
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -38,7 +37,10 @@ def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say)
     except SlipwayError as error:
         if is_gone(journal.op(op.token), settings):  # meanwhile
             return True
-        if not isinstance(error, (Lost, TimedOut, Unreachable)):
+        is_nowhere = isinstance(error, UsageError)  # its machine has left the inventory, or cannot be used as it stands
+        if is_nowhere and not op.is_live:
+            return True
+        if not (is_nowhere or isinstance(error, (Lost, TimedOut, Unreachable))):
             raise
         tell(f"{op.run}: {error}")
         return True
@@ -62,7 +64,10 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
             known = sorted(one.stem for one in folder.glob("*.log"))
             raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
         return [path]
-    names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
+    try:
+        names = ["environment", *(step.name for step in op.read_job().steps)]
+    except UsageError:  # the order of the steps is not known
+        names = sorted(one.stem for one in folder.glob("*.log"))
     return [path for name in names if (path := folder / f"{name}.log").exists()]
 
 

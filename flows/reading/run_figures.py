@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.life_cycle import TERMINATING
 from infra.ledger.op import Op
@@ -41,7 +40,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
                 return None
 
             yield pod
-    makings = {step.name: step.config["making"] for step in Job.from_json(op.job).steps if "making" in step.config}
+    makings = {step.name: step.config["making"] for step in op.read_job().steps if "making" in step.config}
 
     def artifact(phase: str, file: str) -> bytes | None:
         making = makings.get(phase)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -26,14 +26,26 @@ RECENT_S = 300.0  # period from which metrics are taken
 TAIL_BYTES = 8 << 20
 SOON_S = 14 * 86_400.0  # before a certificate ends
 SHOWN_FAILURES = 5
+UNREADABLE = "UNREADABLE"  # state of a service whose record in the journal cannot be read
 
 
 def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
     """Return the facts about each service that has not ended."""
-    found = [one for one in (about(name, settings, journal) for name in names) if one]
+    found = [one for one in (_about(name, settings, journal) for name in names) if one]
     for one in found if with_metrics else ():
         one["metrics"] = figures(one["service"], settings)
     return found
+
+
+def _about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
+    """Return a service as `about` does; of one whose record cannot be read, the reason: the others are shown."""
+    try:
+        return about(name, settings, journal)
+    except SlipwayError as error:
+        rate = sum(op.rate for op in journal.ops(live=True) if op.service == name)
+        nothing = {"endpoint": "", "ready": 0, "target": 0, "versions": [], "wanted_version": 0, "model": "",
+                   "engine": "", "certificate": None, "replicas": []}  # fmt: skip
+        return {"service": name, "state": UNREADABLE, **nothing, "held": str(error), "usd_per_hour": dollars(rate)}
 
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from flows.over_limit import OverLimit
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
-from infra.errors import UsageError
+from infra.errors import SlipwayError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
@@ -39,7 +39,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     """
     vendors = {}
     for name in {op.vendor for op in journal.ops()}:
-        with suppress(UsageError):  # for example the inventory is gone: the rows say that their provider is not set up
+        with suppress(SlipwayError):  # such as an inventory that is gone: the rows say that it is not set up
             vendors[name] = registry.provider(settings, name)
     in_line, results = waiting(journal), kept.kept(settings)
     known = {one.run for one in in_line} | {one.name for one in results}

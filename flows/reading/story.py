@@ -15,7 +15,6 @@ from typing import Any
 from flows.find_model import find_model
 from flows.reading import measures, status, timeline
 from flows.reading.run_figures import gpu_memory, places, read
-from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -94,7 +93,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Say) -> Story:
     """Return the story of a run: its phases as its job has them, with the figures that can be had."""
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
-    job = Job.from_json(op.job)
+    job = op.read_job()
     spoken = list(places(op, settings, tell))
 
     def lines(phase: str, file: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:

@@ -22,6 +22,10 @@ from trainer.reporting import jsonl_log
 VERSION = 1
 WAITING, RUNNING, STOPPED, SKIPPED, DETACHED = "waiting", "running", "stopped early", "not begun", "detached"
 SUCCEEDED, LIMIT = "succeeded", "limit"
+OF_SWEEP = {"name": str, "about": str, "rank": dict, "against": str, "provider": str, "saved_s": float,
+            "saved_micro_usd": int}  # fmt: skip
+OF_TRIAL = {"run": str, "arm": str, "asked": dict, "flags": dict, "env": dict, "pod": str, "state": str, "reason": str,
+            "steps": int, "at": int, "beside": dict, "micro_usd": int, "phase": str, "made": list}  # fmt: skip
 OVER = (SUCCEEDED, STOPPED, SKIPPED)  # nothing is left to do for such a trial
 
 
@@ -111,20 +115,42 @@ def load(name: str, settings: Settings) -> SweepResult:
         said = dict(outside.load(path))
         if said.pop("version") != VERSION:
             raise UsageError(f"{path} was written by another version of Slipway; remove it to start over")
-        trials = [TrialResult(**{**one, "made": tuple(one["made"])}) for one in said.pop("trials")]
+        trials = [_trial(one) for one in outside.typed(said, "trials", list)]
+        del said["trials"]
+        _check(said, OF_SWEEP)
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
-    except (outside.Unreadable, KeyError, TypeError) as error:
+    except (OSError, outside.Unreadable, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path} cannot be read: {error}; remove it to start over") from None
+
+
+def _trial(said: Any) -> TrialResult:
+    if type(said) is not dict:
+        raise outside.Unreadable(f"a trial is {outside.shown(said)}")
+    _check(said, OF_TRIAL)
+    return TrialResult(**{**said, "made": (str(said["made"][0]), str(said["made"][1]))})
+
+
+def _check(said: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Raise Unreadable for a value of another kind than the tables that are made of it take."""
+    for key in kinds.keys() & said.keys():
+        outside.typed(said, key, kinds[key])
 
 
 def kept(settings: Settings) -> list[SweepResult]:
     """Return the sweeps that are on record, the one that changed last first; what cannot be read is left out."""
-    found = sorted(folder_of("", settings).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = sorted(folder_of("", settings).glob("*/sweep.json"), key=_changed_at, reverse=True)
     results = []
     for path in found:
         with suppress(UsageError):
             results.append(load(path.parent.name, settings))
     return results
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
 
 
 def same(one: TrialResult, other: TrialResult) -> bool:

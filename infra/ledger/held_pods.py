@@ -9,10 +9,10 @@ meanwhile, as on any rented pod. It knows the pods as they are at each question,
 """
 
 import getpass
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
@@ -29,6 +29,7 @@ from infra.providers.ssh import SshPools
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import HELD, Settings, is_rented
 from infra.transport.protocol import Transport, Unreachable
+from store import outside
 
 ENDED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs
 
@@ -38,6 +39,15 @@ def is_held(op: Op) -> bool:
     return op.is_live and op.stays and op.slot == 0 and bool(op.address) and is_rented(op.vendor)
 
 
+def _has_address(op: Op) -> bool:
+    """Return whether the address of a row can be used: a damaged one must not hide the other pods."""
+    try:
+        Address.parse(op.address or "")
+    except ValueError:
+        return False
+    return True
+
+
 def place_of(op: Op) -> str:
     """Return the name of a held pod as a machine: another pod of the same name is another machine."""
     return f"{op.run}/{op.token[-8:]}"
@@ -45,9 +55,17 @@ def place_of(op: Op) -> str:
 
 def gpus_of(op: Op) -> int:
     """Return the number of GPUs requested with a pod, of several kinds the least."""
-    asked = json.loads(op.request) if op.request else {}
+    asked = _asked(op)
     kinds = gpus.read_set(asked.get("gpu", ""), asked.get("num_gpus", 0))
     return asked.get("num_gpus") or min((number for _, number in kinds), default=0)
+
+
+def _asked(op: Op) -> dict[str, Any]:
+    """Return what was asked for with a pod; {} where that cannot be read."""
+    try:
+        return outside.mapping(op.request) if op.request else {}
+    except ValueError:
+        return {}
 
 
 def guests_of(op: Op, rows: Sequence[Op]) -> list[Op]:
@@ -80,7 +98,7 @@ class HeldPods(Provider):
     def rows(self, request: Request | None = None) -> list[Op]:
         """Return the rows of the held pods, or of those that a request names: by `host`; a set, a vendor by `pool`."""
         with Journal.open(self.state_file) as journal:
-            found = [op for op in journal.ops(live=True) if is_held(op)]
+            found = [op for op in journal.ops(live=True) if is_held(op) and _has_address(op)]
         if request is None:
             return found
         return [
@@ -99,7 +117,7 @@ class HeldPods(Provider):
         found = next(iter(self.rows(request)), None)
         if found is None:
             return None
-        asked = json.loads(found.request) if found.request else {}
+        asked = _asked(found)
         return Offer(provider=found.vendor, offer_id="", gpu=asked.get("gpu", ""),
                      num_gpus=request.num_gpus or gpus_of(found))  # fmt: skip
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s
 from infra.errors import Busy, UsageError
 from infra.ledger.life_cycle import ENDED, PLANNED
@@ -56,6 +57,14 @@ class Op:
     lived_s: float | None = None  # time until it was proven gone, by the clock that counted more
     reason: str = ""  # reason of its end, or of what is unclear, for people
     outcome: str = ""  # end of its run with it: ASKED, or the state of a verdict; "" = another pod may go on with it
+
+    def read_job(self) -> Job:
+        """Return the job of this row. Raises UsageError for one that cannot be read: another Slipway has written it."""
+        try:
+            return Job.from_json(self.job)
+        except ValueError as error:
+            raise UsageError(f"{self.run}: its job in the journal cannot be read: {error}; end it: "
+                             f"./inv down {self.run}") from None  # fmt: skip
 
     def since_sent_s(self, now: Clocks) -> float:
         """Return the time since it was sent, or else intended, by the clock that says more; never negative."""

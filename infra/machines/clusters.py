@@ -11,11 +11,12 @@
           time: 24h                     # of a job that has no limit of its own
           sbatch: [--constraint=a100]
 
-In: the file. Out: one cluster per login node. Everything unknown or unclear is refused, with file and cluster.
+In: the file. Out: one cluster per login node. An entry that is unknown or unclear is an error of that entry, with file
+and cluster, and of no other entry.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.machines import inventory
-from infra.machines.inventory import check_keys, price_of, text_of
+from infra.machines.inventory import Unusable, check_keys, price_of, refuse_unusable, text_of
 from infra.names import check_name
 from infra.records import Address
 from infra.transport import ssh_config
@@ -74,8 +75,50 @@ class SlurmCluster:
         return self.partitions.get(partition) if self.partitions else self.common
 
 
-def load(path: Path, home: Path | None = None) -> tuple[SlurmCluster, ...]:
-    """Return the clusters of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of a file, in its order, and the entries that cannot be used."""
+
+    usable: tuple[SlurmCluster, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+
+    def find(self, name: str) -> SlurmCluster:
+        """Return the cluster of that name. Raises UsageError."""
+        found = next((one for one in self.usable if one.name == name), None)
+        if found is None:
+            refuse_unusable(self.unusable, name)
+            available = ", ".join(one.name for one in self.usable) or "none"
+            raise UsageError(f"no cluster is called {name!r}; available: {available}")
+        return found
+
+    def select(self, word: str) -> list[tuple[SlurmCluster, str]]:
+        """Return the clusters that `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION` means, with partitions, "" = any.
+
+        All for "". Raises UsageError for a partition that an inventory leaves out.
+        """
+        name, _, partition = word.partition("/")
+        if not word:
+            return [(one, "") for one in self.usable]
+        refuse_unusable(self.unusable, name)
+        if partition or any(one.name == name for one in self.usable):
+            cluster = self.find(name)
+            if partition and cluster.queue(partition) is None:
+                listed = ", ".join(cluster.partitions)
+                raise UsageError(f"partition {partition!r} is not in the inventory of {name}; available: {listed}")
+            return [(cluster, partition)]
+        found = [(one, word) for one in self.usable if one.queue(word) is not None]
+        if not found:
+            parts = [f"{one.name}/{part}" for one in self.usable for part in one.partitions]
+            places = ", ".join(parts or [one.name for one in self.usable]) or "none"
+            raise UsageError(f"no cluster or partition is called {word!r}; available: {places}")
+        return found
+
+
+def load(path: Path, home: Path | None = None) -> Clusters:
+    """Return the clusters of the file, in its order. `home` is where `.ssh` lies.
+
+    Raises UsageError for a file that is missing, or no inventory at all.
+    """
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -83,36 +126,13 @@ def load(path: Path, home: Path | None = None) -> tuple[SlurmCluster, ...]:
     if not isinstance(document, dict) or not document:
         raise UsageError(f"{path}: expected `CLUSTER:` and below it `host:`")
     ssh = (home or Path.home()) / ".ssh"
-    return tuple(_cluster(path, name, body, ssh) for name, body in document.items())
-
-
-def find(clusters: Sequence[SlurmCluster], name: str) -> SlurmCluster:
-    """Return the cluster of that name. Raises UsageError."""
-    found = next((one for one in clusters if one.name == name), None)
-    if found is None:
-        raise UsageError(f"no cluster is called {name!r}; available: {', '.join(one.name for one in clusters)}")
-    return found
-
-
-def select(clusters: Sequence[SlurmCluster], word: str) -> list[tuple[SlurmCluster, str]]:
-    """Return the clusters that `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION` means, each with its partition, "" = any.
-
-    All for "". Raises UsageError for a partition that an inventory leaves out.
-    """
-    name, _, partition = word.partition("/")
-    if not word:
-        return [(one, "") for one in clusters]
-    if partition or any(one.name == name for one in clusters):
-        cluster = find(clusters, name)
-        if partition and cluster.queue(partition) is None:
-            listed = ", ".join(cluster.partitions)
-            raise UsageError(f"partition {partition!r} is not in the inventory of {name}; available: {listed}")
-        return [(cluster, partition)]
-    found = [(one, word) for one in clusters if one.queue(word) is not None]
-    if not found:
-        places = [f"{one.name}/{part}" for one in clusters for part in one.partitions] or [one.name for one in clusters]
-        raise UsageError(f"no cluster or partition is called {word!r}; available: {', '.join(places)}")
-    return found
+    usable, unusable = [], []
+    for name, body in document.items():
+        try:
+            usable.append(_cluster(path, name, body, ssh))
+        except UsageError as error:
+            unusable.append(Unusable(str(name), "", str(error)))
+    return Clusters(tuple(usable), tuple(unusable))
 
 
 def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
@@ -126,11 +146,10 @@ def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
             raise UsageError("`host` must be the address of the login node, or an alias of the ssh config, as text")
         known = set(ssh_config.aliases(ssh / "config"))
         address = inventory.address_of({**body, "ip": body["host"]}, ssh, known)
-        common = _queue(body)
+        common, python = _queue(body), text_of(body, "python") or "python3"
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    return SlurmCluster(name=name, address=address, python=text_of(body, "python") or "python3", common=common,
-                   partitions=_partitions(where, body))  # fmt: skip
+    return SlurmCluster(name=name, address=address, python=python, common=common, partitions=_partitions(where, body))
 
 
 def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:

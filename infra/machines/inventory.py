@@ -10,12 +10,14 @@
           gpu: RTX 6000 Ada
 
 An alias of the user's ssh config brings its own user and key, whatever the pool says, as in SkyPilot.
-In: the file. Out: one Host per machine. Everything unknown or unclear is refused, with file, pool and host.
+In: the file. Out: one Host per machine. An entry that is unknown or unclear is an error of that entry, with file, pool
+and host, and of no other entry.
 """
 
 import contextlib
 import difflib
 import getpass
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,8 +33,10 @@ from infra.transport import ssh_config
 OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
+NO_PASSWORDS = "passwords are not used here, only keys: set identity_file, remove password"
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
+_told: set[str] = set()
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
 _REACH = re.compile(
     r"(?:(?P<user>[A-Za-z_][A-Za-z0-9._-]{0,63})@)?"
@@ -64,8 +68,79 @@ class Host:
         return f"{self.pool}/{self.name}"
 
 
-def load(path: Path, home: Path | None = None) -> tuple[Host, ...]:
-    """Return the machines of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
+@dataclass(frozen=True)
+class Unusable:
+    """An entry of an inventory that cannot be used."""
+
+    pool: str
+    name: str  # of the host, as far as it is known; "" = the entry is a whole pool, or a whole cluster
+    why: str  # with file, pool and host
+
+    @property
+    def place(self) -> str:
+        return f"{self.pool}/{self.name}" if self.name else self.pool
+
+    def is_meant(self, word: str) -> bool:
+        """Return whether a word names this entry, or may name a host of its pool."""
+        pool, _, _ = word.partition("/")
+        return word in (self.place, self.name) or (not self.name and pool == self.pool)
+
+
+@dataclass(frozen=True)
+class OwnMachines:
+    """The machines of a file, in its order, and the entries that cannot be used."""
+
+    hosts: tuple[Host, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+
+    def find(self, word: str) -> Host:
+        """Return the machine called `pool/host`, or `host` where only one is. Raises UsageError."""
+        found = [host for host in self.hosts if word in (host.place, host.name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(f"{word!r} names several machines: {', '.join(host.place for host in found)}")
+        refuse_unusable(self.unusable, word)
+        places = [host.place for host in self.hosts]
+        near = difflib.get_close_matches(word, [*places, *(host.name for host in self.hosts)], 3) or places[:10]
+        raise UsageError(f"no machine is called {word!r}; available: {', '.join(near) or 'none'}")
+
+    def select(self, word: str) -> tuple[Host, ...]:
+        """Return the machines of a pool, or one machine; all for "". Raises UsageError."""
+        pools = sorted({host.pool for host in self.hosts})
+        if not word or word in pools:
+            return tuple(host for host in self.hosts if word in ("", host.pool))
+        refuse_unusable(self.unusable, word)
+        try:
+            return (self.find(word),)
+        except UsageError as error:
+            raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
+
+    def unusable_in(self, word: str) -> tuple[Unusable, ...]:
+        """Return the entries that cannot be used, of one pool or of that name; all for ""."""
+        return tuple(one for one in self.unusable if word in ("", one.pool, one.place, one.name))
+
+
+def refuse_unusable(unusable: Sequence[Unusable], word: str) -> None:
+    """Raise UsageError where a word names an entry that cannot be used: with its reason."""
+    for one in unusable:
+        if one.is_meant(word) or word == one.pool:
+            raise UsageError(one.why)
+
+
+def tell_unusable(unusable: Sequence[Unusable]) -> None:
+    """Write each entry that cannot be used into the log, once per process: the other entries are used."""
+    for one in unusable:
+        if one.why not in _told:
+            _told.add(one.why)
+            logging.getLogger(__name__).warning("%s; this entry is left out", one.why)
+
+
+def load(path: Path, home: Path | None = None) -> OwnMachines:
+    """Return the machines of the file, in its order. `home` is where `.ssh` lies.
+
+    Raises UsageError for a file that is missing, or no inventory at all.
+    """
     from infra import strict_yaml
 
     try:
@@ -78,31 +153,20 @@ def load(path: Path, home: Path | None = None) -> tuple[Host, ...]:
         raise UsageError(f"{path}: expected `POOL:` and below it `hosts:`")
     ssh = (home or Path.home()) / ".ssh"
     known = set(ssh_config.aliases(ssh / "config"))
-    hosts = [host for pool, body in document.items() for host in _pool(path, pool, body, ssh, known)]
-    return tuple(hosts)
-
-
-def find(hosts: Sequence[Host], word: str) -> Host:
-    """Return the machine called `pool/host`, or `host` where only one is. Raises UsageError."""
-    found = [host for host in hosts if word in (host.place, host.name)]
-    if len(found) == 1:
-        return found[0]
-    places = [host.place for host in (found or hosts)]
-    if found:
-        raise UsageError(f"{word!r} names several machines: {', '.join(places)}")
-    near = difflib.get_close_matches(word, [*places, *(host.name for host in hosts)], 3) or places[:10]
-    raise UsageError(f"no machine is called {word!r}; available: {', '.join(near)}")
-
-
-def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
-    """Return the machines of a pool, or one machine; all for "". Raises UsageError."""
-    pools = sorted({host.pool for host in hosts})
-    if not word or word in pools:
-        return tuple(host for host in hosts if word in ("", host.pool))
-    try:
-        return (find(hosts, word),)
-    except UsageError as error:
-        raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
+    hosts: list[Host] = []
+    unusable: list[Unusable] = []
+    for pool, body in document.items():
+        try:
+            entries = _entries(path, pool, body)
+        except UsageError as error:
+            unusable.append(Unusable(str(pool), "", str(error)))
+            continue
+        for entry in entries:
+            try:
+                hosts.append(_host(f"{path}: pool {pool}", pool, body, entry, ssh, known, hosts))
+            except UsageError as error:
+                unusable.append(Unusable(pool, _name_of(entry), str(error)))
+    return OwnMachines(tuple(hosts), tuple(unusable))
 
 
 def reach(word: str, pools: Path, home: Path | None = None) -> Host:
@@ -111,7 +175,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     An IPv6 address stands in brackets: [2001:db8::7]:22. Raises UsageError.
     """
     with contextlib.suppress(UsageError):  # no inventory, or no such machine in it
-        return find(load(pools, home), word)
+        return load(pools, home).find(word)
     found = _REACH.fullmatch(word)
     if found is None:
         raise UsageError(f"{word!r} names no machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
@@ -125,7 +189,8 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     return Host(pool="", name=word, address=replace(address, user=user) if user else address)
 
 
-def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -> list[Host]:
+def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
+    """Return the entries of a pool. Raises UsageError for a pool of which no entry can be used."""
     where = f"{path}: pool {pool}"
     if not isinstance(pool, str):
         raise UsageError(f"{where}: its name must be text; put it in quotes")
@@ -137,15 +202,21 @@ def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -
     entries = body.get("hosts")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{where}: `hosts` must be a list with one machine at least")
-    hosts = [_host(where, pool, body, entry, ssh, known) for entry in entries]
-    names = [host.name for host in hosts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UsageError(f"{where}: host {twice} is given twice")
-    return hosts
+    if body.get("password") is not None:
+        raise UsageError(f"{where}: {NO_PASSWORDS}")
+    return entries
 
 
-def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str]) -> Host:
+def _name_of(entry: Any) -> str:
+    """Return the name of an entry that cannot be used, as far as it has one."""
+    name = entry.get("ip") if isinstance(entry, dict) else entry
+    return name if isinstance(name, str) and name.isprintable() else "?"
+
+
+def _host(
+    where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str],
+    before: Sequence[Host],
+) -> Host:  # fmt: skip
     own = {"ip": entry} if isinstance(entry, str) else entry
     where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
     check_keys(where, own, HOST_KEYS)
@@ -153,12 +224,12 @@ def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: P
         raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text")
     said = {**{key: defaults[key] for key in defaults if key != "hosts"}, **own}
     if said.get("password") is not None:
-        raise UsageError(f"{where}: passwords are not used here, only keys: set identity_file, remove password")
+        raise UsageError(f"{where}: {NO_PASSWORDS}")
     try:
         address = address_of(said, ssh, known)
         num_gpus = whole_of(said, "num_gpus", 0, 1024)
         gpu = text_of(said, "gpu")
-        return Host(
+        host = Host(
             pool=pool,
             name=said["ip"] if address.port == 22 or said["ip"] in known else f"{said['ip']}:{address.port}",
             address=address,
@@ -172,6 +243,9 @@ def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: P
         )
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+    if host.place in [one.place for one in before]:
+        raise UsageError(f"{where}: it is given twice; the first entry counts")
+    return host
 
 
 def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:

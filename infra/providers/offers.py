@@ -130,7 +130,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         found.append(OfferSource(name, partial(_catalog, name, settings)))
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
-            found.append(OfferSource(name, open_market(name, settings).catalog))
+            found.append(OfferSource(name, partial(_vendors, name, settings)))
     if only == "ssh" or (not only and settings.pools.exists()):
         from infra.providers.ssh import SshPools
 
@@ -172,6 +172,11 @@ def require(found: Survey, request: Request) -> Survey:
         kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
         raise kind(f"no vendor answered with offers\n{said}")
     raise NoOffer("\n".join(filter(None, (explain(request, found.considered), said))))
+
+
+def _vendors(name: str, settings: Settings, request: Request) -> list[Offer]:
+    """Return the offers of a vendor, opened only now: an address or a key that cannot be used is its own answer."""
+    return open_market(name, settings).catalog(request)
 
 
 def _catalog(name: str, settings: Settings, request: Request) -> list[Offer]:

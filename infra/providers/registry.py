@@ -2,11 +2,12 @@
 
 import difflib
 import importlib
+import logging
 import threading
 from pathlib import Path
 from typing import cast
 
-from infra.errors import MissingKey, UsageError
+from infra.errors import MissingKey, SlipwayError, UsageError
 from infra.providers import Provider, Vendors, extensions
 from infra.providers.offers import KNOWN, open_market, open_own
 from infra.settings import HELD, MARKET, SKYPILOT, SLURM, VENDORS, Settings
@@ -78,8 +79,22 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
 
 
 def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
-    """Return the providers that `chosen` means, else those that `--provider` means. Raises UsageError."""
-    return [provider(settings, name) for name in names(settings, chosen or settings.provider)]
+    """Return the providers that `chosen` means, else those that `--provider` means.
+
+    One of several that cannot be opened is left out, and told. Raises UsageError where none can be.
+    """
+    found: list[Provider] = []
+    errors: list[SlipwayError] = []
+    for name in names(settings, chosen or settings.provider):
+        try:
+            found.append(provider(settings, name))
+        except SlipwayError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    for one in errors:
+        logging.getLogger(__name__).warning("%s; it is left out", one)
+    return found
 
 
 def vendors(settings: Settings) -> Vendors:

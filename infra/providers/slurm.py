@@ -24,8 +24,9 @@ from typing import Any
 from infra.agent.job import Limits, PodFolder
 from infra.agent.slurm import queue
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
-from infra.machines.clusters import SlurmCluster, find, load, select
+from infra.machines.clusters import Clusters, SlurmCluster, load
 from infra.machines.host_memory import AGENT, ask, at_once, run_script
+from infra.machines.inventory import Unusable, tell_unusable
 from infra.machines.partitions import Nodes, fit, kinds_of, options_of, state_of
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
@@ -48,6 +49,7 @@ class SlurmClusters(Provider):
 
     clusters: tuple[SlurmCluster, ...]
     connect: Callable[[SlurmCluster], Transport]
+    unusable: tuple[Unusable, ...] = ()  # entries of the inventory
 
     name = "slurm"
     is_here, is_rented = False, False
@@ -57,8 +59,14 @@ class SlurmClusters(Provider):
 
     @staticmethod
     def of(settings: Settings) -> "SlurmClusters":
-        """Return the clusters of the inventory in force. Raises UsageError."""
-        return SlurmClusters(load(settings.clusters), connections(settings))
+        """Return the clusters of the inventory in force; an entry that cannot be used is told. Raises UsageError."""
+        found = load(settings.clusters)
+        tell_unusable(found.unusable)
+        return SlurmClusters(found.usable, connections(settings), found.unusable)
+
+    @property
+    def inventory(self) -> Clusters:
+        return Clusters(self.clusters, self.unusable)
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -68,11 +76,12 @@ class SlurmClusters(Provider):
 
         AuthError, SlipwayError: no cluster has answered.
         """
-        asked = select(self.clusters, request.host or request.pool)
+        asked = self.inventory.select(request.host or request.pool)
         found: list[Offers | SlipwayError] = at_once(lambda one: self._offers(*one, request), asked, LOOK_S)
         offers = [offer for one in found if not isinstance(one, SlipwayError) for offer in one]
         if not offers:
             why = [f"\n  {cluster.name}: {one}" for (cluster, _), one in zip(asked, found, strict=True)]
+            why += [f"\n  {one.place}: {one.why}" for one in self.unusable]
             if any(isinstance(one, NoOffer) for one in found):
                 raise NoOffer(f"slurm: no partition can run that:{''.join(why)}")
             kind = AuthError if all(isinstance(one, AuthError) for one in found) else SlipwayError
@@ -81,7 +90,7 @@ class SlurmClusters(Provider):
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the run's folder on the cluster. NoOffer: it is another pod's, or sbatch refuses such a job."""
-        cluster = find(self.clusters, offer.region)
+        cluster = self.inventory.find(offer.region)
         options = options_of(cluster, request, offer, limits)
         transport = self.connect(cluster)
         nodes = [f"--nodes={request.nodes}", "--ntasks-per-node=1"]
@@ -113,8 +122,9 @@ class SlurmClusters(Provider):
     def list(self) -> Pods:
         """Return every folder that is marked, and every job of ours that has none."""
         found: list[Pods | SlipwayError] = at_once(self._on, self.clusters, LOOK_S)
-        deaf = [f"{cluster.name}: {one}" for cluster, one in zip(self.clusters, found, strict=True)
-                if isinstance(one, SlipwayError)]  # fmt: skip
+        deaf = [f"{one.place}: {one.why}" for one in self.unusable]
+        deaf += [f"{cluster.name}: {one}" for cluster, one in zip(self.clusters, found, strict=True)
+                 if isinstance(one, SlipwayError)]  # fmt: skip
         if deaf:
             raise SlipwayError(f"slurm: not every cluster has answered: {'; '.join(deaf)}")
         return [pod for one in found if not isinstance(one, SlipwayError) for pod in one]
@@ -196,7 +206,7 @@ class SlurmClusters(Provider):
 
     def _cluster(self, name: str) -> SlurmCluster:
         try:
-            return find(self.clusters, name)
+            return self.inventory.find(name)
         except UsageError as error:
             raise UsageError(f"slurm: {error}; put it back into the inventory to end what runs there") from None
 

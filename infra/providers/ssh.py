@@ -19,7 +19,7 @@ from infra.agent.host import may_share
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
-from infra.machines.inventory import Host, find, load, select
+from infra.machines.inventory import Host, OwnMachines, Unusable, load, tell_unusable
 from infra.machines.survey import LOOK_S, Connect, contact, has, lacks, misfit, shortfall
 from infra.names import check_name
 from infra.providers import Provider
@@ -46,6 +46,7 @@ class SshPools(Provider):
     memory: HostMemory
     end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
     name: str = "ssh"
+    unusable: tuple[Unusable, ...] = ()  # entries of the inventory
 
     is_here, is_rented = False, False
     settle_s = 0.0
@@ -53,8 +54,15 @@ class SshPools(Provider):
 
     @staticmethod
     def of(settings: Settings) -> "SshPools":
-        """Return the machines of the inventory in force. Raises UsageError."""
-        return SshPools(load(settings.pools), connections(settings), HostMemory.beside(settings.state_file))
+        """Return the machines of the inventory in force; an entry that cannot be used is told. Raises UsageError."""
+        found = load(settings.pools)
+        tell_unusable(found.unusable)
+        memory = HostMemory.beside(settings.state_file)
+        return SshPools(found.hosts, connections(settings), memory, unusable=found.unusable)
+
+    @property
+    def inventory(self) -> OwnMachines:
+        return OwnMachines(self.hosts, self.unusable)
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -64,12 +72,12 @@ class SshPools(Provider):
 
         NoOffer: too few for the nodes asked for, and why each other is none.
         """
-        named = select(self.hosts, request.host)
-        hosts = [host for host in select(self.hosts, request.pool) if host in named]
+        hosts = self._meant(request)
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
+            why += [f"\n  {one.place}: {one.why}" for one in self.inventory.unusable_in(request.host or request.pool)]
             kind = Busy if any(isinstance(one, Busy) for one in found) else NoOffer
             wanted = count(request.nodes, "machine")
             raise kind(f"{self.name}: {wanted} wanted, {len(offers)} free and fit:{''.join(why)}")
@@ -77,12 +85,15 @@ class SshPools(Provider):
 
     def places(self, request: Request) -> tuple[str, ...]:
         """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
-        named = select(self.hosts, request.host)
-        return tuple(host.place for host in select(self.hosts, request.pool) if host in named)
+        return tuple(host.place for host in self._meant(request))
+
+    def _meant(self, request: Request) -> "list[Host]":
+        named = self.inventory.select(request.host)
+        return [host for host in self.inventory.select(request.pool) if host in named]
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the machine of `offer`. NoOffer: it holds another pod."""
-        host = find(self.hosts, offer.place)
+        host = self.inventory.find(offer.place)
         try:
             said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token, "",
                        request.devices, host.token)  # fmt: skip
@@ -101,7 +112,7 @@ class SshPools(Provider):
     def list(self) -> Pods:
         found = at_once(self._on, self.hosts, LOOK_S)
         pods: Pods = []
-        deaf = []
+        deaf = [f"{one.place}: {one.why}" for one in self.unusable]
         for host, one in zip(self.hosts, found, strict=True):
             if isinstance(one, SlipwayError):
                 deaf.append(f"{host.place}: {one}")
@@ -157,7 +168,7 @@ class SshPools(Provider):
 
     def _host(self, place: str) -> Host:
         try:
-            return find(self.hosts, place)
+            return self.inventory.find(place)
         except UsageError as error:
             raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import spend
@@ -31,7 +30,7 @@ ARM_S = 60.0
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
     """Send job and secrets and arm the guard; the row is READY then. May be repeated."""
     if op.state == BOOTING and op.rate:  # so that its guard counts what was billed before it started
-        job = Job.from_json(op.job)
+        job = op.read_job()
         billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
     op, key = _with_self_end(op, provider, journal)
@@ -49,7 +48,7 @@ def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, st
 
     The key is "" where the pod has one of its own, or nobody has one to hand out.
     """
-    rented, job = market(provider), Job.from_json(op.job)
+    rented, job = market(provider), op.read_job()
     if rented is None or not job.self_end or rented.farewell or not rented.self_end_key or not op.remote_id:
         return op, ""
     calls = rented.self_end(op.remote_id)
@@ -62,7 +61,7 @@ def _forget_removed(op: Op) -> None:
     """Remove the marks of steps whose artifact somebody has removed from the store meanwhile: they are not done."""
     pod, store = pods.folder_of(op), Store(op.store)
     with contextlib.suppress(StoreError):  # a store that cannot be read now is reported by the step that reads it
-        for step in Job.from_json(op.job).steps:
+        for step in op.read_job().steps:
             made = step.config.get("making")
             if made and pod.mark(step.name).exists() and not mirror.is_home(store, made["name"], made["fingerprint"]):
                 pod.mark(step.name).unlink()
@@ -73,7 +72,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str = ""
 
     `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
     """
-    pod, job = pods.folder_of(op), Job.from_json(op.job)
+    pod, job = pods.folder_of(op), op.read_job()
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other

@@ -149,7 +149,7 @@ def give(
     rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
     if plan.target and rivals and rivals[0].token != op.token:
         raise Taken(rivals[0])
-    limits = Job.from_json(op.job).limits
+    limits = op.read_job().limits
     job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
     if provider.is_rented and job.steps:
         job = with_courier(job, plan.store, op.run)
@@ -418,7 +418,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
         with stage("inputs", say, clock_scale(provider)) as told:
-            told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
+            told += mirror.send_artifacts(op.read_job(), pod, pod_store, transport, Store(plan.store))
     if terms.keep and op.slot == 0:
         terms.keep(op)
     if terms.prepare and op.slot == 0:
@@ -441,7 +441,7 @@ def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
 
 
 def _noted(ops: list[Op], groups: Sequence[NodeGroup], journal: Journal) -> list[Op]:
-    jobs = [replace(Job.from_json(op.job), group=group) for op, group in zip(ops, groups, strict=True)]
+    jobs = [replace(op.read_job(), group=group) for op, group in zip(ops, groups, strict=True)]
     return [journal.note(op, job=job.to_json()) for op, job in zip(ops, jobs, strict=True)]
 
 
@@ -467,7 +467,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """Return the row of a pod that can be handed its job again: the same, or a new one in the same folder."""
-    if op.job and Job.from_json(op.job).kind == "hold":
+    if op.job and op.read_job().kind == "hold":
         raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):
@@ -483,7 +483,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     if provider.recovers:  # its machine is one of many: the same is requested, where the run's folder is
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
-    job = Job.from_json(op.job)
+    job = op.read_job()
     row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
                    budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run, asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
@@ -10,6 +10,7 @@ from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
 from infra.providers import registry
+from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.sync import mirror
 from infra.settings import Settings
@@ -50,12 +51,25 @@ def names_of_runs(journal: Journal) -> list[str]:
 
 
 def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
-    """Return the verdict of a pod's work, {} while there is none; for a rented pod that is gone, the copy at home."""
-    vendor = registry.provider(settings, op.vendor)
-    if vendor.fleeting and not op.is_live:
+    """Return the verdict of a pod's work, {} while there is none.
+
+    Of a row that has ended no other machine is asked: the copy at home counts.
+    """
+    if not op.is_live and op.vendor != Local.name:
         verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
-    return sight.verdict_of(op, vendor.reach(pods.pod_of(op)))
+    return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)))
+
+
+def has_machine(op: Op, settings: Settings) -> bool:
+    """Return whether the machine of a row can be named still: a rented one is replaced by another of its vendor."""
+    try:
+        vendor = registry.provider(settings, op.vendor)
+        if not vendor.fleeting:
+            vendor.reach(pods.pod_of(op))
+    except SlipwayError:
+        return False
+    return True
 
 
 def between_pods(journal: Journal) -> list[Op]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, in_words
 from infra.ledger import cost, spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
@@ -50,7 +50,19 @@ def snapshot(
     found = {op.token: it if isinstance(it, Sight) else _silent(op, providers, homes, str(it)) for op, it in sights}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
-    return [view(op, found[op.token], now, of[op.token], told) for op in ops]
+    return [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
+
+
+def _shown(
+    op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]
+) -> PodView:  # fmt: skip
+    """Return the row of `view`, or one with the reason why there is none: a damaged row must not hide the others."""
+    try:
+        return view(op, seen, now, rows, told)
+    except Exception as error:
+        return PodView(run=op.run, provider=op.vendor, state="lost" if op.is_live else "stopped",
+                       micro_usd_per_hour=op.rate, started_at=float(op.intent_at),
+                       note=f"its record cannot be shown: {in_words(error)}; end it: ./inv down {op.run}")  # fmt: skip
 
 
 def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:

@@ -350,7 +350,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     verdict = seen.verdict
     if seen.is_there is None and not verdict or not verdict and seen.why:
         raise SlipwayError(seen.why or f"{op.run}: its state is not known")
-    if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
+    if rented and verdict.get("state") == "failed" and op.read_job().on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:
         with contextlib.suppress(Fenced):  # other work has come meanwhile
@@ -404,7 +404,11 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
 
 
 def _group_of(op: Op) -> NodeGroup:
-    return Job.from_json(op.job).group if op.job else NodeGroup()
+    """Return the group of nodes of a row; a row whose job cannot be read stands for itself."""
+    try:
+        return op.read_job().group if op.job else NodeGroup()
+    except UsageError:
+        return NodeGroup()
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:

@@ -21,13 +21,14 @@ from infra.agent.job import PodFolder
 from infra.agent.limits import Clocks, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger import accounts
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
 from infra.ledger.op import Op
 from infra.providers import LAG_S, Provider, clock_scale
 from infra.records import Address, Pod
 from infra.runs import pod_reports
+from infra.settings import HELD
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 
@@ -118,7 +119,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
         return replace(seen, is_alive=False if seen.is_there else None)
     try:
         return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else Asks.FILES, seen)
-    except SILENT as error:
+    except (*SILENT, UsageError) as error:  # no answer, or a machine that the inventory does not give
         return replace(seen, is_there=None, why=str(error))
     except (SlipwayError, OSError, ValueError) as error:  # it answers, and cannot be read
         return replace(seen, is_there=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
@@ -127,7 +128,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
 def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
     """Return the sight with what its provider says."""
     try:
-        pod = provider.find(op.remote_id or op.token)
+        pod = provider.find(name_of(op))
         if pod is None and op.state in PENDING:
             return seen  # it may still come
         if pod is None:
@@ -217,7 +218,7 @@ def is_absent(provider: Provider, op: Op) -> bool:
 
     Raises SlipwayError when its provider does not say, or is asked with the key of another account.
     """
-    if unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
+    if unproven_s(provider, op) > 0 or provider.find(name_of(op)) is not None:
         return False
     if accounts.is_another(provider, op, read_clocks()):
         raise SlipwayError(accounts.in_words(op))
@@ -226,6 +227,12 @@ def is_absent(provider: Provider, op: Op) -> bool:
     pods = provider.list()
     may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
     return not may_be_there and all(pod.token != op.token for pod in pods)
+
+
+def name_of(op: Op) -> str:
+    """Return the name by which a provider looks for the pod: on its one machine, where the row names one."""
+    at_its_place = f"{op.token}@{op.place}" if op.place and op.vendor in ("ssh", HELD) else op.token
+    return op.remote_id or at_its_place
 
 
 def unproven_s(provider: Provider, op: Op) -> float:
@@ -245,7 +252,11 @@ def pod_of(op: Op) -> Pod:
 def folder_of(op: Op) -> PodFolder:
     """Return the folder of a row's pod, on its machine."""
     address = op.address or "/nonexistent"
-    return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
+    try:
+        return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
+    except ValueError as error:
+        raise UsageError(f"{op.run}: its address in the journal cannot be read: {error}; end it: "
+                         f"./inv down {op.run}") from None  # fmt: skip
 
 
 def _lives(said: Mapping[str, Mapping[str, Any]]) -> bool:

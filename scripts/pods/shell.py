@@ -11,7 +11,6 @@ from typing import Any
 
 from invoke import Exit
 
-from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
@@ -84,7 +83,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
     logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # nothing answers yet, which is expected
-    pod, environments = pods.folder_of(op), Job.from_json(op.job).environments
+    pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
     line = [transport.python, "-m", "infra.agent.own_environment", "track-tensorboard", "trainer.tracking.board"]

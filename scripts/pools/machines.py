@@ -11,6 +11,7 @@ from infra.ledger.journal import Journal
 from infra.machines import inventory, pool_import, survey
 from infra.machines.host_memory import HostMemory
 from infra.providers.ssh import connections
+from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
@@ -19,12 +20,13 @@ from scripts.pools.flags import CheckFlags, HostsFlags, ImportFlags, ListFlags, 
 
 def list_(spec: ListFlags) -> None:
     settings = context.settings()
-    hosts = inventory.select(inventory.load(settings.pools), spec.pool)
+    hosts, unusable = meant(settings, spec.pool)
     known = HostMemory.beside(settings.state_file).all()
     with Journal.open(settings.state_file) as journal:
         leases = {op.place: op.run for op in journal.ops(live=True) if op.vendor == "ssh" and op.place}
     rows = [about(host, known.get(f"ssh:{host.place}"), leases.get(host.place)) for host in hosts]
     if spec.json:
+        rows += [{"pool": one.pool, "host": one.name or None, "problem": one.why} for one in unusable]
         print_json(rows)
         return
     table = [("pool", "host", "address", "GPUs", "USD/h", "state")]
@@ -33,6 +35,7 @@ def list_(spec: ListFlags) -> None:
         state = f"leased by {row['leased_by']}" if row["leased_by"] else "free"
         state += f"; failed: {row['failure']}" if row["failure"] else ""
         table.append((row["pool"], row["host"], row["address"], gpus, row["usd_per_hour"], state))
+    table += [(one.pool, one.name or "all", "?", "?", "?", f"cannot be used: {one.why}") for one in unusable]
     print(clean(columns(table)))
 
 
@@ -50,6 +53,7 @@ def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
         "usd_per_hour": render.usd(host.micro_usd_per_hour),
         "labels": dict(host.labels),
         "leased_by": run,
+        "problem": None,
         "failure": known.failure or None if known else None,
         "seen_at": render.iso(known.seen_at) if known else None,
     }
@@ -57,14 +61,23 @@ def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
 
 def up(spec: UpFlags) -> None:
     settings = context.settings()
-    hosts = inventory.select(inventory.load(settings.pools), spec.pool)
+    hosts, unusable = meant(settings, spec.pool)
     looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    seen = [(one.host.place, one.facts, one.problem) for one in looks] + [(one.place, {}, one.why) for one in unusable]
     if spec.json:
-        print_json([{"host": one.host.place, "problem": one.problem or None, **one.facts} for one in looks])
+        print_json([{"host": place, "problem": problem or None, **facts} for place, facts, problem in seen])
     else:
         heads = ("host", "CPUs", "memory", "disk free", "GPUs", "Python", "rsync", "uv", "")
-        print(clean(columns([heads, *(up_row(one.host.place, one.facts, one.problem) for one in looks)])))
-    leave(looks)
+        print(clean(columns([heads, *(up_row(*one) for one in seen)])))
+    leave([(place, problem) for place, _, problem in seen])
+
+
+def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.Unusable]]:
+    """Return the machines that a word means, and the entries that cannot be used. Raises UsageError."""
+    own = inventory.load(settings.pools)
+    unusable = own.unusable_in(word)
+    is_only = unusable and not any(word in ("", one.pool, one.place, one.name) for one in own.hosts)
+    return (() if is_only else own.select(word)), unusable
 
 
 def up_row(place: str, facts: Mapping[str, Any], problem: str) -> tuple[str, ...]:
@@ -91,18 +104,21 @@ def gigabytes(size: int | None) -> str:
 
 def check(spec: CheckFlags) -> None:
     settings = context.settings()
-    looks = survey.reachable(inventory.select(inventory.load(settings.pools), spec.pool), connections(settings))
+    hosts, unusable = meant(settings, spec.pool)
+    looks = survey.reachable(hosts, connections(settings))
+    seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
     if spec.json:
-        print_json([{"host": one.host.place, "problem": one.problem or None} for one in looks])
+        print_json([{"host": place, "problem": problem or None} for place, problem in seen])
     else:
-        print(clean(columns([(one.host.place, one.problem or "ok") for one in looks])))
-    leave(looks)
+        print(clean(columns([(place, problem or "ok") for place, problem in seen])))
+    leave(seen)
 
 
-def leave(looks: Sequence[survey.HostSurvey]) -> None:
-    bad = [one.host.place for one in looks if one.problem]
+def leave(seen: Sequence[tuple[str, str]]) -> None:
+    """Exit with an error where a machine has a problem."""
+    bad = [place for place, problem in seen if problem]
     if bad:
-        raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)
+        raise Exit(f"{len(bad)} of {len(seen)} machines cannot be used: {', '.join(bad)}", code=1)
 
 
 def import_(spec: ImportFlags) -> None:

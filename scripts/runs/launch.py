@@ -26,7 +26,6 @@ from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client
-from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.flags import given
@@ -169,7 +168,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     elif succeeded:
         scale, rows = scale_of(op, settings), journal.ops(run=op.run)
         total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
-        steps = Job.from_json(op.job).steps
+        steps = op.read_job().steps
         making = steps[-1].config.get("making") if steps else None
         then = talk_to(making["name"], op.store) if making else f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
@@ -181,7 +180,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         code = 5 if verdict["state"] == "limit" else 1
         then = THEN.get(verdict["state"], "go on with ") + f"./inv resume {op.run}"
         if journal.op(op.token).is_live and op.stays:
-            then = f"mend that, then: ./inv {'pod.run' if Job.from_json(op.job).steps else 'pod.setup'} {op.run}"
+            then = f"mend that, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 
 

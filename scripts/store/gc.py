@@ -9,7 +9,6 @@ from collections.abc import Collection
 
 from invoke import Exit
 
-from infra.agent.job import Job
 from infra.ledger.journal import Journal
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
@@ -69,7 +68,7 @@ def at_work(journal: Journal) -> set[What]:
     """Return the artifacts that unfinished runs of this installation read and make, also those of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
-        for step in Job.from_json(op.job).steps if op.job else ():
+        for step in op.read_job().steps if op.job else ():
             making = step.config.get("making")
             if making:
                 found |= references.of_making(making)

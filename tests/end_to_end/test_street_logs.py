@@ -52,7 +52,7 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
             ) as link,
         ):
             link.python = sys.executable
-            vendor = SshPools(load(tmp_path / "pools.yaml"), lambda _: link, HostMemory(tmp_path / "hosts.json"))
+            vendor = SshPools(load(tmp_path / "pools.yaml").hosts, lambda _: link, HostMemory(tmp_path / "hosts.json"))
             job = Job("", "", (Step(name="count", words=("count.py",)),))
             plan = Plan(
                 target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1")

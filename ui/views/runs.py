@@ -11,7 +11,6 @@ from typing import Any
 
 from flows.reading import run_figures, story, timeline
 from flows.reading.status import current_record
-from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalVersion
 from infra.ledger.op import Op
@@ -209,7 +208,7 @@ def source_of(desk: Desk, run: str, journal: Journal, version: JournalVersion) -
 
 def _found(desk: Desk, op: Op) -> FigureSource:
     def read() -> FigureSource:
-        steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if "keeping" in one.config}
+        steps = {one.name: one.config.get("spec", {}) for one in op.read_job().steps if "keeping" in one.config}
         return FigureSource(op.run, op.token, op.is_live, steps)
 
     return desk.keep(("source", op.token, op.is_live), read)

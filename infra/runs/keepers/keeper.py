@@ -94,7 +94,7 @@ class Keeper:
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
             folder=settings.homes / op.run,
-            secrets=job_environment.secrets_for(Job.from_json(op.job).secrets if op.job else (), settings),
+            secrets=job_environment.secrets_for(op.read_job().secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
             lost=lambda gone: tell_end(gone, "preempted", journal, settings, say, aside=True),
@@ -171,7 +171,7 @@ class Keeper:
 
         Raises LimitHit.
         """
-        job, provider = Job.from_json(op.job), self.vendors(op.vendor)
+        job, provider = op.read_job(), self.vendors(op.vendor)
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)

@@ -200,7 +200,7 @@ def bring_artifacts(
     Raises StoreError when what arrived is not what the pod's manifest says.
     """
     pod, brought, meter = folder_of(op), [], meter or Meter()
-    for step in Job.from_json(op.job).steps:
+    for step in op.read_job().steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
         if name and is_home(home, name, fingerprint):

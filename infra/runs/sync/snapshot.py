@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infra.agent.job import Job, write_durably
+from infra.agent.job import write_durably
 from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
@@ -92,7 +92,7 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
     """
     pod, kept = folder_of(op), folder / "pod"
     there = _clear(op, transport, kept)
-    steps = Job.from_json(op.job).steps
+    steps = op.read_job().steps
     lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
     for path in sorted(path for path in kept.rglob("*") if path.is_file()):
         name = path.relative_to(kept)

@@ -45,7 +45,9 @@ def home(tmp_path):
 def load(home, text):
     path = home / "ssh_node_pools.yaml"
     path.write_text(text)
-    return inventory.load(path, home)
+    found = inventory.load(path, home)
+    assert not found.unusable
+    return found.hosts
 
 
 def reached(host):
@@ -116,7 +118,7 @@ lab:
         ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: there is no key /no/such"),
         ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is not a valid user"),
         pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
-        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p: host 1.1.1.1 is given twice"),
+        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p, host 1.1.1.1: it is given twice; the first entry counts"),
         ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; it must be a whole number from 1 to 65535"),
         ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),
         ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: .inf}]}", "usd_per_hour is inf"),
@@ -133,10 +135,42 @@ lab:
     ],
 )  # fmt: skip
 def test_what_is_unclear_is_refused_with_file_pool_and_host(home, text, said):
-    with pytest.raises(UsageError) as refused:
-        load(home, text)
-    assert said in str(refused.value) and "ssh_node_pools.yaml" in str(refused.value)
-    assert "hunter2" not in str(refused.value) and "\n" not in str(refused.value)
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(text)
+    try:
+        (why,) = [one.why for one in inventory.load(path, home).unusable]
+    except UsageError as error:  # it is no inventory at all
+        why = str(error)
+    assert said in why and "ssh_node_pools.yaml" in why
+    assert "hunter2" not in why and "\n" not in why
+
+
+ENTRIES = """
+ok: {{user: ann, identity_file: {home}/pool, hosts: [1.1.1.1, {{ip: 1.1.1.2, password: hunter2}}, 1.1.1.3, 1.1.1.3, 7]}}
+words: {{password: hunter2, hosts: [2.2.2.1, 2.2.2.2]}}
+keyless: {{identity_file: /no/such, hosts: [3.3.3.3]}}
+odd: {{hots: 1}}
+12: {{hosts: [4.4.4.4]}}
+last: {{identity_file: {home}/pool, hosts: [5.5.5.5]}}
+"""
+
+
+def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(ENTRIES.format(home=home))
+    own = inventory.load(path, home)
+    assert [host.place for host in own.hosts] == ["ok/1.1.1.1", "ok/1.1.1.3", "last/5.5.5.5"]
+    assert [one.place for one in own.unusable] == [
+        "ok/1.1.1.2", "ok/1.1.1.3", "ok/?", "words", "keyless/3.3.3.3", "odd", "12"
+    ]  # fmt: skip
+    assert own.find("last/5.5.5.5").address.host == "5.5.5.5" and len(own.select("")) == 3
+    assert [host.name for host in own.select("ok")] == ["1.1.1.1", "1.1.1.3"]
+    for word, said in (("ok/1.1.1.2", "passwords are not used"), ("3.3.3.3", "no key /no/such"), ("keyless", "no key"),
+                       ("words/2.2.2.1", "pool words: passwords"), ("odd", "unknown key 'hots'")):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            own.select(word)
+    with pytest.raises(UsageError, match="no machine is called '9.9.9.9'"):
+        own.find("9.9.9.9")
 
 
 def test_a_missing_file_says_what_to_copy(tmp_path):
@@ -152,13 +186,14 @@ def test_the_example_that_is_shipped_is_read_once_its_key_exists(home):
 
 def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home):
     hosts = load(home, "a: {hosts: [1.1.1.1, 1.1.1.2]}\nb: {hosts: [1.1.1.1]}")
-    assert inventory.find(hosts, "1.1.1.2") == hosts[1] and inventory.find(hosts, "b/1.1.1.1") == hosts[2]
-    assert inventory.select(hosts, "") == hosts and inventory.select(hosts, "a") == hosts[:2]
-    assert inventory.select(hosts, "b/1.1.1.1") == hosts[2:]
+    own = inventory.OwnMachines(hosts)
+    assert own.find("1.1.1.2") == hosts[1] and own.find("b/1.1.1.1") == hosts[2]
+    assert own.select("") == hosts and own.select("a") == hosts[:2]
+    assert own.select("b/1.1.1.1") == hosts[2:]
     with pytest.raises(UsageError, match="several machines: a/1.1.1.1, b/1.1.1.1"):
-        inventory.find(hosts, "1.1.1.1")
+        own.find("1.1.1.1")
     with pytest.raises(UsageError, match="no machine is called '1.1.1.3'; available: .*pools: a, b"):
-        inventory.select(hosts, "1.1.1.3")
+        own.select("1.1.1.3")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +294,7 @@ def test_an_import_makes_a_pool_that_is_read_back_and_a_second_one_changes_nothi
         plan = pool_import.plan(path, "tf", found, user="root", key=f"{home}/pool")
         assert (len(plan.new), len(plan.known)) == (number_new, 5 - number_new)
         pool_import.write(plan)
-    hosts = inventory.load(path, home)
+    hosts = inventory.load(path, home).hosts
     assert [host.address.host for host in hosts] == FOUND and {host.address.user for host in hosts} == {"root"}
 
 
@@ -281,7 +316,7 @@ def test_an_import_into_a_pool_only_adds_lines(home, terraform, hosts):
     after = path.read_text().splitlines()
     added = [line for line in after if "# nodes." in line or "# by_name." in line]
     assert len(added) == 4 and [line for line in after if line not in added] == before.splitlines()
-    assert [host.name for host in inventory.load(path, home) if host.pool == "tf"][-4:] == FOUND[1:]
+    assert [host.name for host in inventory.load(path, home).hosts if host.pool == "tf"][-4:] == FOUND[1:]
 
 
 @pytest.mark.parametrize("text", ["tf: {hosts: [1.1.1.1]}\n", "tf:\n  hosts: [1.1.1.1]\n", "tf:\n  user: x\n"])

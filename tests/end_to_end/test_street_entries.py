@@ -1,0 +1,128 @@
+"""One entry of an inventory that cannot be used, and a machine that has left the inventory, are in nobody's way."""
+
+import contextlib
+import json
+import sqlite3
+import sys
+
+import pytest
+
+from tests.hosts import sshd as sshd
+from tests.world import World, until
+
+pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
+
+BAD = {
+    "words": {"password": "hunter2", "hosts": ["192.0.2.11"]},
+    "keyless": {"identity_file": "/no/such/key", "hosts": ["192.0.2.12"]},
+    "odd": {"hosts": [{"ip": "192.0.2.13", "usr": "x"}]},
+    "broken": {"hosts": ["inner"]},
+}
+
+
+@pytest.fixture
+def own(tmp_path, sshd):
+    """`own(pools)` writes the inventory: `ok` is a real machine; returns the world."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    # An alias that `ssh -G` refuses.
+    (home / ".ssh" / "config").write_text("Host inner\n  Port nowhere\n")
+    python = getattr(sys, "_base_executable", sys.executable)
+    address = sshd.address
+    ok = {"ip": address.host, "port": address.port, "identity_file": address.key, "python": python}
+    world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "HOME": str(home)})
+
+    def write(**pools):
+        machine = {"user": address.user, "hosts": [ok]}
+        named = {name: machine if body is True else body for name, body in pools.items()}
+        (tmp_path / "pools.yaml").write_text(json.dumps(named))
+        return world
+
+    yield write
+    write(ok=True)
+    world.inv("down", "--all")
+
+
+def said(world, *words, code=0):
+    process = world.begin(*words)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code and "Traceback" not in err, (words, process.returncode, out, err)
+    return out, err
+
+
+def named_once(text):
+    return [text.count(f"pool {pool}") for pool in BAD] == [1] * len(BAD)
+
+
+def test_entries_that_cannot_be_used_keep_nothing_of_the_others_from_working(own, sshd):
+    world = own(ok=True)
+    place = f"ok/{sshd.address.host}:{sshd.address.port}"
+    run = world.json(
+        "launch", "--cmd", "echo one; sleep 600", "--host", place, "--provider", "ssh", "--detach", "--yes"
+    )
+    own(**dict(list(BAD.items())[:2]), ok=True, **dict(list(BAD.items())[2:]))
+    out, err = said(world, "status", "--json")
+    assert [row["state"] for row in json.loads(out)] == ["running"] and named_once(err), err
+    until(lambda: "one" in said(world, "logs", run["run"])[0], "its log")
+    rows = world.json("pool.list")
+    assert [row["pool"] for row in rows if row.get("problem") is None] == ["ok"] and len(rows) == 5
+    assert named_once("\n".join(row["problem"] for row in rows if row.get("problem")))
+    assert "cannot be used" in world.inv("pool.list")
+    looks = {one["host"]: one["problem"] for one in world.json("pool.check", code=1)}
+    assert looks[place] is None and len(looks) == 5
+    said(world, "doctor")
+    _, err = said(
+        world, "launch", "--cmd", "true", "--host", "keyless/192.0.2.12", "--provider", "ssh", "--yes", code=2
+    )
+    assert "there is no key /no/such/key" in err
+    out, err = said(world, "down", run["run"], "--json")
+    assert json.loads(out)["ended"] == [run["run"]]
+    done = world.json("launch", "--cmd", "echo two", "--host", place, "--provider", "ssh", "--yes")
+    assert done["state"] == "succeeded"
+    assert world.json("launch", "--cmd", "echo here", "--provider", "local", "--yes")["state"] == "succeeded"
+
+
+def test_a_machine_that_has_left_the_inventory_is_in_nobodys_way(own, sshd):
+    world = own(gone=True, kept=True)
+    place = f"gone/{sshd.address.host}:{sshd.address.port}"
+    words = ("launch", "--cmd", "echo one; sleep 600", "--yes", "--json")
+    run = json.loads(said(world, *words, "--host", place, "--provider", "ssh", "--detach")[0])["run"]
+    until(lambda: "one" in said(world, "logs", run)[0], "its log")
+    said(world, "down", run)
+    own(kept=True)
+    again = json.loads(said(world, *words, "--provider", "local", "--detach")[0])["run"]
+    assert again != run
+    assert "one" in said(world, "logs", run)[0]
+    said(world, "why", run)
+    rows = {row["run"]: row["state"] for row in world.json("status")}
+    assert rows == {run: "stopped", again: "running"}
+    said(world, "down", again)
+
+
+def damaged(row, number, **more):
+    """Return a row of the journal like `row`, of a run of its own."""
+    prefix = row["token"].rpartition("-")[0]
+    return {**row, "token": f"{prefix}-{number:016d}", "run": f"bad-{number}", "target": f"t{number}", **more}
+
+
+def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_working(tmp_path):
+    world = World(tmp_path)
+    good = world.json("launch", "--cmd", "echo good", "--provider", "local", "--yes")["run"]
+    odd = ({"job": "{"}, {"job": '{"schema": 99}'}, {"job": "[1]"}, {"request": "{"}, {"asked": "["},
+           {"address": "ssh://u@h:x/?k"}, {"vendor": "nobody"}, {"vendor": "ssh"}, {"vendor": "slurm"})  # fmt: skip
+    with contextlib.closing(sqlite3.connect(world.environ["SLIPWAY_STATE_FILE"])) as db:
+        names = [one[1] for one in db.execute("PRAGMA table_info(ops)")]
+        row = dict(zip(names, db.execute("SELECT * FROM ops").fetchone(), strict=True))
+        for number, more in enumerate((*odd, *({**one, "state": "READY"} for one in odd))):
+            new = damaged(row, number, **more)
+            db.execute(f"INSERT INTO ops ({','.join(new)}) VALUES ({','.join('?' * len(new))})", [*new.values()])
+        db.commit()
+    for words in (("status",), ("logs", good), ("why", good), ("cost",), ("supervisor",), ("pod.list",),
+                  ("doctor",), ("ui", "--export", str(tmp_path / "page.html")), ("down", good)):  # fmt: skip
+        said(world, *words)
+    assert "good" in said(world, "logs", good)[0]
+    assert {row["run"] for row in world.json("status")} >= {f"bad-{len(odd) + one}" for one in range(3)}
+    done = world.json("launch", "--cmd", "echo new", "--provider", "local", "--yes")
+    assert done["state"] == "succeeded"
+    _, err = said(world, "logs", "bad-0")
+    assert "fault of inv" not in err
