@@ -3,6 +3,7 @@
 TrainerError             1  something failed
 ├── Refused              2  an input, a flag or a configuration that cannot work
 ├── CheckpointError      1  checkpoints exist and none is whole, or one cannot be used
+├── SandboxError         1  the sandbox of code does not start on this machine
 ├── OutOfMemory          1  the GPU's memory is full; the words say what would fit
 ├── Diverged             1  the loss stayed non-finite after a roll-back
 ├── Preempted           75  stopped in good order after a save: start again to go on
@@ -19,6 +20,10 @@ class Refused(TrainerError):
 
 
 class CheckpointError(TrainerError):
+    pass
+
+
+class SandboxError(TrainerError):
     pass
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.answers import answer_of, thinks, trailing
@@ -27,21 +28,25 @@ class Mbpp:
 
     def __init__(self, is_unsafe: bool) -> None:
         """Look for a jail. Raises Refused where there is none, unless `is_unsafe`."""
-        self.jail = jail.kind()
-        if not self.jail and not is_unsafe:
+        kind = jail.kind()
+        if not kind and not is_unsafe:
             raise Refused(
-                "mbpp runs code that the model writes, and this machine has nothing to lock it in: neither Landlock "
-                "with seccomp (Linux 5.13) nor bubblewrap (apt-get install bubblewrap); --unsafe-rewards runs it with "
-                "limits of time and memory alone: it can read your keys and use the network"
+                "mbpp runs code that the model writes, and this machine has nothing to lock it in: "
+                f"{'; '.join(f'{one}: {jail.problem(one)}' for one in jail.KINDS)}. Use a machine with either, or "
+                "--unsafe-rewards, which runs it with limits of time and memory alone: it can read your keys and use "
+                "the network"
             )
+        self.jail = jail.Jail(kind)
+        emit("note", text=f"rl: {jail.words(kind, self.jail.layers())}", alarm=not kind)
         self.pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         return list(self.pool.map(self._one, some))
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and the sandbox."""
         self.pool.shutdown()
+        self.jail.close()
 
     def _one(self, said: Said) -> Reward:
         code = answer_of(said.text)
@@ -62,7 +67,7 @@ class Mbpp:
         tests = [parsed(one, setup) for one in words]
         calls = [one for one in tests if one.how != "whole"]
         wholes = [one.call for one in tests if one.how == "whole"]
-        found = jail.tried(code, [one.call for one in calls], wholes, self.jail, setup)
+        found = self.jail.tried(code, [one.call for one in calls], wholes, setup)
         held = [not one.error and test.holds(one.plain) for test, one in zip(calls, found.calls, strict=True)]
         held += [not one.error for one in found.asserts]
         return not found.compiles.error, sum(held) / len(held) if held else 0.0

@@ -1,34 +1,46 @@
 """Code that a model wrote, run where it can do no harm: it reads Python's own library, and nothing else.
 
-In: the code of an answer, expressions to evaluate, assertions. Out: what each gave. The jail is Landlock and seccomp
-where the kernel has both (Linux 5.13, x86_64 and aarch64), else bubblewrap where it is installed; with neither there is
-none, and mbpp is refused. One process runs the code and evaluates expressions, another one the assertions: see
-`sandbox.answering` and `sandbox.checking`.
+In: the code of an answer, expressions to evaluate, assertions. Out: what each gave. The jail is Landlock where the
+kernel has it (Linux 5.13), else bubblewrap where it is installed; both with the same list of system calls
+(`sandbox.system_calls`, x86_64 and aarch64), limits and user. With neither there is none, and mbpp is refused. One
+process runs the code and evaluates expressions, another one the assertions: see `sandbox.answering` and
+`sandbox.checking`.
 """
 
 import contextlib
 import functools
-import json
-import os
 import platform
-import select
+import queue
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from trainer.rewards.sandbox import kernel, plain, start
+from trainer.errors import SandboxError
+from trainer.rewards.processes import NoReply, SandboxProcess, Starter
+from trainer.rewards.sandbox import kernel, plain, system_calls
 
-WALL_S = 5.0
-MEMORY_BYTES = 1 << 30
-LINE_BYTES, OUT_BYTES = 1 << 20, 4 << 20
-START = Path(start.__file__)
-PROBE = "import os\ntry:\n    os.listdir('/proc/1')\n    seen = 'files'\nexcept OSError:\n    seen = 'none'"
+TRIES = 3  # to start a process, before the machine is at fault
+PROBE_S = 60.0  # on a machine that is busy
+WALL_S = 5.0  # of an answer with all its tests
+KINDS = ("landlock", "bubblewrap")
+PROBE = """
+import os
+def tried(what):
+    try:
+        what()
+    except OSError:
+        return False
+    return True
+attempts = {
+    'a folder of processes': lambda: os.listdir('/proc/1'), 'a file': lambda: open('/etc/passwd').read(),
+    'a write': lambda: open('/tmp/.probe', 'w'), 'truncate': lambda: os.truncate('/tmp', 0),
+    'chmod': lambda: os.chmod('/tmp', 0), 'a process': os.fork, 'a signal': lambda: os.kill(os.getppid(), 0),
+    'a socket': lambda: __import__('socket').socket(),
+}
+seen = [name for name, one in attempts.items() if tried(one)]
+"""
 
 
 @dataclass(frozen=True)
@@ -55,37 +67,106 @@ class Verdicts:
     asserts: list[Outcome]
 
 
-class NoReply(Exception):
-    """A process of the sandbox has ended, has said what is no answer, or has not answered in time."""
-
-
 @functools.cache
 def kind() -> str:
     """Return the jail that can be had on this machine: `landlock`, `bubblewrap`, or ""; tried, not read off."""
-    for one in ("landlock", "bubblewrap"):
-        if one == "landlock" and not (platform.machine() in kernel.ARCHITECTURES and kernel.abi()):
-            continue
-        if one == "bubblewrap" and not shutil.which("bwrap"):
-            continue
-        (seen,) = run(PROBE, ["seen"], [], one)
-        if seen.value == "'none'":
-            return one
-    return ""
+    return next((one for one in KINDS if not problem(one)), "")
+
+
+def problem(jail: str, version: int = 0) -> str:
+    """Return why a jail cannot be had on this machine, after a probe of what it refuses; "" = it can.
+
+    version: of Landlock, to use no more than it has; 0 = the kernel's.
+    """
+    if platform.machine() not in system_calls.AUDIT:
+        return f"{platform.machine()} is not {' or '.join(system_calls.AUDIT)}"
+    if jail == "landlock" and not kernel.abi():
+        return "the kernel has no Landlock (Linux 5.13), or the container forbids it"
+    if jail == "bubblewrap" and not shutil.which("bwrap"):
+        return "bwrap is not installed (apt-get install bubblewrap)"
+    with contextlib.closing(Jail(jail, version, PROBE_S)) as one:
+        try:
+            (seen,) = one.tried(PROBE, ["seen"], [], "").calls
+        except SandboxError as error:
+            return str(error)
+    if seen.error or not isinstance(seen.plain, list):
+        return f"a probe did not come to its end: {seen.error or seen.plain!r}"
+    return f"it lets {', '.join(map(str, seen.plain))} through" if seen.plain else ""
+
+
+def words(kind: str, layers: Mapping[str, Any]) -> str:
+    """Return what holds the processes of answers here, in words: see `kernel.Layers`."""
+    if not kind:
+        return "the code of mbpp's answers runs with limits of time and memory alone"
+    held = [f"Landlock {layers['landlock']}" if layers["landlock"] else "bubblewrap", "the list of system calls"]
+    held += [f"namespaces of its own ({', '.join(layers['namespaces'])})"] if layers["namespaces"] else []
+    held += ["another user than root"] if layers["has_changed_user"] else []
+    library = (
+        "" if layers["reads_library"] else "; its user cannot read Python's library, of which all was loaded before"
+    )
+    return f"the code of mbpp's answers is held by {', '.join(held)}{library}"
 
 
 def run(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setup: str = "") -> list[Outcome]:
     """Run the setup and the code, then evaluate each call and each assertion; one outcome for each, in that order."""
-    found = tried(code, calls, asserts, jail, setup)
+    with contextlib.closing(Jail(jail)) as one:
+        found = one.tried(code, calls, asserts, setup)
     return [*found.calls, *found.asserts]
 
 
-def tried(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setup: str) -> Verdicts:
-    """Run the code of an answer behind the setup, then evaluate each call and each assertion.
+class Jail:
+    """A sandbox that answers of several threads share; each has a starter of its own while it runs an answer."""
 
-    jail: as `kind` gives it; "" = limits alone.
-    """
-    until = time.monotonic() + WALL_S
-    with contextlib.closing(SandboxProcess("answer", jail, until)) as answer:
+    def __init__(self, kind: str, version: int = 0, wall_s: float = WALL_S) -> None:
+        """Take note of the kind, as `kind` gives it ("" = limits alone). version: as `problem` has it."""
+        self.kind, self.version, self.wall_s = kind, version or kernel.abi(), wall_s
+        self.free: queue.SimpleQueue[Starter] = queue.SimpleQueue()
+
+    def layers(self) -> dict[str, Any]:
+        """Return what holds the processes of an answer here: see `kernel.Layers`. Raises SandboxError."""
+        one = self._starter()
+        self.free.put(one)
+        return one.layers
+
+    def tried(self, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str) -> Verdicts:
+        """Run the code of an answer behind the setup, then evaluate each call and each assertion.
+
+        Raises SandboxError where the machine starts no process, for reasons that are not the answer's.
+        """
+        one = self._starter()
+        try:
+            found = judged(one, time.monotonic() + self.wall_s, code, calls, asserts, setup)
+        except BaseException:
+            one.close()
+            raise
+        self.free.put(one)
+        return found
+
+    def close(self) -> None:
+        """End all processes."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.free.get_nowait().close()
+
+    def _starter(self) -> "Starter":
+        """Return a starter that lives."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                one = self.free.get_nowait()
+                if one.child.poll() is None:
+                    return one
+                one.close()
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(SandboxError):
+                return Starter(self.kind, self.version)
+        return Starter(self.kind, self.version)
+
+
+def judged(
+    starter: Starter, until: float, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str
+) -> Verdicts:
+    """Return the results of an answer. Raises SandboxError."""
+    with contextlib.closing(SandboxProcess(starter, "answer", until)) as answer:
         try:
             answer.write({"setup": setup, "code": code})
             compiles = found(answer.read())
@@ -95,10 +176,10 @@ def tried(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, se
         if ran.error:
             return Verdicts(compiles, [ran] * len(calls), [ran] * len(asserts))
         values = [asked(answer, one) for one in calls]
-        return Verdicts(compiles, values, checked(answer, setup, asserts, jail, until) if asserts else [])
+        return Verdicts(compiles, values, checked(starter, answer, setup, asserts) if asserts else [])
 
 
-def asked(answer: "SandboxProcess", call: str) -> Outcome:
+def asked(answer: SandboxProcess, call: str) -> Outcome:
     """Return the value of an expression in the process of the answer."""
     try:
         answer.write({"ask": call, "given": {}})
@@ -118,10 +199,10 @@ def found(said: Any) -> Outcome:
     return Outcome(error=words[:200] if isinstance(words, str) and words else "it wrote what is no answer")
 
 
-def checked(answer: "SandboxProcess", setup: str, asserts: Sequence[str], jail: str, until: float) -> list[Outcome]:
+def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Sequence[str]) -> list[Outcome]:
     """Return whether each assertion holds, by a process that asks the answer's for plain data."""
     outcomes: list[Outcome] = []
-    with contextlib.closing(SandboxProcess("check", jail, until)) as check:
+    with contextlib.closing(SandboxProcess(starter, "check", answer.until)) as check:
         try:
             check.write({"setup": setup, "tests": list(asserts)})
             while len(outcomes) < len(asserts):
@@ -144,72 +225,3 @@ def relayed(said: Any) -> dict[str, str]:
         return {"value": said["value"]}
     raised = said.get("raised") if isinstance(said, dict) else None
     return {"error": outcome.error, "raised": raised[:60] if isinstance(raised, str) else ""}
-
-
-class SandboxProcess:
-    """One process of the sandbox, which answers a line with lines until a time."""
-
-    def __init__(self, role: str, jail: str, until: float) -> None:
-        self.until, self.rest, self.heard = until, b"", 0
-        self.child = subprocess.Popen(
-            [*_around(jail), sys.executable, "-I", "-S", str(START), role, jail or "none", str(MEMORY_BYTES)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/",
-            start_new_session=True, bufsize=0,
-        )  # fmt: skip
-        assert self.child.stdin is not None and self.child.stdout is not None
-        self.questions, self.answers = self.child.stdin.fileno(), self.child.stdout.fileno()
-        os.set_blocking(self.questions, False)
-
-    def write(self, value: Any) -> None:
-        """Write a value. Raises NoReply."""
-        words = json.dumps(value).encode() + b"\n"
-        while words:
-            self._wait(self.questions, select.POLLOUT)
-            try:
-                words = words[os.write(self.questions, words) :]
-            except OSError:
-                raise NoReply("it ended before") from None
-
-    def read(self) -> Any:
-        """Return the next value. Raises NoReply."""
-        while b"\n" not in self.rest:
-            self._wait(self.answers, select.POLLIN)
-            more = os.read(self.answers, 1 << 16)
-            self.heard += len(more)
-            if not more or len(self.rest) > LINE_BYTES or self.heard > OUT_BYTES:
-                raise NoReply("it wrote too much" if more else "it ended before")
-            self.rest += more
-        line, _, self.rest = self.rest.partition(b"\n")
-        try:
-            return json.loads(line)
-        except Exception:  # ValueError, RecursionError, MemoryError
-            raise NoReply("it wrote what is no answer") from None
-
-    def close(self) -> None:
-        """End it, with all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.communicate()
-
-    def _wait(self, descriptor: int, event: int) -> None:
-        waiting = select.poll()
-        waiting.register(descriptor, event)
-        if not waiting.poll(max(0.0, self.until - time.monotonic()) * 1000):
-            raise NoReply(f"no end after {WALL_S:g} s")
-
-
-def _around(jail: str) -> list[str]:
-    """Return the command that bubblewrap puts before ours."""
-    if jail != "bubblewrap":
-        return []
-    words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    words += ["--size", str(16 << 20), "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"]
-    folders = dict.fromkeys([sys.base_prefix, str(Path(sys.executable).parent), "/usr", "/lib", "/lib64"])
-    for folder in (
-        *folders,
-        str(START.parents[2] / "__init__.py"),
-        str(START.parents[1] / "__init__.py"),
-        str(START.parent),
-    ):
-        words += ["--ro-bind-try", folder, folder]
-    return words

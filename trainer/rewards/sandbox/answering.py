@@ -7,7 +7,7 @@ another process compares.
 from typing import Any
 
 from trainer.rewards.sandbox import plain
-from trainer.rewards.sandbox.lines import JsonPipe, problem
+from trainer.rewards.sandbox.pipe import JsonPipe, problem
 
 
 def answer(lines: JsonPipe) -> None:

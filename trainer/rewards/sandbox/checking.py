@@ -9,7 +9,7 @@ import builtins
 from typing import Any
 
 from trainer.rewards.sandbox import plain
-from trainer.rewards.sandbox.lines import JsonPipe, problem
+from trainer.rewards.sandbox.pipe import JsonPipe, problem
 
 ASK = "__ask_the_answer"
 PLAIN = (str, bytes, int, float, complex, list, tuple, set, dict, range)

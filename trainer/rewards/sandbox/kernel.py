@@ -1,98 +1,63 @@
-"""Limits, Landlock and seccomp of this process, by system calls. Standard library only."""
+"""Ways of a process to shut itself in: limits, namespaces, user, capabilities, Landlock, seccomp.
 
+Standard library only. What a kernel or a container does not give is left out and told (`Layers`); what stands without
+any of it is in docs/guides/rl.md.
+"""
+
+import contextlib
 import ctypes
 import os
 import platform
 import resource
 import struct
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
+from trainer.rewards.sandbox import system_calls
+
+LIBC = ctypes.CDLL(None, use_errno=True)
 CPU_S, FILES = 3, 64
+NOBODY = 65534
 # landlock_create_ruleset and so on have the same numbers everywhere.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR, EXECUTE = 1 << 2, 1 << 3, 1 << 0
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}  # by ABI
 NET = 0b11  # bind and connect of TCP, from ABI 4
 SCOPES = 0b11  # abstract sockets and signals, from ABI 6
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
-ALLOW, DENY, KILL, NO_SUCH = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050000 | 38  # DENY: EPERM, NO_SUCH: ENOSYS
-CLONE_THREAD = 0x10000
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Numbers of x86_64 and aarch64; -1 = there is none.
-CALLS = {
-    "fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129),
-    "tkill": (200, 130), "tgkill": (234, 131), "ptrace": (101, 117), "socket": (41, 198), "socketpair": (53, 199),
-    "connect": (42, 203), "bind": (49, 200), "sendto": (44, 206), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "keyctl": (250, 219), "add_key": (248, 217),
-    "request_key": (249, 218), "memfd_create": (319, 279), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
-    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "prlimit64": (302, 261),
-    "setrlimit": (160, 164), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "utimensat": (280, 88),
-    "chown": (92, -1), "fchownat": (260, 54), "setxattr": (188, 5), "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
-}  # fmt: skip
-CLONE, CLONE3 = (56, 220), (435, 435)
+QUIET = 1  # LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF, from ABI 7: an answer shall not fill the log of the machine
+NEWEST = 7
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 22, 23, 24
+PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, CLEAR_ALL, FILTER = 38, 47, 4, 2
+SIGKILL = 9
+CAPSET = {"x86_64": 126, "aarch64": 91}
+CAPGET = {"x86_64": 125, "aarch64": 90}
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+CAPABILITIES_3 = 0x20080522
+NEW_USER, NEW_MOUNT, NEW_PID = 0x10000000, 0x20000, 0x20000000
+NEW_OTHERS = {"mount": NEW_MOUNT, "net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000, "pid": NEW_PID}
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+DETACH = 2
 
 
-def limits(memory_bytes: int) -> None:
-    """Bound memory, processor time, files and processes."""
-    bounds = {"AS": memory_bytes, "CPU": CPU_S, "FSIZE": 16 << 20, "NOFILE": FILES, "CORE": 0}
-    for name, most in bounds.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+@dataclass(frozen=True)
+class Layers:
+    """The layers that hold processes with answers on this machine, beside the list of system calls."""
 
+    landlock: int
+    """Version that is used, 0 = none."""
+    namespaces: tuple[str, ...]
+    """Kinds of namespaces of their own."""
+    has_own_root: bool
+    """The processes see a file system with the library of Python alone."""
+    has_changed_user: bool
+    """They were started by root and run as another user."""
+    reads_library: bool
+    """The library can be read by that user; else all of it was loaded before."""
 
-def library() -> list[str]:
-    """Return the folders of Python's own library."""
-    return [os.path.dirname(os.__file__), os.path.join(sys.exec_prefix, "lib"), "/usr/lib", "/lib", "/lib64"]
-
-
-def abi() -> int:
-    """Return the version of Landlock in this kernel, 0 where there is none."""
-    return max(0, ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
-
-
-def no_files(readable: list[str]) -> None:
-    """Let only these folders be read from now on, and nothing be written. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = abi()
-    rights = RIGHTS[min(version, max(RIGHTS))]
-    ruleset = struct.pack("=QQQ", rights, NET if version >= 4 else 0, SCOPES if version >= 6 else 0)
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    rules = done(libc.syscall(CREATE_RULESET, ruleset, ctypes.c_size_t(size), 0))
-    for path in readable:
-        if os.path.isdir(path):
-            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            rule = struct.pack("=Qi", READ_FILE | READ_DIR | EXECUTE, folder)
-            done(libc.syscall(ADD_RULE, rules, 1, rule, 0))
-            os.close(folder)
-    done(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    done(libc.syscall(RESTRICT_SELF, rules, 0))
-    os.close(rules)
-
-
-def no_calls() -> None:
-    """Let the kernel refuse from now on what makes processes, sockets and signals. Raises OSError."""
-    machine = platform.machine()
-    column = list(ARCHITECTURES).index(machine)
-    numbers = sorted({pair[column] for pair in CALLS.values()} - {-1})
-    # (code, jump if true, jump if false, value); data: number at 0, architecture at 4, first argument at 16
-    load, equal, bits, give = 0x20, 0x15, 0x45, 0x06
-    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, KILL), (load, 0, 0, 0)]
-    if machine == "x86_64":
-        steps += [(0x35, 0, 1, 0x40000000), (give, 0, 0, KILL)]  # the numbers of x32
-    for number in numbers:
-        steps += [(equal, 0, 1, number), (give, 0, 0, DENY)]
-    steps += [(equal, 0, 1, CLONE3[column]), (give, 0, 0, NO_SUCH)]
-    steps += [(equal, 0, 4, CLONE[column]), (load, 0, 0, 16), (bits, 1, 0, CLONE_THREAD), (give, 0, 0, DENY)]
-    steps += [(give, 0, 0, ALLOW), (give, 0, 0, ALLOW)]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in steps))
-    header = struct.pack("@HP", len(steps), ctypes.addressof(program))
-    libc = ctypes.CDLL(None, use_errno=True)
-    done(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    done(libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_char_p(header), 0, 0))
+    def plain(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return asdict(self)
 
 
 def done(result: int) -> int:
@@ -100,3 +65,160 @@ def done(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
+
+
+def library() -> list[str]:
+    """Return the folders of Python's own library."""
+    found = [os.path.dirname(os.__file__), os.path.join(sys.exec_prefix, "lib"), "/usr/lib", "/lib", "/lib64"]
+    return [one for one in dict.fromkeys(found) if os.path.isdir(one)]
+
+
+def limits(memory_bytes: int) -> None:
+    """Bound memory, processor time, files and queues."""
+    bounds = {"AS": memory_bytes, "CPU": CPU_S, "FSIZE": 16 << 20, "NOFILE": FILES, "CORE": 0, "MEMLOCK": 0,
+              "MSGQUEUE": 0, "NICE": 0, "RTPRIO": 0}  # fmt: skip
+    for name, most in bounds.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+
+
+def die_with_parent() -> None:
+    """Let this process be killed when its parent ends."""
+    done(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
+
+
+# Namespaces, a file system of its own, another user.
+
+
+def own_namespaces() -> tuple[str, ...]:
+    """Take namespaces of its own, as many as the kernel gives; return their kinds.
+
+    Root takes them as root, so that the folders of the library can be mounted; the user namespace comes after the
+    change of the user. Another user needs the user namespace first.
+    """
+    if os.geteuid() == 0:
+        return tuple(name for name, flag in NEW_OTHERS.items() if LIBC.unshare(flag) == 0)
+    user, group = os.geteuid(), os.getegid()
+    if LIBC.unshare(NEW_USER | sum(NEW_OTHERS.values())):
+        return ()
+    for path, words in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with contextlib.suppress(OSError), open(f"/proc/self/{path}", "w") as file:
+            file.write(words)
+    return ("user", *NEW_OTHERS)
+
+
+def own_root(folders: Sequence[str]) -> bool:
+    """Make a file system of these folders alone, to be read only, the root of this process; return whether it is.
+
+    Needs a mount namespace of its own. Without the rights nothing has changed afterwards.
+    """
+    root = "/tmp"  # in this namespace: a file system in memory, which hides what is there
+    descriptors = [(one, os.open(one, os.O_PATH)) for one in folders]
+    is_mounted = False
+    try:
+        _mount("none", "/", "", MS_REC | MS_PRIVATE)
+        _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
+        is_mounted = True
+        for folder, descriptor in descriptors:
+            os.makedirs(root + folder, mode=0o755, exist_ok=True)
+            _mount(f"/proc/self/fd/{descriptor}", root + folder, "", MS_BIND)
+            _mount("none", root + folder, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        _mount("none", root, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        os.chdir(root)
+        done(LIBC.syscall(PIVOT_ROOT[platform.machine()], b".", b"."))
+        done(LIBC.umount2(b".", DETACH))
+    except OSError:
+        if is_mounted:
+            LIBC.umount2(root.encode(), DETACH)
+        return False
+    finally:
+        for _, descriptor in descriptors:
+            os.close(descriptor)
+        os.chdir("/")
+    return True
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    done(LIBC.mount(source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None))
+
+
+def another_user() -> bool:
+    """Become a user without rights where this is root; return whether that was so.
+
+    A container may hold root without the right to change the user: then the capabilities alone go.
+    """
+    if os.geteuid() != 0:
+        return False
+    drop_bounding()
+    try:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except OSError:
+        return False
+    return True
+
+
+def own_user_namespace() -> bool:
+    """Take a user namespace of its own; return whether the kernel gave it."""
+    return LIBC.unshare(NEW_USER) == 0
+
+
+def drop_bounding() -> None:
+    """Drop every capability from the bounding set, as far as this process may."""
+    for one in range(64):
+        if LIBC.prctl(PR_CAPBSET_READ, one, 0, 0, 0) == 1:
+            LIBC.prctl(PR_CAPBSET_DROP, one, 0, 0, 0)
+
+
+def no_capabilities() -> None:
+    """Drop all capabilities and the way to new ones. Raises OSError."""
+    machine = platform.machine()
+    done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    drop_bounding()
+    LIBC.prctl(PR_CAP_AMBIENT, CLEAR_ALL, 0, 0, 0)
+    header, sets = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITIES_3, 0)), ctypes.create_string_buffer(24)
+    done(LIBC.syscall(CAPSET[machine], header, sets))
+    done(LIBC.syscall(CAPGET[machine], header, sets))
+    if any(sets.raw[:24]):
+        raise OSError(f"capabilities stay: {sets.raw[:24].hex()}")
+
+
+# Landlock and seccomp.
+
+
+def abi() -> int:
+    """Return the version of Landlock in this kernel, 0 where there is none."""
+    return max(0, LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+
+
+def ruleset(readable: Sequence[str], version: int) -> int:
+    """Return a ruleset of Landlock: these folders may be read, and nothing else be done. Raises OSError.
+
+    version: what is handled, the kernel's or a lower one.
+    """
+    given = struct.pack(
+        "=QQQ", RIGHTS[min(version, max(RIGHTS))], NET if version >= 4 else 0, SCOPES if version >= 6 else 0
+    )  # fmt: skip
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = done(LIBC.syscall(CREATE_RULESET, given, ctypes.c_size_t(size), 0))
+    for path in readable:
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", READ_FILE | READ_DIR | EXECUTE, folder)
+        done(LIBC.syscall(ADD_RULE, rules, 1, rule, 0))
+        os.close(folder)
+    return rules
+
+
+def no_files(rules: int, version: int) -> None:
+    """Do only what the ruleset lets from now on. Raises OSError."""
+    done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    done(LIBC.syscall(RESTRICT_SELF, rules, QUIET if version >= NEWEST else 0))
+
+
+def no_calls() -> None:
+    """Make only the system calls of an answer from now on. Raises OSError."""
+    code = system_calls.program(platform.machine(), os.getpid())
+    program = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))
+    done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    done(LIBC.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_char_p(header), 0, 0))

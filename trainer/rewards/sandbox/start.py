@@ -1,32 +1,132 @@
-"""`python -I -S start.py ROLE JAIL MEMORY_BYTES`: a process that shuts itself in, then works.
+"""`python -I -S start.py JAIL ABI MEMORY_BYTES DESCRIPTOR`: starts the processes that run answers and assertions.
 
-ROLE: answer or check; JAIL: landlock, bubblewrap or none. The file is run by its path, with standard input and output
-as its pipes to the trainer. Standard library only.
+It shuts itself in as far as it can and still make processes, then makes a child for each request on a socket: the
+descriptors of its pipes come with the request, so that this process never holds an answer, an assertion or a value. A
+child shuts itself in wholly before it reads. The file is run by its path. Standard library only.
 """
 
+import contextlib
+import fcntl
+import gc
+import json
 import os
+import signal
+import socket
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from trainer.rewards.sandbox import answering, checking, kernel
-from trainer.rewards.sandbox.lines import JsonPipe
+from trainer.rewards.sandbox import answering, checking, kernel, preload
+from trainer.rewards.sandbox.pipe import JsonPipe
+
+ROLES = {"answer": answering.answer, "check": checking.check}
+WORDS_BYTES = 1 << 10
+BUBBLEWRAP = ("mount", "net", "ipc", "uts", "pid")
 
 
 def main() -> None:
-    """Shut this process in, then answer questions until they end."""
+    """Shut this process in, say how, then serve requests until they end."""
     del sys.path[0]
-    role, jail, memory_bytes = sys.argv[1:4]
-    lines = JsonPipe(os.dup(0), os.dup(1))
+    jail, version, memory_bytes, descriptor = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    requests = socket.socket(fileno=descriptor)
     null = os.open(os.devnull, os.O_RDWR)
-    for one in (0, 1, 2):
-        os.dup2(null, one)
-    kernel.limits(int(memory_bytes))
-    if jail == "landlock":
-        kernel.no_files(kernel.library())
-        kernel.no_calls()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory ends, an answer ends first
     try:
-        (answering.answer if role == "answer" else checking.check)(lines)
+        rules, layers = shut_in(jail, version)
+    except Exception as error:
+        requests.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}).encode())
+        return
+    requests.send(json.dumps(layers.plain()).encode())
+    gc.collect()
+    gc.freeze()
+    serve(requests, null, rules, version, memory_bytes)
+
+
+def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
+    """Give up what no child needs; return the ruleset of Landlock for them (-1 = none), and what holds them.
+
+    Raises OSError where one of the layers that are no option fails.
+    """
+    if jail == "none":
+        preload.load(is_all=False)
+        return -1, kernel.Layers(0, (), False, False, True)
+    folders = kernel.library()
+    is_apart = jail == "bubblewrap"  # which has made the namespaces and the root
+    namespaces = BUBBLEWRAP if is_apart else kernel.own_namespaces()
+    has_own_root = is_apart or ("mount" in namespaces and kernel.own_root(folders))
+    rules = kernel.ruleset(folders, version) if jail == "landlock" else -1
+    reads_library = os.geteuid() != 0 or can_nobody_read(folders[0])
+    preload.load(is_all=not reads_library)
+    if "pid" in namespaces and not is_apart:
+        become_first()
+    has_changed_user = kernel.another_user()
+    if os.getpid() == 1:
+        kernel.die_with_parent()  # again: the kernel forgets it when the user changes
+    if "user" not in namespaces and kernel.own_user_namespace():
+        namespaces = ("user", *namespaces)
+    kernel.no_capabilities()
+    return rules, kernel.Layers(version if rules >= 0 else 0, namespaces, has_own_root, has_changed_user, reads_library)
+
+
+def can_nobody_read(folder: str) -> bool:
+    """Return whether every folder on the way lets any user through."""
+    while folder != os.path.dirname(folder):
+        if os.stat(folder).st_mode & 0o5 != 0o5:
+            return False
+        folder = os.path.dirname(folder)
+    return True
+
+
+def become_first() -> None:
+    """Go on as the first process of the new namespace of processes: with it, all of them end."""
+    child = os.fork()
+    if child:
+        os.closerange(0, kernel.FILES)
+        os.waitpid(child, 0)
+        os._exit(0)
+    kernel.die_with_parent()
+
+
+def serve(requests: socket.socket, null: int, rules: int, version: int, memory_bytes: int) -> None:
+    """Start a child for `start ROLE`, with its two pipes; end it for `end PID`."""
+    while True:
+        words, descriptors, _, _ = socket.recv_fds(requests, WORDS_BYTES, 2)
+        if not words:
+            return
+        what, _, which = words.decode().partition(" ")
+        if what == "start":
+            child = os.fork()
+            if not child:
+                begin(which, descriptors, null, rules, version, memory_bytes)
+            for one in descriptors:
+                os.close(one)
+            requests.send(str(child).encode())
+        else:
+            os.kill(int(which), signal.SIGKILL)
+            os.waitpid(int(which), 0)
+            requests.send(b"0")
+
+
+def begin(role: str, pipes: list[int], null: int, rules: int, version: int, memory_bytes: int) -> None:
+    """Shut this child in and work; never return."""
+    try:
+        kernel.die_with_parent()
+        above = [
+            fcntl.fcntl(one, fcntl.F_DUPFD, kernel.FILES) for one in (*pipes, *(one for one in (rules,) if one >= 0))
+        ]
+        for place in (0, 1, 2):
+            os.dup2(null, place)
+        for place, one in enumerate(above, 3):
+            os.dup2(one, place)
+        os.closerange(3 + len(above), 1 << 16)
+        kernel.limits(memory_bytes)
+        if rules >= 0:
+            kernel.no_files(5, version)
+            os.close(5)
+        if sys.argv[1] != "none":
+            kernel.no_calls()
+        ROLES[role](JsonPipe(3, 4))
     finally:
         os._exit(0)
 
