@@ -128,7 +128,7 @@ def timer(seen: Evidence) -> ClauseResult:
     most_s = math.ceil(limit_s / vendor.time_grain_s) * vendor.time_grain_s
     expected = f"the vendor's timer ends it {duration(limit_s)} after its creation"
     expected += f", rounded up to {duration(most_s)}" if most_s - limit_s > 1 else ""
-    rows = [pod for pod in seen.rows(trial) if _is_up(pod.state)]
+    rows = [pod for pod in seen.shown_limits(trial) if _is_up(pod.state)]
     if not rows:
         return _finding("timer", UNREACHED, expected, _lost(seen, WORKER))
     unarmed = [pod for pod in rows if pod.ends_at is None]
@@ -143,7 +143,7 @@ def spend_limit(seen: Evidence) -> ClauseResult:
     """Find whether the vendor has armed the amount that was asked for."""
     trial, expected = seen.trial(WORKER), "the vendor shows the amount that was asked for"
     made = seen.create(trial) if trial else None
-    rows = [pod for pod in seen.rows(trial) if _is_up(pod.state)] if trial else []
+    rows = [pod for pod in seen.shown_limits(trial) if _is_up(pod.state)] if trial else []
     if not made or made.spend_micro_usd is None or not rows:
         return _finding("spend limit", UNREACHED, expected, _lost(seen, WORKER))
     expected = f"the vendor ends it at {in_usd(made.spend_micro_usd)}"

@@ -96,6 +96,11 @@ class Evidence:
     def create(self, trial: Trial) -> VerbCall | None:
         return next(iter(self.of("create", trial.token)), None)
 
+    def shown_limits(self, trial: Trial) -> Iterator[Pod]:
+        """Yield the pod of a trial as the vendor answered for its id, oldest first: a listing may leave limits out."""
+        for one in self.of("find", trial.pod_id) if trial.pod_id else ():
+            yield from (pod for pod in one.pods if is_of(pod, trial))
+
     def rows(self, trial: Trial) -> Iterator[Pod]:
         """Yield the pod of a trial as the vendor told it: by its id, and in listings, oldest first."""
         for one in self.asked:

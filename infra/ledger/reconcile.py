@@ -316,6 +316,20 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
     return frozenset(denied)
 
 
+def _with_limits(pod: Pod, provider: Provider) -> Pod:
+    """Return a listed pod with the limits that its vendor shows for its id: a listing may leave them out.
+
+    Raises SlipwayError where the vendor does not answer; the pod is adopted by the next look then.
+    """
+    rented = market(provider)
+    found = provider.find(pod.pod_id) if rented and rented.can.tells_limits and pod.pod_id else None
+    if found is None:
+        return pod
+    # The listing's times are by our clock by now, those of the single row by the vendor's.
+    ends_at = pod.created_at + found.ends_at - found.created_at if found.ends_at and found.created_at else None
+    return replace(pod, ends_at=ends_at, spend_limit_micro_usd=found.spend_limit_micro_usd)
+
+
 def _carry_out(
     action: Action, provider: Provider, journal: Journal, rows: dict[str, Op], lost: set[str], problems: list[str]
 ) -> bool:
@@ -327,7 +341,8 @@ def _carry_out(
             provider.delete(action.pod_id)
         elif isinstance(action, Claim):
             reason, state = (FOUND, LOST) if action.is_kept else ("it has our mark, and no row", TERMINATING)
-            rows[token] = journal.claim(action.pod, reason, state)
+            pod = _with_limits(action.pod, provider) if action.is_kept else action.pod
+            rows[token] = journal.claim(pod, reason, state)
         elif action.event == "note":
             rows[token] = journal.note(rows[token], **action.facts)
         else:

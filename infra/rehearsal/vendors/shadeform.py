@@ -17,6 +17,8 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import VOLUME, micro_usd, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused
 
+# Properties of the schema InstanceInfoResponse that the schema Instance, a row of the list, lacks.
+INFO_ONLY = {"ssh_key_id", "auto_delete", "alert", "volume_ids", "volume_mount", "envs"}
 OS = "ubuntu22.04_cuda12.6_shade_os"
 GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}  # kinds with other names there
 BOOT = {"min_boot_in_sec": 93, "max_boot_in_sec": 190}
@@ -202,7 +204,8 @@ class Shadeform(web.Api):
         return web.Answer(200, {"id": machine.machine_id})
 
     def _list(self, asked: web.Asked) -> web.Answer:
-        return web.Answer(200, {"instances": [self._instance(one) for one in self._listed()]})
+        rows = [self._instance(one) for one in self._listed()]
+        return web.Answer(200, {"instances": [{k: v for k, v in row.items() if k not in INFO_ONLY} for row in rows]})
 
     def _info(self, asked: web.Asked) -> web.Answer:
         return web.Answer(200, self._instance(self._get(asked)))

@@ -28,20 +28,26 @@ def pod(one, **facts):
 
 
 def life(one, began_at, **facts):
-    """A pod from its request to its absence: created, listed twice, billed, deleted, gone."""
+    """A pod from its request to its absence: created, looked at twice, billed, deleted, gone.
+
+    Its listing shows no limits, as Shadeform's does not.
+    """
 
     def asked(verb, after_s, **about):
         at = began_at + after_s
         return VerbCall(verb=verb, began_at=at, ended_at=at + 1, **about)
 
     facts = {"ends_at": began_at + 4 * HOUR_S, **facts}
+    listed = {**facts, "ends_at": None, "spend_limit_micro_usd": None}
     return [
         asked("create", 0, word=one.token, time_s=4 * HOUR_S, spend_micro_usd=1_500_000, pods=(pod(one, **facts),)),
-        asked("list", 10, pods=(pod(one, **facts),)),
-        asked("list", 200, pods=(pod(one, **facts),)),
+        asked("find", 9, word=one.pod_id, pods=(pod(one, **facts),)),
+        asked("list", 10, pods=(pod(one, **listed),)),
+        asked("find", 199, word=one.pod_id, pods=(pod(one, **facts),)),
+        asked("list", 200, pods=(pod(one, **listed),)),
         asked("billed", 210, word=one.pod_id, micro_usd=90_000),
         asked("delete", 220, word=one.pod_id),
-        asked("list", 230, pods=(pod(one, **{**facts, "state": "ending"}),)),
+        asked("list", 230, pods=(pod(one, **{**listed, "state": "ending"}),)),
         asked("list", 260),
     ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from infra.agent.job import Job, Limits
 from infra.agent.limits import Clocks, read_clocks
-from infra.ledger import reap
+from infra.ledger import reap, reconcile
 from infra.money import in_usd
 from infra.names import new_token
 from infra.providers.offers import open_market
@@ -170,6 +170,25 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
             found = reap.reap(market, journal, clock=lambda: later(now[0])).findings
             assert journal.op(op.token).state == state
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
+
+
+def test_an_adopted_pod_keeps_the_limits_that_its_vendor_shows_for_its_id_alone(rehearsal):
+    """Shadeform's listing has no limits, and the row of the pod was lost with its journal."""
+    market = open_market("shadeform", rehearsal.settings)
+    request = Request(run="adopted", gpu="L40", num_gpus=1)
+    limits = Limits(time_s=7_200.0, spend_micro_usd=9_000_000)
+    with rehearsal.journal() as journal:
+        made = market.create(request, market.offers(request)[0], new_token(journal.installation), limits)
+    for path in rehearsal.settings.state_file.parent.glob(f"{rehearsal.settings.state_file.name}*"):
+        if path.is_file():
+            path.unlink()
+    until(lambda: made.pod_id in {one.pod_id for one in market.list()}, "the listing")
+    with rehearsal.journal() as journal:
+        reconcile.reconcile(market, journal)
+        (op,) = journal.ops()
+        assert (op.remote_id, op.state, op.cap) == (made.pod_id, "LOST", 9_000_000)
+        assert op.ttl_s == pytest.approx(7_200, abs=60)
+        pods.end(market, op, journal)
 
 
 @pytest.mark.parametrize("command", ["reap", "status", "keep"])

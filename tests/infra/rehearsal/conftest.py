@@ -13,7 +13,9 @@ def shared_world(tmp_path_factory):
 def world(shared_world):
     """A market without faults, on which a test leaves nothing that runs."""
     shared_world.fault()
+    shared_world.violations.clear()
     yield shared_world
+    assert shared_world.violations == []
     shared_world.fault()
     for pod in shared_world.truth()["pods"]:
         if pod["state"] not in ("deleting", "gone"):

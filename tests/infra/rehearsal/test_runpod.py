@@ -9,12 +9,12 @@ import pytest
 from infra.agent import process
 from infra.rehearsal.clock import parse_iso
 from tests.hosts import first_process
-from tests.infra.rehearsal import schemas
 from tests.infra.rehearsal.worlds import Running, until
+from tests.vendors import contract
 
 pytestmark = pytest.mark.process
 
-DOCUMENT = schemas.load("runpod")
+DOCUMENT = contract.load("runpod")
 H100 = "NVIDIA H100 80GB HBM3"
 BODY = {
     "name": "sw1-a", "image": "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "ports": ["22/tcp"], "disk": 50,
@@ -25,7 +25,7 @@ RENT = """mutation rent($input: %s!) { %s(input: $input) { id name desiredStatus
 
 def create(world: Running, **fields) -> str:
     body = {**BODY, "env": {**BODY["env"], "PUBLIC_KEY": world.public_key}, **fields}
-    assert not schemas.problems(DOCUMENT, "CreatePodRequest", body)
+    assert not DOCUMENT.violations("CreatePodRequest", body)
     answer = world.call("runpod", "POST", "/v2/pods", body)
     assert answer.status_code == 201, answer.text
     assert not problems("Pod", answer.json())
@@ -33,7 +33,7 @@ def create(world: Running, **fields) -> str:
 
 
 def problems(name: str, value: dict) -> list[str]:
-    return schemas.problems(DOCUMENT, name, value)
+    return DOCUMENT.violations(name, value)
 
 
 def pod(world: Running, pod_id: str) -> dict:
@@ -226,7 +226,7 @@ def test_a_body_is_refused_exactly_when_the_document_refuses_it(world, wrong):
     bodies += [{**BODY, "gpu": {**BODY["gpu"], name: wrong}} for name in ("id", "count", "minCudaVersion", "nonsense")]
     bodies += [{name: value for name, value in BODY.items() if name != left} for left in ("name", "image", "disk")]
     for body in bodies:
-        is_bad = bool(schemas.problems(DOCUMENT, "CreatePodRequest", body))
+        is_bad = bool(DOCUMENT.violations("CreatePodRequest", body))
         answer = world.call("runpod", "POST", "/v2/pods", body)
         assert (answer.status_code == 422) == is_bad, (body, answer.text)
         assert answer.status_code != 422 or answer.json()["errors"]

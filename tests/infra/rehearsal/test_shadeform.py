@@ -8,22 +8,22 @@ import pytest
 
 from infra.agent import process
 from infra.rehearsal.clock import parse_iso
-from tests.infra.rehearsal import schemas
 from tests.infra.rehearsal.worlds import Running, until
+from tests.vendors import contract
 
 pytestmark = pytest.mark.process
 
-DOCUMENT = schemas.load("shadeform")
+DOCUMENT = contract.load("shadeform")
 B200 = {"cloud": "hyperstack", "region": "canada-1", "shade_instance_type": "8x_b200_pcie_192gb"}
 BODY = {**B200, "shade_cloud": True, "name": "sw1-a"}
 
 
 def create(world: Running, **fields) -> str:
     body = {**BODY, "ssh_key_id": world.shadeform_key(), **fields}
-    assert not schemas.problems(DOCUMENT, "CreateRequest", body)
+    assert not DOCUMENT.violations("CreateRequest", body)
     answer = world.call("shadeform", "POST", "/instances/create", body)
     assert answer.status_code == 200, answer.text
-    assert not schemas.problems(DOCUMENT, "CreateResponse", answer.json())
+    assert not DOCUMENT.violations("CreateResponse", answer.json())
     return answer.json()["id"]
 
 
@@ -41,7 +41,7 @@ def ids(world: Running) -> list[str]:
 
 def test_an_instance_from_its_offer_to_its_proven_end(world):
     types = world.call("shadeform", "GET", "/instances/types", params={"gpu_type": "B200", "sort": "price"}).json()
-    assert not schemas.problems(DOCUMENT, "InstanceTypesResponse", types)
+    assert not DOCUMENT.violations("InstanceTypesResponse", types)
     assert [row["hourly_price"] for row in types["instance_types"]] == [3360, 3584, 3840]
     script = base64.b64encode(b"echo begun > $HOME/begun").decode()
     launch = {"type": "script", "script_configuration": {"base64_script": script}}
@@ -50,7 +50,7 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     assert info(world, waiting)["status"] in ("creating", "pending_provider", "pending")
     assert world.pod(waiting)["billed_micro_usd"] == 0
     row = active(world, pod_id)
-    assert not schemas.problems(DOCUMENT, "InstanceInfoResponse", {**row, "deleted_at": ""})  # null, whatever it says
+    assert not DOCUMENT.violations("InstanceInfoResponse", row)
     until(lambda: world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], "cat begun").stdout == "begun\n", "the script")
     done = world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], "nvidia-smi -L | wc -l; pwd; echo ~; exit 7")
     count, folder, home = done.stdout.split()
@@ -101,7 +101,7 @@ def test_refusals_are_in_the_vendors_words(world):
     assert (taken.status_code, taken.json()["error_code"]) == (409, "OUT_OF_STOCK")
     world.shadeform_key()
     body = {"name": "mine", "public_key": world.public_key}
-    assert not schemas.problems(DOCUMENT, "AddSshKeyRequest", body)
+    assert not DOCUMENT.violations("AddSshKeyRequest", body)
     twice = world.call("shadeform", "POST", "/sshkeys/add", body)
     assert twice.status_code == 400 and "name must be unique" in twice.json()["error"]
     assert [world.call("shadeform", *ask).status_code for ask in (("GET", "/x"), ("DELETE", "/instances"))] == [
@@ -121,10 +121,14 @@ def test_a_lost_instance_is_an_error_that_no_longer_bills(world, trait):
 
 
 def test_what_the_document_refuses_is_refused_and_so_is_every_unknown_field(world):
-    bodies = [{**BODY, name: value} for name in DOCUMENT["CreateRequest"]["properties"] for value in (7, [7], {"x": 7})]
+    bodies = [
+        {**BODY, name: value}
+        for name in DOCUMENT.document["components"]["schemas"]["CreateRequest"]["properties"]
+        for value in (7, [7], {"x": 7})
+    ]
     bodies += [{name: value for name, value in BODY.items() if name != left} for left in BODY]
     for body in bodies:
-        if schemas.problems(DOCUMENT, "CreateRequest", body):
+        if DOCUMENT.violations("CreateRequest", body):
             assert world.call("shadeform", "POST", "/instances/create", body).status_code == 400, body
     deep = copy.deepcopy(BODY) | {"auto_delete": {"delete_at": "2030-01-01T00:00:00Z"}}
     for body in ({**BODY, "spot": True}, deep):

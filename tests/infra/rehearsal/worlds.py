@@ -15,6 +15,7 @@ import httpx
 
 from tests.hosts import make_key, until
 from tests.needs import needs
+from tests.vendors import contract
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,6 +29,7 @@ class Running:
     key: Path
     _client: httpx.Client
     _owner: int = field(default_factory=os.getpid)
+    violations: list[str] = field(default_factory=list)  # of the vendors' own documents, by answers that `call` got
 
     @property
     def client(self) -> httpx.Client:
@@ -40,7 +42,10 @@ class Running:
         about = self.about[vendor]
         header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
         headers = {**header, **more.pop("headers", {})}
-        return self.client.request(method, about["url"] + path, json=body, headers=headers, **more)
+        answer = self.client.request(method, about["url"] + path, json=body, headers=headers, **more)
+        if vendor in contract.FILES:
+            self.violations += contract_violations(vendor, method, path, answer)
+        return answer
 
     def truth(self) -> dict[str, Any]:
         return self.client.get(self.about["truth"] + "/truth").json()
@@ -102,6 +107,16 @@ def begin(folder: Path, *words: str, speed: float = 600) -> Running:
     assert line, f"no world: exit code {process.wait(10)}"
     key = folder / "user"
     return Running(process, json.loads(line), key if key.exists() else make_key(key), new_client())
+
+
+def contract_violations(vendor: str, method: str, path: str, answer: httpx.Response) -> list[str]:
+    """Return where an answer violates its vendor's OpenAPI document. The document says nothing of refused requests."""
+    document, bare = contract.load(vendor), path.partition("?")[0]
+    if document.operation(method, bare) is None or vendor == "shadeform" and answer.status_code >= 400:
+        return []
+    body = answer.json() if answer.content else None
+    found = document.violations_of_answer(method, bare, answer.status_code, body)
+    return [f"{method} {bare} {answer.status_code}: {one}" for one in found]
 
 
 def new_client() -> httpx.Client:
