@@ -5,7 +5,8 @@
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
     │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
-    │   └── Busy            3  what would match is in use
+    │   ├── Busy            3  what would match is in use
+    │   └── RateLimited     3  a vendor takes no more requests for a while
     ├── AuthError           4  a key is missing or refused
     │   └── MissingKey      4  no key is set
     └── LimitHit            5  a limit was hit, or an audit found something
@@ -36,6 +37,14 @@ class NoOffer(SlipwayError):
 
 class Busy(NoOffer):
     pass
+
+
+class RateLimited(NoOffer):
+    """A vendor counted too many requests. `retry_after_s`: the pause that the vendor asked for, None if it did not."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class AuthError(SlipwayError):

@@ -279,13 +279,13 @@ CLAUSES: Sequence[Clause] = (
 
 
 def _timer_by_waiting(seen: Evidence) -> ClauseResult:
-    """Find whether a pod that nobody ended was ended by its vendor's timer, which is not told."""
+    """Find whether a pod that nobody ended was ended by a timer that is not told: its vendor's or its container's."""
     trial = seen.trial(TIMED)
     made = seen.create(trial) if trial else None
-    expected = "the vendor's timer, which it does not show, ends a pod that nobody else ends"
+    expected = "a timer ends a pod that nobody else ends"
     if not trial or not made or made.time_s is None:
         return _finding("timer", UNREACHED, expected, _lost(seen, TIMED))
-    expected = f"the vendor's timer, which it does not show, ends a pod {duration(made.time_s)} after its creation"
+    expected = f"a timer ends a pod that nobody else ends {duration(made.time_s)} after its creation"
     gone = _gone_at(seen, trial)
     if gone is None or _while_there(seen, trial):
         return _finding("timer", BROKEN, expected, "it did not, and was deleted from here")

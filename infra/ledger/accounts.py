@@ -7,23 +7,30 @@ another one of the same account is no other account; where a vendor does not tel
 import hashlib
 
 from infra.agent.limits import Clocks
+from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.money import per_hour
-from infra.providers import Provider, clock_scale
+from infra.providers import Provider, clock_scale, market
 
 
 def fingerprint(provider: Provider) -> str:
     """Return a fingerprint of whose pods `provider.list` shows. Raises SlipwayError when its vendor does not say."""
-    return hashlib.sha256(f"{provider.name}\0{provider.account().owner}".encode()).hexdigest()[:16]
+    owner = provider.account().owner
+    if not owner:
+        raise SlipwayError(f"{provider.name} does not say whose account the key opens")
+    return hashlib.sha256(f"{provider.name}\0{owner}".encode()).hexdigest()[:16]
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
     """Return whether another account rented the pod, so that its absence from this one proves nothing.
 
-    A pod whose limit has passed was ended by its own vendor, whichever account that is. Raises SlipwayError.
+    A pod whose limit has passed was ended by its vendor, where that has a timer, whichever account that is. Raises
+    SlipwayError.
     """
-    if not op.account_fp or spend.due(op, now, clock_scale(provider)):
+    rented = market(provider)
+    ends_by_itself = rented is not None and (rented.can.time_limit or rented.can.spend_limit)
+    if not op.account_fp or ends_by_itself and spend.due(op, now, clock_scale(provider)):
         return False
     return op.account_fp != fingerprint(provider)
 

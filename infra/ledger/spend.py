@@ -73,9 +73,9 @@ def _most_s(op: Op) -> float | None:
     It may be missed long after, and was not billed beyond its own timer. None: it was asked to end, or has no timer.
     """
     hard_s = limit_s(op)
-    if op.ended_at is None or op.del_requested_at is not None or hard_s is None:
+    grain_s = TIMER_GRAIN_S.get(op.vendor)
+    if op.ended_at is None or op.del_requested_at is not None or hard_s is None or grain_s is None:
         return None
-    grain_s = TIMER_GRAIN_S.get(op.vendor, 1.0)
     return math.ceil(hard_s / grain_s) * grain_s + VENDOR_LATE_S
 
 

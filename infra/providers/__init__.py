@@ -100,7 +100,7 @@ class Provider(Protocol):
         """Return the transport to that pod, without a connection yet."""
 
 
-TIMER_GRAIN_S = {"lium": 3600.0}  # vendors whose own timer takes whole hours
+TIMER_GRAIN_S = {"lium": 3600.0, "shadeform": 1.0}  # vendors with a timer of their own: the unit that it takes
 Vendors = Callable[[str], Provider]  # the provider of that name; raises UsageError for one that cannot be used
 
 
@@ -111,6 +111,7 @@ class Abilities:
     time_limit: bool = False  # ends a pod at a time given to create()
     time_grain_s: float = 1.0  # unit to which that time is rounded up
     spend_limit: bool = False  # ends a pod at an amount given to create()
+    start_timer: bool = False  # its containers start with a dead-man timer, which asks as a pod's self-termination does
     tells_limits: bool = False  # find() shows both as they are armed
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it

@@ -12,11 +12,9 @@ import asyncio
 import hashlib
 import json
 import re
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn, TypeVar
@@ -26,10 +24,15 @@ import msgspec
 
 from infra.agent.limits import boottime_s
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
+from infra.providers.pace import Pace
 from store.backoff import Backoff
 
-DEFINITE = {400, 401, 402, 403, 404, 422, 429}  # 429: all three vendors count before they act
+DEFINITE = {400, 401, 402, 403, 404, 410, 422, 429}  # 429: all three vendors count before they act
+FIREWALL = "error code: 1010"  # of a web firewall that lets no client of that User-Agent through, at 403
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
+BLOCKED = "a web firewall before the vendor's servers refuses this client by its User-Agent, whatever the key"
+VERSION = "0.1.0"  # pyproject.toml's, as a test checks
+USER_AGENT = f"slipway/{VERSION}"
 REDIRECTS = {301, 302, 307, 308}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MOST_ATTEMPTS = 5
@@ -120,38 +123,19 @@ class _TooLong(Exception):
     pass
 
 
-@dataclass
-class Pace:
-    """A rate limit: at most so many requests in any minute."""
-
-    per_minute: int
-    sent: deque[float] = field(default_factory=deque)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def wait_s(self) -> float:
-        """Return 0 when a request may be sent, and count it; else the seconds after which to ask again."""
-        with self.lock:
-            now = time.monotonic()
-            while self.sent and now - self.sent[0] >= 60:
-                self.sent.popleft()
-            if len(self.sent) >= self.per_minute:
-                return 60 - (now - self.sent[0])
-            self.sent.append(now)
-            return 0.0
-
-
 class JsonApi:
     """The API at `base`, asked as `name` with these headers, the key among them."""
 
     def __init__(
         self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
-        most_bytes: int = 16 << 20, per_minute: int = 50, sleep: Callable[[float], None] = time.sleep,
+        most_bytes: int = 16 << 20, pace: Pace | None = None, sleep: Callable[[float], None] = time.sleep,
         clock_scale: float = 1.0,
     ) -> None:  # fmt: skip
         """Prepare the API.
 
-        `clock_scale`: how many times faster than ours the server's clock runs, 1 but in a rehearsal. Raises UsageError
-        for an address without TLS that is not on this machine, and for what can be no key.
+        `pace`: the rate limit, by default one of this process alone. `clock_scale`: how many times faster than ours
+        the server's clock runs, 1 but in a rehearsal. Raises UsageError for an address without TLS that is not on this
+        machine, and for what can be no key.
         """
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK
@@ -166,17 +150,18 @@ class JsonApi:
         # Told of every answer before anybody else; what it raises counts as an answer that was lost.
         self.listener: Callable[[Exchange], None] | None = None
         self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
-        self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
+        more = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT}
+        self._headers = {**headers, **more}
         self.clock_scale = clock_scale
-        self._pace, self._sleep = Pace(round(per_minute * clock_scale)), sleep
+        self._pace, self._sleep = pace or Pace(clock_scale=clock_scale), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
         self._clocks: tuple[float, float] | None = None  # theirs, and the boot's, read at the same time
         self._skew_s = 0.0
 
     @property
     def owner(self) -> str:
-        """Return an id of the account where a vendor names none: a fingerprint of the headers."""
-        return "key " + hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()[:8]
+        """Return an id of the account where a vendor names none: a fingerprint of the key."""
+        return "key " + hashlib.sha256(b"\0".join(self._secrets)).hexdigest()[:8]
 
     def now(self) -> float:
         """Return UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
@@ -207,7 +192,7 @@ class JsonApi:
     def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Ask once for something to be done; the 2xx reply, whose body may be empty."""
         what = f"{self.name}: {method} {path}"
-        while wait_s := self._pace.wait_s():
+        while wait_s := self._pace.wait_s(changes=True):
             self._sleep(wait_s)
         content = None if body is None else _write(body)
         try:
@@ -236,7 +221,7 @@ class JsonApi:
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         what = f"{self.name}: {method} {path}"
         deadline, limit_s = time.monotonic() + self.read_s, self.attempt_s
-        said = f"{self._pace.per_minute} requests a minute are all that is allowed"
+        said = self._pace.words
         for attempt in range(MOST_ATTEMPTS):
             wait_s = self._pace.wait_s()
             while wait_s and time.monotonic() + wait_s < deadline:
@@ -265,6 +250,8 @@ class JsonApi:
         raise SlipwayError(f"{what}: no usable answer: {said}")
 
     def _refuse(self, what: str, reply: Reply) -> NoReturn:
+        if reply.status == 403 and FIREWALL in reply.said.lower():
+            raise SlipwayError(f"{what}: {BLOCKED}: {reply.said}")
         if reply.status in (401, 403):
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status == 410:

@@ -20,14 +20,16 @@ from msgspec import Struct
 from infra.agent.job import Call, Limits
 from infra.agent.lifecycle import farewell
 from infra.agent.limits import hard_limit_s
-from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import TIMER_GRAIN_S, Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.refusals import Refusal, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
@@ -43,6 +45,38 @@ STATES = {"PENDING": "booting", "REBOOT_PENDING": "booting", "RUNNING": "running
 GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
 NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of nothing
 MAKE_KEY = "make a key of the scope manage alone, with no other scope, at https://lium.io"
+REFUSALS = RefusalTable(
+    vendor="lium",
+    billing_url="https://lium.io/billing",
+    codes={
+        "API_KEY_BUDGET_EXCEEDED": Refusal.NO_MONEY,
+        **dict.fromkeys(  # source: dstack 0.22.5, its codes of no capacity
+            (
+                "node_not_found",
+                "node_rent_in_progress",
+                "node_not_verified",
+                "node_unavailable",
+                "node_paused_by_provider",
+                "provider_banned",
+                "node_below_bandwidth_floor",
+                "gpu_count_invalid",
+                "gpu_split_not_allowed",
+            ),
+            Refusal.NO_STOCK,
+        ),
+        "conflict": Refusal.NO_STOCK,
+        # The first request under the same key is being carried out, or its outcome is not known.
+        "idempotency_in_progress": Refusal.UNKNOWN,
+        "idempotency_outcome_unknown": Refusal.UNKNOWN,
+    },
+    sentences=(Sentence("insufficient balance", Refusal.NO_MONEY, "lium.io 0.32.0, text of a 403 of the rent"),),
+    statuses={
+        400: Refusal.NO_STOCK,
+        403: Refusal.BAD_KEY,
+        404: Refusal.NO_STOCK,
+        422: Refusal.BAD_REQUEST,
+    },
+)
 _SSH = re.compile(r"ssh ([^\s@]+)@([^\s@]+)(?: -p (\d{1,5}))?")
 
 
@@ -160,7 +194,13 @@ class Lium(ByHttp):
     def of(settings: Settings) -> "Lium":
         """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
-        api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key}, clock_scale=settings.clock_scale)
+        api = JsonApi(
+            "lium",
+            url,
+            {"X-API-KEY": settings.lium_api_key},
+            clock_scale=settings.clock_scale,
+            pace=Pace.beside(settings.state_file, "lium", settings.clock_scale),
+        )
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
@@ -249,7 +289,7 @@ class Lium(ByHttp):
         try:
             reply = self.api.act("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
         except (VendorRefused, Unclear) as error:
-            raise _refusal(error) from None
+            raise REFUSALS.error(error) from None
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
@@ -365,18 +405,3 @@ def _may(api: JsonApi, method: str, path: str) -> bool:
     except VendorRefused as refused:
         return not (refused.reply.status == 403 and "scope" in refused.reply.said.lower())
     return True
-
-
-def _refusal(error: VendorRefused | Unclear) -> SlipwayError:
-    """Return the error for a rent that was not answered with yes."""
-    if error.reply is None:
-        return error
-    status, said = error.reply.status, str(error)
-    if isinstance(error, Ambiguous):
-        taken = status == 409 and error.reply.code and not error.reply.code.startswith("idempotency")
-        return NoOffer(f"lium: {error.reply.said}") if taken else error
-    if status == 402 or (status == 403 and "balance" in said.lower()):
-        return OutOfMoney(f"{said}; add credit at https://lium.io/billing")
-    if status == 403:
-        return AuthError(said)
-    return NoOffer(said) if status in (400, 404) else error

@@ -1,12 +1,14 @@
 """RunPod: containers ("pods") on its own and on other people's machines. Here: requests out, records in.
 
-REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance, spot, and an end by
-the vendor's own timer. Prices come as dollars per GPU-hour in the catalog, per hour of the whole pod in `cost`; a
-stopped pod bills its disk. Nothing of a pod tells CPUs, memory or bandwidth before it is rented.
+REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance and spot. Its
+`terminateAfter` is accepted and ends nothing (runpodctl pulls 330 and 331, runpod/docs pull 820), so that a pod ends
+itself by a dead-man timer in its start command. Prices come as dollars per GPU-hour in the catalog, per hour of the
+whole pod in `cost`; a stopped pod bills its disk. Nothing of a pod tells CPUs, memory or bandwidth before it is rented.
 Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -17,21 +19,24 @@ from msgspec import Meta, Struct
 
 from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
-from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.errors import AuthError, NoOffer, SlipwayError
+from infra.machines.dead_man import deadline, start_command
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.refusals import Refusal, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
 VOLUME = "/workspace"  # mount point of volumes
-DISK_BYTES = 100 * 10**9
+LEAST_DISK_BYTES = 20 * 10**9
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
 STATES = {
@@ -42,16 +47,42 @@ STATES = {
     "ERROR": "failed",
 }
 GONE = ("TERMINATED",)
-NO_CAPACITY = ("no longer any instances available", "enough disk space", "not enough free gpus")
+REFUSALS = RefusalTable(
+    vendor="runpod",
+    billing_url="https://console.runpod.io/user/billing",
+    sentences=(
+        Sentence("no longer any instances available", Refusal.NO_STOCK, "mlabonne/llm-autoeval #3; SkyPilot"),
+        Sentence("does not have the resources", Refusal.NO_STOCK, "bellhop-py errors.py; fast-stable-diffusion #2484"),
+        Sentence("enough disk space", Refusal.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
+        Sentence("not enough free gpus", Refusal.NO_STOCK, "SkyPilot, as above"),
+        # Errors of capacity mention the balance as well, so that only 402 is a verdict on money.
+        Sentence("balance", Refusal.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
+        Sentence("credits", Refusal.NO_STOCK, "opbdh 1.10.1, as above"),
+        Sentence("spend limit", Refusal.NO_STOCK, "the vendor's account rules: 80 USD an hour; a cheaper one may do"),
+        Sentence("is not defined by type", Refusal.BAD_REQUEST, "GraphQL's validation, which precedes execution"),
+        Sentence("cannot query field", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence("got invalid value", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence("unknown argument", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence("error code: 1010", Refusal.BAD_REQUEST, "a web firewall that refuses a User-Agent; opbdh remote.py"),
+    ),
+    # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
+    statuses={
+        400: Refusal.NO_STOCK,
+        403: Refusal.NO_STOCK,
+        404: Refusal.BAD_REQUEST,
+        410: Refusal.BAD_REQUEST,
+        422: Refusal.BAD_REQUEST,
+    },
+)
 MOST_PAGES = 100
+# A query of GraphQL is validated before it is executed, and 400 is the answer to one that is not valid.
+GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: Refusal.BAD_REQUEST})
 # Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
 MARK = "SLIPWAY_POD"
 
 MYSELF = "query { myself { id email clientBalance currentSpendPerHr spendLimit } }"
 BID = """query ($id: String, $count: Int, $secure: Boolean) { gpuTypes(input: {id: $id}) {
   id lowestPrice(input: {gpuCount: $count, secureCloud: $secure}) { minimumBidPrice stockStatus } } }"""
-ON_DEMAND = """mutation ($input: PodFindAndDeployOnDemandInput!) {
-  podFindAndDeployOnDemand(input: $input) { id costPerHr } }"""
 TERMINATE = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
 SPOT = """mutation ($input: PodRentInterruptableInput!) {
   podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
@@ -158,13 +189,21 @@ class Bid(Struct):
 class Data(Struct):
     myself: Myself | None = None
     gpuTypes: list[Bid] | None = None
-    podFindAndDeployOnDemand: Deployed | None = None
     podRentInterruptable: Deployed | None = None
 
 
 class Graph(Struct):
     data: Data | None = None
     errors: list[Complaint] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """The container of a new pod. `start`: its start command, "" = that of the image."""
+
+    env: dict[str, str]
+    disk_gb: int
+    start: str
 
 
 @dataclass(frozen=True)
@@ -177,15 +216,15 @@ class RunPod(ByHttp):
 
     name = "runpod"
     one_path, gone = "/v2/pods/{}", GONE
-    can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential", volumes=(VOLUME,))
+    can = Abilities(start_timer=True, spot=True, stop=True, self_terminate="pod_credential", volumes=(VOLUME,))
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
         """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
-        api = JsonApi(
-            "runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"}, clock_scale=settings.clock_scale
-        )
+        pace = Pace.beside(settings.state_file, "runpod", settings.clock_scale)
+        header = {"Authorization": f"Bearer {settings.runpod_api_key}"}
+        api = JsonApi("runpod", url, header, clock_scale=settings.clock_scale, pace=pace)
         return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
 
     @property
@@ -202,8 +241,14 @@ class RunPod(ByHttp):
         )
 
     def account(self) -> Account:
-        """Return owner and balance."""
-        me = self._query(MYSELF, {}).myself
+        """Return owner and balance, both not known where GraphQL does not answer; the key is then tried by REST."""
+        try:
+            me = self._query(MYSELF, {}).myself
+        except AuthError:
+            raise
+        except SlipwayError:
+            self.api.read("/v2/pods", PodRows)
+            return Account(provider=self.name, owner="")
         if me is None:
             raise AuthError("runpod: the key belongs to no account; see https://console.runpod.io/user/settings")
         balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
@@ -251,17 +296,21 @@ class RunPod(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised; through GraphQL with a limit or as spot, since only that takes `terminateAfter`.
+        """Rent as promised, a spot pod through GraphQL, any other by REST.
 
-        A spending limit is armed as the time that the money lasts at this price.
+        The limits, a spending limit as the time that the money lasts at this price, arm the dead-man timer of the
+        container: its deadline is by the container's clock, which runs as the world's does.
         """
         limit_s = hard_limit_s(limits)
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
-        disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9
-        if limit_s is None and not offer.spot:
-            made = self._create_by_rest(request, offer, token, env, disk_gb)
-        else:
-            made = self._create_by_graph(request, offer, token, env, disk_gb, limit_s)
+        # A vendor's clock counts for its own timers; a rehearsal's runs faster than that of its containers.
+        begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
+        start = ""
+        if limit_s is not None:
+            start = start_command(deadline(begins_at, limit_s, self.clock_scale), self.farewell)
+        container = Container(env=env, disk_gb=_disk_bytes(request) // 10**9, start=start)
+        create = self._create_by_graph if offer.spot else self._create_by_rest
+        made = create(request, offer, token, container)
         rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
@@ -296,9 +345,7 @@ class RunPod(ByHttp):
             params["cursor"] = page.nextCursor
         raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
 
-    def _create_by_rest(
-        self, request: Request, offer: Offer, token: str, env: dict[str, str], disk_gb: int
-    ) -> Deployed:  # fmt: skip
+    def _create_by_rest(self, request: Request, offer: Offer, token: str, container: Container) -> Deployed:
         mounts = {"network": [{"volumeId": request.volume, "path": VOLUME}]}
         body = {
             "name": token,
@@ -306,57 +353,50 @@ class RunPod(ByHttp):
             # Without a count the vendor says that there is no capacity.
             "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda()},
             "cloud": offer.cloud,
-            "disk": disk_gb,
+            "disk": container.disk_gb,
             "ports": ["22/tcp"],
-            "env": env,
+            "env": container.env,
             "startSsh": True,
+            **({"args": container.start} if container.start else {}),
             **({"mounts": mounts} if request.volume else {}),
             **({"dataCenterIds": [offer.region]} if offer.region else {}),
         }
         try:
             made = self.api.decode(self.api.act("POST", "/v2/pods", body), Made)
         except VendorRefused as refused:
-            raise _refusal(refused) from None
+            raise REFUSALS.error(refused) from None
         return Deployed(made.id, made.cost)
 
-    def _create_by_graph(
-        self, request: Request, offer: Offer, token: str, env: dict[str, str], disk_gb: int, limit_s: float | None
-    ) -> Deployed:
+    def _create_by_graph(self, request: Request, offer: Offer, token: str, container: Container) -> Deployed:
         body: dict[str, Any] = {
             "name": token,
             "imageName": IMAGE,
             "gpuTypeId": offer.instance_type,
             "gpuCount": offer.num_gpus,
             "cloudType": offer.cloud,
-            "containerDiskInGb": disk_gb,
+            "containerDiskInGb": container.disk_gb,
             "volumeInGb": 0,
             "ports": "22/tcp",
-            "env": [{"key": key, "value": value} for key, value in env.items()],
+            "env": [{"key": key, "value": value} for key, value in container.env.items()],
             "startSsh": True,
             "supportPublicIp": True,
             **self._min_cuda(),
             **({"networkVolumeId": request.volume, "volumeMountPath": VOLUME} if request.volume else {}),
             **({"dataCenterId": offer.region} if offer.region else {}),
-            **({} if limit_s is None else {"terminateAfter": rfc3339(self.api.now() + limit_s)}),
+            **({"dockerArgs": container.start} if container.start else {}),
+            "bidPerGpu": Decimal(offer.micro_usd_per_hour) / offer.num_gpus / 1_000_000,
         }
-        if offer.spot:
-            body["bidPerGpu"] = Decimal(offer.micro_usd_per_hour) / offer.num_gpus / 1_000_000
         try:
-            question = {"query": SPOT if offer.spot else ON_DEMAND, "variables": {"input": body}}
-            reply = self.api.act("POST", "/graphql", question)
+            reply = self.api.act("POST", "/graphql", {"query": SPOT, "variables": {"input": body}})
         except VendorRefused as refused:
-            raise _refusal(refused) from None
+            raise GRAPH_REFUSALS.error(refused) from None
         graph = self.api.decode(reply, Graph)
-        said = "; ".join(one.message for one in graph.errors or ())
-        made = graph.data and (graph.data.podRentInterruptable if offer.spot else graph.data.podFindAndDeployOnDemand)
-        if said and not made:
-            if any(words in said.lower() for words in NO_CAPACITY):
-                raise NoOffer(f"runpod: {reply.said}")
-            if "balance" in said.lower() or "funds" in said.lower():
-                raise OutOfMoney(f"runpod: {reply.said}; add credit at https://console.runpod.io/user/billing")
-        if not made:
-            raise Unclear(f"runpod: POST /graphql: {reply.said}; it may have been carried out", reply)
-        return made
+        made = graph.data and graph.data.podRentInterruptable
+        if made:
+            return made
+        if not graph.errors and reply.content.get("data", {}) in (None, {"podRentInterruptable": None}):
+            raise NoOffer("runpod: POST /graphql: null without a reason, which is its answer when there is no machine")
+        raise GRAPH_REFUSALS.error_of(reply, f"runpod: POST /graphql: {reply.said}")
 
     def _min_cuda(self) -> dict[str, str]:
         return {"minCudaVersion": self.cuda} if self.cuda else {}
@@ -384,7 +424,13 @@ class RunPod(ByHttp):
         if not price or count > most:
             return
         asked = {"id": one.id, "count": count, "secure": cloud == "SECURE"}
-        for bid in self._query(BID, asked).gpuTypes or ():
+        try:
+            bids = self._query(BID, asked).gpuTypes or ()
+        except AuthError:
+            raise
+        except SlipwayError as error:
+            raise NoOffer(f"runpod: spot is unavailable, since its GraphQL does not answer: {error}") from None
+        for bid in bids:
             rate = told_micro_usd(bid.lowestPrice and bid.lowestPrice.minimumBidPrice, Decimal(count))
             if rate and bid.lowestPrice and bid.lowestPrice.stockStatus:
                 yield self._offer(one, cloud, "", count, rate, request)
@@ -400,7 +446,7 @@ class RunPod(ByHttp):
             gpu=gpus.name(one.id, one.memory),
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
-            disk_bytes=max(request.disk_bytes, DISK_BYTES),  # as much as was requested
+            disk_bytes=_disk_bytes(request),  # as much as is requested
             micro_usd_per_hour=rate,
             spot=request.spot,
             seen_at=self.api.now(),
@@ -431,6 +477,11 @@ def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
     return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
 
 
+def _disk_bytes(request: Request) -> int:
+    """Return the container disk of a request, which bills: what the work needs, and at least the vendor's default."""
+    return max(request.disk_bytes, LEAST_DISK_BYTES)
+
+
 def _country(center: str) -> str:
     """Return the country of a data center.
 
@@ -439,12 +490,3 @@ def _country(center: str) -> str:
     parts = center.split("-")
     named = [part for part in parts[:2] if len(part) == 2 and part not in ("EU", "AP", "OC", "SA", "AF")]
     return named[0] if named else ""
-
-
-def _refusal(refused: VendorRefused) -> SlipwayError:
-    """Return the error for a definite no to a create."""
-    status, said = refused.reply.status, str(refused)
-    if status == 402:
-        return OutOfMoney(f"{said}; add credit at https://console.runpod.io/user/billing")
-    # Out of stock and a broken rule look alike, and a key may be allowed some kinds of GPU only.
-    return NoOffer(said) if status in (400, 403) else refused

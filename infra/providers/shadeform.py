@@ -15,14 +15,16 @@ from msgspec import Meta, Struct
 
 from infra.agent.job import Call, Limits
 from infra.agent.lifecycle import farewell
-from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.refusals import Refusal, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
@@ -32,6 +34,19 @@ STATES = {"creating": "booting", "pending_provider": "booting", "pending": "boot
           "error": "failed", "deleting": "ending"}  # fmt: skip
 GONE = ("deleted",)
 CENT = Decimal("0.01")
+REFUSALS = RefusalTable(
+    vendor="shadeform",
+    billing_url="https://platform.shadeform.ai",
+    codes={"OUT_OF_STOCK": Refusal.NO_STOCK},
+    sentences=(
+        Sentence("funds", Refusal.NO_MONEY, "brevdev/cloud: most structured errors of a create are 409 with a code"),
+        Sentence("balance", Refusal.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
+        Sentence("wallet", Refusal.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
+        Sentence("quota", Refusal.NO_STOCK, "brevdev/cloud, as above; a quota is of one cloud"),
+        Sentence("out of stock", Refusal.NO_STOCK, "the vendor's API document, answer of /instances/create"),
+    ),
+    statuses={400: Refusal.BAD_REQUEST, 403: Refusal.BAD_KEY, 404: Refusal.NO_STOCK, 422: Refusal.BAD_REQUEST},
+)
 
 
 class Configuration(Struct):
@@ -124,7 +139,13 @@ class Shadeform(ByHttp):
     def of(settings: Settings) -> "Shadeform":
         """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
-        api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key}, clock_scale=settings.clock_scale)
+        api = JsonApi(
+            "shadeform",
+            url,
+            {"X-API-KEY": settings.shadeform_api_key},
+            clock_scale=settings.clock_scale,
+            pace=Pace.beside(settings.state_file, "shadeform", settings.clock_scale),
+        )
         return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
@@ -197,7 +218,7 @@ class Shadeform(ByHttp):
         try:
             made = self.api.decode(self.api.act("POST", "/instances/create", body), Created)
         except SlipwayError as error:
-            refusal = _refusal(error)
+            refusal = REFUSALS.error(error)
             if not isinstance(refusal, Ambiguous):
                 with contextlib.suppress(SlipwayError):  # a key that is left over opens nothing and costs nothing
                     self._drop_key(token)
@@ -310,16 +331,3 @@ def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now:
         interconnect=what.interconnect,
         seen_at=now,
     )
-
-
-def _refusal(error: SlipwayError) -> SlipwayError:
-    """Return the error for a failed create."""
-    if isinstance(error, Unclear) and error.reply and (error.reply.status, error.reply.code) == (409, "OUT_OF_STOCK"):
-        return NoOffer(f"{error.reply.said}")
-    if isinstance(error, VendorRefused):
-        words = error.reply.said.lower()
-        if error.reply.status == 402 or "balance" in words or "wallet" in words:
-            return OutOfMoney(f"{error}; add credit at https://platform.shadeform.ai")
-        if error.reply.status == 403:
-            return AuthError(str(error))
-    return error

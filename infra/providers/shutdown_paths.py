@@ -8,8 +8,12 @@ from infra.agent.limits import hard_limit_s
 from infra.money import in_usd
 from infra.providers import Market
 
+HANGS = "the machine hangs"
 TAKEN = "its machine is taken away or fails"
 WORK_OVER = "its work is over"
+
+
+NOTHING = "nothing: it bills until inv runs"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ def ends_of(
     """
     can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
-    timer = "nothing: it bills until inv runs"
+    timer = NOTHING
+    if limit_s is not None and can.start_timer:
+        timer = f"the dead-man timer in the container after {_hours(limit_s)}"
     if limit_s is not None and can.time_limit:
         timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
@@ -39,6 +45,7 @@ def ends_of(
     is_engine = can.self_terminate == "engine"
     if is_engine:
         timer = f"{name}'s controller, once the guard has stopped work"
+    outside = timer if can.time_limit or can.spend_limit or is_engine else NOTHING
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
     )
@@ -61,14 +68,27 @@ def ends_of(
         taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whatever follows the run continues it elsewhere",
                                                           f"{name}; the run waits for an inv command")  # fmt: skip
         found.append(End(TAKEN, *taken))
+    found.append(End(HANGS, "the process that follows the run, or the next inv command, at a limit", outside))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found
 
 
+def caveats_of(market: Market) -> list[str]:
+    """Return what the ends of a pod at that vendor rest on, in sentences; none where its vendor keeps a timer."""
+    if not market.can.start_timer:
+        return []
+    return [
+        f"At {market.name} guard and dead-man timer delete the pod with the same key, the pod's own: until a drill of "
+        "this account has seen a pod delete itself they count as one end (inv drill).",
+        f"A machine of {market.name} that hangs is ended only by a process elsewhere: an always-on machine "
+        "(inv control.up) does that with the laptop off; a shorter limit (--ttl, --spend-limit) does not.",
+    ]
+
+
 def when_nobody_looks(market: Market, limits: Limits) -> str:
     """Return in words what ends a pod that stays when nobody runs `inv`. `limits`: of one pod, with its price."""
-    ends = [one for one in ends_of(market, limits, "end", stays=True) if one.what != WORK_OVER]
+    ends = [one for one in ends_of(market, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
     whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],
                                                                      [one.backstop for one in ends]))  # fmt: skip
     return (

@@ -2,7 +2,8 @@
 
     python -m infra.rehearsal.init FOLDER
 
-FOLDER holds `sshd.json` (the words of sshd's command line) and perhaps `start.sh`, which is run once in the pod's home.
+FOLDER holds `sshd.json` (the words of sshd's command line) and perhaps `command.sh`, the start command of a container,
+and `start.sh`, a script for after the boot: each is run once in the pod's home.
 Whatever forks away from its session stays below this process. Its stdin is a pipe from the world: when the world dies,
 however it dies, the pod ends. One line on stdin, a number, is how many seconds TERM is given before KILL.
 """
@@ -28,12 +29,11 @@ def main() -> None:
     with open(folder / "sshd.log", "ab") as log:
         sshd = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_hear_signals)
         (folder / "sshd.pid").write_text(str(sshd.pid))
-        if (folder / "start.sh").exists():
-            script = ["bash", str(folder / "start.sh")]
+        for script in filter(Path.exists, (folder / "command.sh", folder / "start.sh")):
             home = folder / "home"
             environ = {**os.environ, **environ}
             subprocess.Popen(
-                script,
+                ["bash", str(script)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -54,7 +54,7 @@ class Market:
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
-        machine.expires_at, machine.stops_at = _armed(order.expires_at, fates), order.stops_at
+        machine.expires_at = _armed(order.expires_at, fates)
         machine.spend_limit_micro_usd = order.spend_limit_micro_usd
         machine.about = dict(order.about)
         self.machines[machine.machine_id] = machine
@@ -204,8 +204,6 @@ class Market:
         if state == "booting" and not machine.has("hang"):
             yield machine.stages[-1][1], "failed" if machine.has("fail") else "running"
         if state == "running" and machine.active_at is not None:
-            if machine.stops_at is not None:
-                yield self._checked(machine, machine.stops_at, terms), "stop"
             for fate in machine.fates:
                 if fate.trait in ("preempted", "vanished"):
                     yield machine.active_at + fate.after_s, fate.trait
@@ -235,9 +233,6 @@ class Market:
             self.effects.append(Effect("start", machine.machine_id, machine.boot))
         elif action == "failed":
             self._fail(machine, "failed")
-        elif action == "stop":
-            machine.stops_at = None
-            self.stop(machine.machine_id, "time limit")
         elif action == "gone":
             machine.state = "gone"
         elif action == "preempted":

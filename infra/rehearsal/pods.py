@@ -92,12 +92,20 @@ class Hardware:
     is_idle: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """The scripts of a machine's owner. "" = there is none."""
+
+    after_boot: str = ""  # run once the machine is up
+    command: str = ""  # the start command of a container; its sshd is started here, whatever the command starts
+
+
 class Pod:
     """One boot of one machine. `start` and `end` may be called from any thread, in any order."""
 
     def __init__(
-        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True,
-        environ: Mapping[str, str] = {}, volume: Path | None = None,
+        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], scripts: Scripts = Scripts(),
+        has_sshd: bool = True, environ: Mapping[str, str] = {}, volume: Path | None = None,
     ) -> None:  # fmt: skip
         """Prepare a pod.
 
@@ -105,7 +113,7 @@ class Pod:
         """
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
-        self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
+        self._hardware, self._keys, self._scripts, self._has_sshd = hardware, keys, scripts, has_sshd
         self._environ, self._volume = environ, volume
         self._lock = threading.Lock()
         self._is_over = self._has_new_key = False
@@ -183,8 +191,9 @@ class Pod:
         if hardware.slow_disk:
             (self.folder / "python").mkdir()
             (self.folder / "python" / "sitecustomize.py").write_text(SLOW_DISK)
-        if self._script:
-            (self.folder / "start.sh").write_text(self._script)
+        for name, script in (("start.sh", self._scripts.after_boot), ("command.sh", self._scripts.command)):
+            if script:
+                (self.folder / name).write_text(script)
 
     def _begin(self, port: int) -> None:
         home = self.folder / "home"

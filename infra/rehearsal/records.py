@@ -68,7 +68,6 @@ class Order:
     quantity: int = 1
     spot: bool = False
     expires_at: float | None = None
-    stops_at: float | None = None
     spend_limit_micro_usd: int | None = None
     has_sshd: bool = True
     stopped_micro_usd_per_hour: int = 0
@@ -76,6 +75,7 @@ class Order:
     public_keys: tuple[str, ...] = ()
     volume: str = ""  # id
     script: str = ""  # run on the machine once it is up
+    command: str = ""  # start command of the container, in place of the image's
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,7 +113,6 @@ class Machine:
     has_processes: bool = False
     expires_at: float | None = None
     spend_limit_micro_usd: int | None = None
-    stops_at: float | None = None
     ended_at: float | None = None
     ended_by: str = ""
     gone_at: float | None = None

@@ -159,7 +159,14 @@ class World:
         environ = self._apis[machine.offer.vendor].environ(machine)
         volume = self.folder / "volumes" / machine.offer.vendor / order.volume if order.volume else None
         keys = () if machine.has("no key") else order.public_keys
-        return pods.Pod(folder, hardware, keys, order.script, has_sshd, environ, volume)
+        scripts = pods.Scripts(after_boot=order.script, command=self._command(machine))
+        return pods.Pod(folder, hardware, keys, scripts, has_sshd, environ, volume)
+
+    def _command(self, machine: Machine) -> str:
+        """Return the start command of a container. A timer that the vendor forgets or delays is the one in there."""
+        late_s = sum(fate.after_s for fate in machine.fates if fate.trait == "late timer")
+        command = "" if machine.has("no timer") else machine.order.command
+        return f"sleep {late_s / self.clock.speed}; {command}" if command and late_s else command
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
-from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError, UsageError
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
@@ -34,6 +34,7 @@ from infra.runs.hand_over import hand_over
 from infra.runs.sync import mirror
 from infra.runs.sync.send_code import send_agent, send_code, use_code_there
 from infra.runs.sync.sync_step import mounts_of, with_courier
+from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
@@ -316,14 +317,16 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
     The offers that were passed over are taken out, those in use stay.
     """
     request, vendors, journal, say = renting.plan.request, renting.vendors, renting.journal, renting.say
-    passed, is_busy = [], False
+    passed, is_busy, throttling = [], False, Throttling(say)
     for offer in list(renting.offers):
-        provider, why = vendors(offer.provider), ""
+        provider, why = vendors(offer.provider), throttling.closed.get(offer.provider, "")
         while len(ops) < request.nodes and not why:
             try:
                 rent = stage("rent", say, clock_scale(provider)) if not provider.is_here else contextlib.nullcontext()
                 with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
+            except RateLimited as error:
+                why = "" if throttling.may_ask_again(provider, offer.offer_id, error) else str(error)
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
@@ -347,7 +350,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
     if len(ops) < request.nodes:
         have = f" ({len(ops)} of {request.nodes} could be had)" if ops else ""
         kind = Busy if is_busy else NoOffer
-        raise kind(f"{request.provider}: no machine is left{have}: {'; '.join(passed)}")
+        raise kind(f"{request.provider}: no machine is left{have}: {'; '.join(dict.fromkeys(passed))}")
 
 
 def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:

@@ -10,7 +10,7 @@ from infra.market.catalogue import Priced
 from infra.market.expected import words
 from infra.money import dollars
 from infra.providers import market, registry
-from infra.providers.shutdown_paths import ends_of, when_nobody_looks
+from infra.providers.shutdown_paths import caveats_of, ends_of, when_nobody_looks
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight
 from infra.settings import Settings
@@ -57,6 +57,8 @@ def show_ends(
     rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
     ends = ends_of(vendor, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
+    for sentence in caveats_of(vendor):
+        render.say(sentence)
     if not is_control_host:
         render.say(INSTEAD)
 

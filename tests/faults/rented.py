@@ -23,6 +23,7 @@ from infra.ledger.reconcile import Reconciled
 from infra.providers import Market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
@@ -135,8 +136,10 @@ class Stage:
         """A client of it."""
         about = self.running.about[name]
         header = {"Authorization": f"Bearer {about['key']}"} if name == "runpod" else {"X-API-KEY": about["key"]}
-        api = JsonApi(name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, per_minute=per_minute,
-                      clock_scale=clock_scale)  # fmt: skip
+        pace = Pace.of_minute(per_minute, clock_scale)
+        api = JsonApi(
+            name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, pace=pace, clock_scale=clock_scale
+        )
         return {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, PodKeys.beside(journal))
 
     @property

@@ -22,7 +22,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
-from infra.agent.lifecycle import farewell
+from infra.agent.lifecycle import farewell, start_timer
 from infra.agent.process import become_subreaper, end_all, hide_memory, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
@@ -98,6 +98,8 @@ class Guard:
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
         self.is_leaving = False
+        if self.limit_s is not None and start_timer.is_of(job):
+            start_timer.move(self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False
@@ -322,6 +324,7 @@ class Guard:
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
             "idle_s": self.idle_gpu.idle_s,
+            "start_timer": start_timer.look() if start_timer.is_of(self.job) else {},
             "self_end": "" if not farewell.needs_key(self.job) else "armed" if self.key else "lost",
         }
         tell(report(self.pod, "guard"), said)

@@ -3,7 +3,10 @@
 Source: the vendor's API document of 2026-08-20 (v2).
 """
 
+import base64
+import contextlib
 import getpass
+import re
 import secrets
 from collections.abc import Mapping
 from http.client import responses
@@ -21,6 +24,7 @@ from infra.rehearsal.vendors.graphql import Wrong
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
 MOST_GPUS = 8  # GPUs of one machine
 NEWEST_CUDA = (13, 0)
+STARTS_SSHD = ("sshd", "service ssh", "/start.sh")
 ACTIONS = {
     "PROVISIONING": ["stop", "terminate"], "STARTING": ["stop", "terminate"],
     "RUNNING": ["stop", "restart", "terminate"],
@@ -274,7 +278,7 @@ class Runpod(web.Api):
             order = Order(
                 offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
                 # The start script of the image, which starts sshd, gives way to `args`.
-                has_sshd=not wish.args or any(word in wish.args for word in ("sshd", "service ssh", "/start.sh")),
+                has_sshd=not wish.args or any(word in in_full(wish.args) for word in STARTS_SSHD), command=wish.args,
                 stopped_micro_usd_per_hour=size_gb * 200_000 // 730, volume=volume, about={"wish": wish}, **terms,
             )  # fmt: skip
             try:
@@ -405,6 +409,15 @@ class Runpod(web.Api):
     def _put_keys(self, asked: web.Asked) -> web.Answer:
         self._ssh_keys = asked.decode(Keys).keys
         return self._list_keys(asked)
+
+
+def in_full(args: str) -> str:
+    """Return a start command with the scripts in it that are written in base64, as clients do against quoting."""
+    decoded = []
+    for word in re.findall(r"[A-Za-z0-9+/=]{40,}", args):
+        with contextlib.suppress(ValueError):
+            decoded.append(base64.b64decode(word, validate=True).decode(errors="replace"))
+    return "\n".join([args, *decoded])
 
 
 def cloud_of(offer: Offer) -> str:

@@ -124,11 +124,11 @@ class Graph:
 
     def _deploy(self, wish: Deploy) -> Machine:
         """Rent a machine. Raises Wrong, Refused."""
-        try:
-            expires_at = parse_iso(wish.terminateAfter) if wish.terminateAfter else None
-            stops_at = parse_iso(wish.stopAfter) if wish.stopAfter else None
-        except ValueError as error:
-            raise Wrong(str(error)) from None
+        for moment in filter(None, (wish.terminateAfter, wish.stopAfter)):
+            try:
+                parse_iso(moment)  # accepted, and acted upon by nothing: runpodctl pulls 330 and 331
+            except ValueError as error:
+                raise Wrong(str(error)) from None
         if isinstance(wish, Bid):
             offers = [one for one in self._runpod.offers() if one.kind == wish.gpuTypeId]
             least = min((one.spot_micro_usd_per_hour for one in offers if one.spot_micro_usd_per_hour), default=0)
@@ -155,8 +155,6 @@ class Graph:
                     wish.gpuTypeId,
                     wish.gpuCount,
                     spot=isinstance(wish, Bid),
-                    expires_at=expires_at,
-                    stops_at=stops_at,
                 )
             except Refused as error:
                 if error.reason != "stock" or cloud == there[-1]:

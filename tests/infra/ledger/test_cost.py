@@ -36,7 +36,12 @@ def test_time_is_counted_from_the_request_to_the_proven_end_and_never_short():
     assert (begun.elapsed_s, begun.quoted_micro_usd) == (61, 66_667)
 
 
-@pytest.mark.parametrize(("vendor", "grain_s"), [("runpod", 1), ("lium", HOUR), ("shadeform", 1)])
+def test_a_pod_of_a_vendor_without_a_timer_is_counted_until_it_is_proven_gone():
+    late = row(vendor="runpod", state="TERMINATED", ended_at=NOVEMBER + 25 * HOUR, ttl_s=600.0)
+    assert one([late], {}, DECEMBER).elapsed_s == 24 * HOUR
+
+
+@pytest.mark.parametrize(("vendor", "grain_s"), [("lium", HOUR), ("shadeform", 1)])
 def test_what_its_vendor_ended_unasked_was_not_billed_beyond_its_timer(vendor, grain_s):
     """A laptop that was off for a day notices a day late."""
     late = {"vendor": vendor, "state": "TERMINATED", "ended_at": NOVEMBER + 25 * HOUR}

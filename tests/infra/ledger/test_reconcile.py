@@ -23,6 +23,7 @@ from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, T
 from infra.ledger.op import Op
 from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
 from infra.names import new_token
+from infra.providers import Abilities
 from infra.providers.local import Local
 from infra.records import Account, Pod
 from infra.runs import sight
@@ -285,10 +286,13 @@ def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is
         rotated.running = {key: one for key, one in both.items() if one.token == lost.token}
         reconcile.reconcile(rotated, journal, lambda: later)
         assert [op.state for op in journal.ops()] == [TERMINATED, BOOTING]
-        # What its limit has ended is over in any account.
-        journal.note(journal.op(lost.token), ttl_s=60)
+        # What a vendor's own timer has ended is over in any account; without a timer nothing is known.
+        op = journal.note(journal.op(lost.token), ttl_s=60)
         reconcile.reconcile(second, journal, lambda: later)
-        assert [op.state for op in journal.ops()] == [TERMINATED, TERMINATED]
+        assert [op.state for op in journal.ops()] == [TERMINATED, BOOTING]
+        assert accounts.is_another(second, op, later) and not accounts.is_another(
+            Timed(SETTLE_S, owner="another"), op, later
+        )
 
 
 @dataclass
@@ -363,6 +367,12 @@ ENDS = {
     "answer lost, lost": {"note", "absent"},
     "no row at all": {"Claim", "gone", "Delete"},
 }
+
+
+class Timed(Market):
+    """A vendor that ends a pod at its limit."""
+
+    is_rented, clock_scale, can = True, 1.0, Abilities(time_limit=True)
 
 
 class Launches(RuleBasedStateMachine):

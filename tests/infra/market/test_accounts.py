@@ -309,7 +309,7 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
     rehearse.report(world, before, began_at, None, True)
     told = json.loads(capsys.readouterr().out)
     assert [one["what"] for one in told["timeline"]] == [
-        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 200", "running",
+        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 201", "running",
         "stopped (preempted)", "deleting (client)",
     ]  # fmt: skip
     true = rehearsal.truth()[op.remote_id]

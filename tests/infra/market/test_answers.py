@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from infra.errors import SlipwayError
 from infra.providers.json_api import JsonApi
+from infra.providers.pace import Pace
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
@@ -35,7 +36,7 @@ def stand():
 
 
 def api(stand, **more):
-    return JsonApi("vendor", stand.url, dict([KEY]), read_s=0.0, per_minute=10**6, **more)
+    return JsonApi("vendor", stand.url, dict([KEY]), read_s=0.0, pace=Pace.of_minute(10**6), **more)
 
 
 def ask(stand, answer):

@@ -19,6 +19,7 @@ from infra.providers import market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
 from infra.providers.offers import open_market
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
@@ -43,14 +44,14 @@ class Desk:
     """A vendor that rents whatever is asked for, at prices that are set."""
 
     def __init__(self, name, stand, folder):
-        api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, per_minute=10**6)
+        api = JsonApi(name, stand.url, dict([FACTS[name].KEY]), read_s=0.0, pace=Pace.of_minute(10**6))
         self.name, self.stand, self.client = name, stand, KINDS[name](api, PodKeys(folder))
         stand.on("GET /sshkeys", Answer(200, test_shadeform.SSH_KEYS))
         stand.on("POST /sshkeys/add", Answer(200, {"id": "key-1"}))
         stand.on("GET /templates", Answer(200, test_lium.TEMPLATES))
         for create in CREATES[:3]:
             stand.on(create, Answer(200, {"id": "new"}))
-        stand.on("POST /graphql", test_runpod.graph(podFindAndDeployOnDemand={"id": "new", "costPerHr": -1}))
+        stand.on("POST /v2/pods", Answer(201, {"id": "new", "cost": -1}))
 
     def prices(self, price, date=None):
         rows = {
@@ -66,8 +67,7 @@ class Desk:
 
     @property
     def created(self):
-        deployed = sum("podFindAndDeploy" in body["query"] for body in self.stand.bodies("POST /graphql"))
-        return sum(map(self.stand.times, CREATES[:3])) + deployed
+        return sum(map(self.stand.times, CREATES[:3]))
 
 
 @pytest.fixture(params=sorted(FACTS))

@@ -9,6 +9,7 @@ from msgspec import Struct
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.providers import json_api
 from infra.providers.json_api import JsonApi, Unsent, VendorRefused, endpoint
+from infra.providers.pace import Pace
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
@@ -153,10 +154,10 @@ def test_an_empty_body_is_an_answer_to_an_act(stand):
 
 def test_no_more_requests_go_out_in_a_minute_than_are_allowed(stand):
     stand.on("GET /thing", THING)
-    asking = api(stand, per_minute=2, read_s=30.0)
+    asking = api(stand, pace=Pace.of_minute(2), read_s=30.0)
     asking.read("/thing", Thing)
     asking.read("/thing", Thing)
-    with pytest.raises(SlipwayError, match="2 requests a minute"):
+    with pytest.raises(SlipwayError, match="2 in 1 min"):
         asking.read("/thing", Thing)
     assert stand.times("GET /thing") == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Limits
-from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError, UsageError
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.lium import Lium
 from infra.records import Address, Request
@@ -189,8 +189,10 @@ def test_what_cannot_be_armed_is_not_rented(stand, lium, offer, token):
         (error(402, "API_KEY_BUDGET_EXCEEDED", "over budget"), OutOfMoney),
         (error(401, "unauthorized", "bad key"), AuthError),
         (error(403, "forbidden", "API key 'x' does not have the 'rent' scope"), AuthError),
+        (error(403, "provider_banned", "This provider is banned"), NoOffer),
+        (error(422, "gpu_count_invalid", "gpu_count"), NoOffer),
         (error(422, "invalid", "gpu_count"), VendorRefused),
-        (error(429, "rate_limited", "slow down"), VendorRefused),
+        (error(429, "rate_limited", "slow down"), RateLimited),
     ],
     ids=lambda one: str(getattr(one, "status", one)),
 )

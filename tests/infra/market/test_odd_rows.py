@@ -18,6 +18,7 @@ from infra.providers import registry
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
 from infra.providers.offers import open_market
+from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
@@ -48,7 +49,7 @@ QUICK = settings(max_examples=40, deadline=None,
 def at(request, tmp_path):
     """A vendor whose answers are set, and its client."""
     with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys"]) as stand:
-        api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, per_minute=10**6)
+        api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.of_minute(10**6))
         kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
         stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [None, 5, {"id": None}]}))
         stand.on(END[request.param], Answer(200, {}))

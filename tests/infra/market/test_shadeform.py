@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Limits
-from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.shadeform import Shadeform
 from infra.records import Address, Request
@@ -161,9 +161,11 @@ def test_a_key_whose_fate_is_unknown_is_no_ambiguous_pod(stand, shadeform, token
         (Answer(400, {"error": "insufficient wallet balance"}), OutOfMoney),
         (Answer(401, {"message": "Invalid API key"}), AuthError),
         (Answer(403, {"message": "wrong account"}), AuthError),
-        (Answer(404, {"error": "unknown region"}), VendorRefused),
+        (Answer(409, {"error_code": "QUOTA_EXCEEDED", "error": "?"}), NoOffer),
+        (Answer(409, {"error_code": "INSUFFICIENT_FUNDS", "error": "?"}), OutOfMoney),
+        (Answer(404, {"error": "unknown region"}), NoOffer),
         (Answer(422, {"error": "os"}), VendorRefused),
-        (Answer(429, {"error": "slow down"}, {"Retry-After": "7"}), VendorRefused),
+        (Answer(429, {"error": "slow down"}, {"Retry-After": "7"}), RateLimited),
     ],
 )
 def test_a_definite_no_is_told_from_the_rest_and_takes_its_key_away(stand, shadeform, token, answer, error):

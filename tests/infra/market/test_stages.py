@@ -47,7 +47,7 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
 
 
 def test_a_rented_pod_that_everybody_forgets_is_ended_by_its_vendor(rehearsal):
-    made = rehearsal.json("pod.create", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--ttl", "2h",
+    made = rehearsal.json("pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h",
                           "--yes")  # fmt: skip
     rehearsal.world.tell("/move", {"seconds": 7200})
     until(lambda: not rehearsal.running(), "its end")

@@ -13,7 +13,7 @@ GUARD = "ends when 3.00 USD are spent or 2 h have passed: the pod's guard saves"
 
 
 @pytest.mark.parametrize(("name", "limits", "said"), [
-    ("runpod", BOTH, f"{GUARD}, stops work and deletes the pod; else runpod's own timer after 2 h"),
+    ("runpod", BOTH, f"{GUARD}, stops work and deletes the pod; else the dead-man timer in the container after 2 h"),
     ("lium", BOTH, f"{GUARD} and stops work; else lium's own timer after 2 h"),
     ("shadeform", BOTH, f"{GUARD} and stops work; else shadeform's own limit of 3.00 USD or shadeform's own timer "
      "after 2 h"),

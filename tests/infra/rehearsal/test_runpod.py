@@ -1,5 +1,7 @@
 """RunPod's servers, REST v2 and GraphQL, asked as a client asks them."""
 
+import json
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -7,6 +9,9 @@ import httpx
 import pytest
 
 from infra.agent import process
+from infra.agent.job import Call
+from infra.machines import dead_man
+from infra.providers import runpod
 from infra.rehearsal.clock import parse_iso
 from tests.hosts import first_process
 from tests.infra.rehearsal.worlds import Running, until
@@ -120,15 +125,30 @@ def test_a_pod_without_a_port_for_ssh_or_with_other_words_for_its_image_is_not_r
     assert "refused" in world.ssh(way["username"], way["host"], way["port"], "true").stderr
 
 
-def test_graphql_ends_a_pod_by_itself_and_tells_the_balance(world):
+def test_graphql_takes_a_time_for_the_end_does_nothing_with_it_and_tells_the_balance(world):
     made = rent(world, terminateAfter=later(world, 360_000))["data"]["podFindAndDeployOnDemand"]
     assert (made["desiredStatus"], made["costPerHr"]) == ("RUNNING", 2.69)
     me = graph(world, "query { myself { id clientBalance currentSpendPerHr pods { id } } }")["data"]["myself"]
     assert me["currentSpendPerHr"] == 2.69 and me["clientBalance"] <= 1000 and me["pods"] == [{"id": made["id"]}]
     up(world, made["id"])
     world.move(360_060)
-    until(lambda: ids(world) == [], "the end that was armed")
-    assert world.pod(made["id"])["ended_by"] == "time limit"
+    assert ids(world) == [made["id"]] and world.pod(made["id"])["state"] == "running"
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["at its deadline", "started after it"])
+def test_a_container_ends_its_pod_by_the_timer_in_its_start_command(world, is_early):
+    url = world.about["runpod"]["url"]
+    headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Content-Type": "application/json"}
+    query = {"query": runpod.TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}}
+    calls = (Call("DELETE", f"{url}/v2/pods/{{RUNPOD_POD_ID}}", headers),
+             Call("POST", f"{url}/graphql", headers, json.dumps(query)))  # fmt: skip
+    ends_at = int(time.time()) + (3 if is_early else -1000)
+    pod_id = create(world, args=dead_man.start_command(ends_at, calls))
+    if is_early:
+        assert up(world, pod_id)["ssh"]["direct"]  # its start script runs beside the timer
+    until(lambda: pod_id not in ids(world), "the pod's own end")
+    assert world.pod(pod_id)["ended_by"] == "pod"
+    until(lambda: world.pod(pod_id)["processes"] == 0, "the end of its processes")
 
 
 def test_a_spot_pod_is_taken_away_and_stays_as_exited(world):

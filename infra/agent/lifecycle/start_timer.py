@@ -1,0 +1,45 @@
+"""The dead-man timer that a rented container was started with, as the guard sees and moves it.
+
+In: the files of the timer in HOME, which the timer's script has made (infra.machines.dead_man). Out: its deadline as a
+file, and a record of what is seen of it for the guard's report. On a machine without such files nothing is done.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+from infra.agent.job import Job, write_durably
+from infra.agent.lifecycle import farewell
+from infra.agent.process import identify
+
+FOLDER = ".slipway-timer"  # below HOME: the files of the timer
+ENDS_AT = "ends-at"  # file: the deadline in UTC epoch seconds, by the container's clock
+ALIVE = "alive"  # file: process number of the timer, and the time of its last look
+MARGIN_S = 60.0  # by the vendor's clock, after the limit: the guard saves and deletes the pod before
+
+
+def is_of(job: Job) -> bool:
+    """Return whether the machine ends with this job's pod, so that its timer follows this job's limit."""
+    return bool(job.farewell) and not farewell.needs_key(job)
+
+
+def move(left_s: float, scale: float) -> None:
+    """Move the deadline to `left_s` seconds of the vendor's clock from now, and the margin."""
+    if _folder().is_dir():
+        write_durably(_folder() / ENDS_AT, str(int(time.time() + (left_s + MARGIN_S) / scale)))
+
+
+def look() -> Dict[str, Any]:
+    """Return the deadline and the age in seconds of the timer's last look; {} when no living timer is seen."""
+    try:
+        pid, at = (_folder() / ALIVE).read_text().split()
+        ends_at = int((_folder() / ENDS_AT).read_text())
+        is_alive = identify(int(pid)) is not None
+    except (OSError, ValueError):
+        return {}
+    return {"ends_at": ends_at, "looked_s_ago": max(0.0, time.time() - int(at))} if is_alive else {}
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("HOME", "/root")) / FOLDER

@@ -1,0 +1,110 @@
+"""Rate limits of a vendor's API, counted over all processes of an installation.
+
+In: the time of each request. Out: how long to wait before the next one. A file beside the journal holds the counts, one
+ring of buckets per window, under a lock; without a file the counts are of this process alone.
+"""
+
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Window:
+    """At most `most` requests in any `seconds`, counted in `buckets` equal parts."""
+
+    seconds: float
+    most: int
+    buckets: int
+
+    @property
+    def bucket_s(self) -> float:
+        return self.seconds / self.buckets
+
+
+# RunPod's answers name 60 a minute, 3,000 an hour and 50,000 a day as an example of its policy; the other vendors name
+# none. A sixth is left for other clients of the same account.
+WINDOWS = (Window(60.0, 50, 12), Window(3600.0, 2500, 60), Window(86400.0, 41_000, 48))
+_BUCKET = struct.Struct("<QQ")  # number of the bucket since the epoch, requests in it
+
+
+@dataclass
+class Pace:
+    """The rate limit of one vendor. `path`: a file that all processes share; None = this process alone."""
+
+    path: Path | None = None
+    clock_scale: float = 1.0
+    windows: tuple[Window, ...] = WINDOWS
+    clock: Callable[[], float] = time.time
+    _alone: bytearray = field(default_factory=bytearray)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def beside(state_file: Path, vendor: str, clock_scale: float) -> "Pace":
+        """Return the rate limit that all processes with this journal share."""
+        return Pace(state_file.with_name(f"{state_file.name}-pace-{vendor}"), clock_scale)
+
+    @staticmethod
+    def of_minute(most: int, clock_scale: float = 1.0) -> "Pace":
+        """Return a limit of requests in a minute, counted in this process alone."""
+        return Pace(None, clock_scale, (Window(60.0, most, 12),))
+
+    @property
+    def words(self) -> str:
+        """Return the limits, for a message."""
+        parts = [f"{window.most} in {window.seconds / 60:.0f} min" for window in self.windows]
+        return f"the requests of all processes here reach the rate limit ({', '.join(parts)})"
+
+    def wait_s(self, changes: bool = False) -> float:
+        """Return 0 when a request may be sent, and count the request; else the seconds after which to ask again.
+
+        `changes`: the request rents or ends something. Only the shortest window holds such a request up, so that a day
+        of polling never keeps a machine from being ended.
+        """
+        binding = self.windows[:1] if changes else self.windows
+        with self._lock:
+            try:
+                return self._count(self._alone, binding) if self.path is None else self._count_in(self.path, binding)
+            except OSError:  # a state folder that cannot be written: each process counts its own requests
+                return self._count(self._alone, binding)
+
+    def _count_in(self, path: Path, binding: tuple[Window, ...]) -> float:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            counts = bytearray(os.pread(file, self._size, 0))
+            wait_s = self._count(counts, binding)
+            if not wait_s:
+                os.pwrite(file, counts, 0)
+            return wait_s
+        finally:
+            os.close(file)
+
+    @property
+    def _size(self) -> int:
+        return sum(window.buckets for window in self.windows) * _BUCKET.size
+
+    def _count(self, counts: bytearray, binding: tuple[Window, ...]) -> float:
+        if len(counts) != self._size:  # a new file, or one of other windows
+            counts[:] = bytes(self._size)
+        now_s, start, places = self.clock() * self.clock_scale, 0, []
+        for window in self.windows:
+            number = int(now_s / window.bucket_s)
+            spans = range(start, start + window.buckets * _BUCKET.size, _BUCKET.size)
+            ring = [_BUCKET.unpack_from(counts, at) for at in spans]
+            # A bucket of the future was written before the clock was set back; such counts are dropped.
+            recent = {at: sent for at, sent in ring if number - window.buckets < at <= number}
+            if window in binding and sum(recent.values()) >= window.most:
+                oldest = min(at for at, sent in recent.items() if sent)
+                return max(0.01, (oldest + window.buckets) * window.bucket_s - now_s) / self.clock_scale
+            places.append((start + number % window.buckets * _BUCKET.size, number, recent.get(number, 0) + 1))
+            start += window.buckets * _BUCKET.size
+        for at, number, sent in places:
+            _BUCKET.pack_into(counts, at, number, sent)
+        return 0.0

@@ -1,0 +1,77 @@
+"""Classification of a vendor's refusal to rent, by one table per vendor.
+
+A code for machines decides first, then the sentences that were seen and whose source is named, then the status. Only
+UNKNOWN leaves a row open: every other kind says that nothing was rented.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from infra.errors import AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
+from infra.providers.json_api import Reply, Unclear, VendorRefused
+
+
+class Refusal(Enum):
+    """The kinds of a refusal, each with what follows for a launch."""
+
+    NO_STOCK = "this offer cannot be had; the next one may"
+    NO_MONEY = "the account cannot pay; no offer of this vendor can be had"
+    BAD_KEY = "the key may not rent"
+    BAD_REQUEST = "the request breaks a rule of the vendor; another offer meets the same rule"
+    THROTTLED = "too many requests; the next offer may be asked for after a pause"
+    UNKNOWN = "the machine may exist"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A part of a refusal's code or text, in lower case, with the place where that was seen."""
+
+    part: str
+    meaning: Refusal
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusalTable:
+    """The refusals of one vendor."""
+
+    vendor: str
+    billing_url: str
+    codes: Mapping[str, Refusal] = field(default_factory=dict)
+    sentences: tuple[Sentence, ...] = ()
+    statuses: Mapping[int, Refusal] = field(default_factory=dict)
+
+    def meaning(self, reply: Reply) -> Refusal:
+        """Return the kind of a refusal. 402 and 429 are verdicts by themselves, whatever the text says."""
+        verdicts = {402: Refusal.NO_MONEY, 429: Refusal.THROTTLED}
+        if reply.status in verdicts:
+            return verdicts[reply.status]
+        if reply.code in self.codes:
+            return self.codes[reply.code]
+        text = f"{reply.code} {reply.said}".lower()
+        for sentence in self.sentences:
+            if sentence.part in text:
+                return sentence.meaning
+        return self.statuses.get(reply.status, Refusal.UNKNOWN)
+
+    def error(self, error: SlipwayError) -> SlipwayError:
+        """Return the error that tells the caller of a create what follows from a vendor's answer."""
+        reply = error.reply if isinstance(error, (VendorRefused, Unclear)) else None
+        return error if reply is None else self.error_of(reply, str(error))
+
+    def error_of(self, reply: Reply, words: str) -> SlipwayError:
+        """Return the error for an answer that is no yes; `words` name the request and the answer."""
+        meaning = self.meaning(reply)
+        if meaning is Refusal.NO_STOCK:
+            return NoOffer(f"{self.vendor}: {reply.said}")
+        if meaning is Refusal.NO_MONEY:
+            return OutOfMoney(f"{words}; add credit at {self.billing_url}")
+        if meaning is Refusal.BAD_KEY:
+            return AuthError(words)
+        if meaning is Refusal.THROTTLED:
+            return RateLimited(f"{self.vendor} takes no more requests now: {reply.said}", reply.retry_after_s)
+        if meaning is Refusal.BAD_REQUEST:
+            return VendorRefused(f"{words}; nothing was rented; another offer would meet the same answer", reply)
+        carried_out = "it may have been carried out"
+        return Unclear(words if carried_out in words else f"{words}; {carried_out}", reply)

@@ -1,0 +1,69 @@
+"""The rate limit that processes share."""
+
+import multiprocessing
+
+import pytest
+
+from infra.providers.pace import Pace, Window
+
+MINUTE, DAY = Window(60.0, 3, 12), Window(86400.0, 5, 48)
+
+
+def paces(path, now, **more):
+    """Return two limits on one file, as two processes have them."""
+    return [Pace(path, windows=(MINUTE, DAY), clock=lambda: now[0], **more) for _ in range(2)]
+
+
+def test_two_processes_share_one_limit_and_wait_for_the_oldest_request(tmp_path):
+    now = [1_000_000.0]
+    one, other = paces(tmp_path / "pace", now)
+    assert [one.wait_s(), other.wait_s(), one.wait_s()] == [0, 0, 0]
+    wait_s = other.wait_s()
+    assert 55 <= wait_s <= 60
+    now[0] += wait_s
+    assert other.wait_s() == 0
+
+
+def test_a_long_window_holds_reading_up_and_never_what_ends_a_machine(tmp_path):
+    now = [1_000_000.0]
+    one, other = paces(tmp_path / "pace", now)
+    for _ in range(5):
+        assert one.wait_s() == 0
+        now[0] += 61
+    assert other.wait_s() > 3600 and other.wait_s(changes=True) == 0
+
+
+def test_a_clock_that_is_set_back_and_a_file_of_other_windows_hold_nothing_up(tmp_path):
+    now = [1_000_000.0]
+    one, other = paces(tmp_path / "pace", now)
+    for _ in range(3):
+        one.wait_s()
+    now[0] -= 7_200
+    assert other.wait_s() == 0
+    (tmp_path / "pace").write_bytes(b"something else")
+    assert other.wait_s() == 0
+
+
+def test_a_folder_that_cannot_be_written_leaves_a_limit_of_one_process(tmp_path):
+    (tmp_path / "file").write_text("")
+    one, other = paces(tmp_path / "file" / "pace", [1_000_000.0])
+    assert [one.wait_s() for _ in range(3)] == [0, 0, 0] and one.wait_s() > 0
+    assert other.wait_s() == 0
+
+
+def _ask(path, asked):
+    pace = Pace(path, windows=(Window(60.0, 50, 12),), clock=lambda: 1_000_000.0)
+    asked.put(sum(pace.wait_s() == 0 for _ in range(40)))
+
+
+@pytest.mark.process
+def test_processes_at_once_send_no_more_together_than_is_allowed(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    asked = context.Queue()
+    processes = [context.Process(target=_ask, args=(tmp_path / "pace", asked)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    counts = [asked.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sum(counts) == 50

@@ -1,0 +1,34 @@
+"""Pauses that vendors ask for, as a launch takes them."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from infra.errors import RateLimited
+from infra.runs.throttling import LONGEST_PAUSE_S, USUAL_PAUSE_S, Throttling
+
+
+@dataclass
+class Vendor:
+    name: str = "runpod"
+    is_rented: bool = True
+    clock_scale: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "pause_s"), [(7.0, 7.0), (None, USUAL_PAUSE_S), (LONGEST_PAUSE_S, LONGEST_PAUSE_S)]
+)
+def test_a_pause_is_shown_and_taken_once_per_offer(asked_s, pause_s):
+    said, slept = [], []
+    throttling = Throttling(said.append, slept.append)
+    error = RateLimited("runpod takes no more requests now: 429", asked_s)
+    assert throttling.may_ask_again(Vendor(), "a", error) and not throttling.may_ask_again(Vendor(), "a", error)
+    assert slept == [pause_s] and len(said) == 1 and "runpod limits requests" in said[0]
+    assert throttling.may_ask_again(Vendor(), "b", error) and throttling.closed == {}
+
+
+def test_a_vendor_that_wants_a_longer_pause_is_left_out():
+    slept = []
+    throttling = Throttling(lambda _: None, slept.append)
+    assert not throttling.may_ask_again(Vendor(), "a", RateLimited("429", 1_724.0))
+    assert slept == [] and "28 min 44 s" in throttling.closed["runpod"]
