@@ -15,7 +15,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
-from infra.settings import SKYPILOT, VENDORS, Settings
+from infra.settings import SKYPILOT, VENDORS, Settings, unlikely
 from infra.units import count
 from store import credentials, extensions
 from store.artifacts.artifacts import Store
@@ -305,7 +305,8 @@ def lint(path: str) -> list[DoctorLine]:
 def _vendor(name: str, settings: Settings) -> DoctorLine:
     key = VENDORS[name]
     if getattr(settings, key):
-        return DoctorLine(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
+        why = f"; unlikely to be a key: {said}" if (said := unlikely(getattr(settings, key))) else ""
+        return DoctorLine(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}{why}")
     saved = first_keys.saved(name)[1]
     then = f"; {saved} has one, which is taken by: inv init {name}" if saved else ""
     return DoctorLine(name, "off", f"disabled: {key.upper()} is not set{then}")

@@ -8,6 +8,7 @@ remembers how many there were.
 """
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -148,6 +149,9 @@ MIGRATIONS = (
 )
 
 
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}  # of a folder that may not be written to
+
+
 class JournalError(SlipwayError):
     """The journal cannot be used, or not for writing."""
 
@@ -264,7 +268,25 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             return _open_locked(path, environ, lock)
     except (OSError, sqlite3.OperationalError) as error:
+        if isinstance(error, OSError) and error.errno in READ_ONLY and path.is_file():
+            return _open_read_only(path, environ, error)
         raise failed(path, error) from error
+
+
+def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> Opened:
+    """Open a journal where nothing may be written: it is read, and its `problem` says so."""
+    wal = path.with_name(path.name + "-wal")
+    # Without a log of commits SQLite may not make one either, and has to be told that nobody writes.
+    db = read_only(path, is_fixed=not (wal.exists() and wal.stat().st_size))
+    try:
+        found = dict(db.execute("SELECT key, value FROM meta").fetchall()).get("installation", "")
+    except sqlite3.Error as seen:
+        db.close()
+        raise failed(path, seen) from seen
+    others = tuple(installation.others(installation_file(path, environ)))
+    problem = (f"journal {path} can only be read: {error.strerror}; nothing can be rented, ended or written down from "
+               f"here until its folder can be written to: {path.parent}")  # fmt: skip
+    return Opened(db, found, problem, others=others)
 
 
 def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
@@ -465,9 +487,12 @@ def code_key(lease: str) -> str:
     return f"code of {lease}"
 
 
-def read_only(path: Path) -> sqlite3.Connection:
-    """Return a connection that writes nothing."""
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10)
+def read_only(path: Path, is_fixed: bool = False) -> sqlite3.Connection:
+    """Return a connection that writes nothing. is_fixed: no other process writes either."""
+    how = "mode=ro&immutable=1" if is_fixed else "mode=ro"
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?{how}", uri=True, isolation_level=None, timeout=10, check_same_thread=False
+    )
 
 
 def checkpoint_if_long(db: sqlite3.Connection, path: Path) -> None:

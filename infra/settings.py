@@ -30,6 +30,7 @@ MARKET = "market"  # provider name for every vendor whose key is set
 SLURM, SKYPILOT = "slurm", "skypilot"  # provider names for engines, which recover their runs by themselves
 ENGINES = (SLURM, SKYPILOT)
 HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
+LEAST_KEY = 16  # letters: every vendor's key has more
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 # Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
 OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
@@ -191,6 +192,8 @@ class Settings:
             base = root if source in (".env", "slipway.yaml", "default") else Path.cwd()
             own = extensions.names(values.get("extensions", ""))
             values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source, own), source
+        if not folder:  # a rehearsal has keys of its own
+            _warn_of_short_keys(values)
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
         lines: dict[str, str] = {}
@@ -279,6 +282,18 @@ def read_dotenv(path: Path) -> dict[str, str]:
     if mode & 0o077 and keys:
         _warn(f"{path} holds {', '.join(keys)}, and others may read it; run: chmod 600 {quote(str(path))}")
     return read
+
+
+def unlikely(key: str) -> str:
+    """Return why a key is probably not the whole key of a vendor; "" = nothing is wrong with the key's length."""
+    letters = "1 letter" if len(key) == 1 else f"{len(key)} letters"
+    return f"it has {letters}, and keys have {LEAST_KEY} and more" if 0 < len(key) < LEAST_KEY else ""
+
+
+def _warn_of_short_keys(values: Mapping[str, Any]) -> None:
+    for vendor, name in VENDORS.items():
+        if why := unlikely(values[name]):
+            _warn(f"{name.upper()} is unlikely to be a key of {vendor}: {why}; enter it again: inv init {vendor}")
 
 
 def _warn(said: str) -> None:

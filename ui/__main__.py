@@ -56,8 +56,8 @@ def main() -> None:
         nonlocal renewed_at
         if time.monotonic() - renewed_at > RENEW_S:
             renewed_at = time.monotonic()
-            gate.renew()
-            print("a link that no longer counts was opened; a new one:", file=sys.stderr, flush=True)
+            which = "a new one" if gate.renew() else "the one that counts"
+            print(f"a link that does not count was opened; {which}:", file=sys.stderr, flush=True)
             tell_link()
 
     link = tell_link()

@@ -65,11 +65,16 @@ class Gate:
             self._token = ""
             return self._session
 
-    def renew(self) -> str:
-        """Return a new token; the one before it no longer counts."""
+    def renew(self) -> bool:
+        """Make a new token where none is left; return whether there was none.
+
+        A token that nobody has used stays: any program of this machine can ask for a new one.
+        """
         with self._turn:
+            if self._token:
+                return False
             self._token = secrets.token_urlsafe(32)
-            return self._token
+            return True
 
     def refuse(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]

@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -24,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.errors import SlipwayError
+from store import outside
 from store.manifest import StoreError
 from ui.access import HEADERS, Gate
 from ui.acts import Acts
@@ -134,21 +136,25 @@ def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
         Route("/api/acts", act, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guarded(Starlette(routes=routes, lifespan=life), gate)
+    return Guarded(Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused}), gate)
 
 
 async def _json(request: Request) -> Mapping[str, Any]:
-    """Return the object that a request carries, {} where it carries none that can be read."""
+    """Return the object that a request carries. Raises HTTPException 400 where it carries none that can be read."""
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > MOST_BODY_BYTES:
-            return {}
+            raise HTTPException(400, f"the request has more than {MOST_BODY_BYTES} bytes")
     try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return outside.mapping(body, MOST_BODY_BYTES)
+    except outside.Unreadable as error:
+        raise HTTPException(400, f"the request cannot be read: {error}") from None
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code)
 
 
 def _look(view: View, desk: Desk, asked: ViewQuery) -> tuple[int, dict[str, Any]]:

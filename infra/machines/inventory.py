@@ -265,9 +265,17 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
     if key is None:
         raise UsageError(f"there is no key {' or '.join(map(str, keys))}; name the private key: identity_file in the "
                          "inventory, IdentityFile in ~/.ssh/config")  # fmt: skip
+    refuse_readable(key)
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
     return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
+
+
+def refuse_readable(key: Path) -> None:
+    """Raise UsageError for a private key that others can read, as `ssh` itself does."""
+    mode = key.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise UsageError(f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}")
 
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:

@@ -28,6 +28,8 @@ _over: dict[str, OverLimit] = {}  # pods that this line has found past their lim
 def open_journal(settings: Settings) -> Journal:
     """Open the journal; what is past its limit is ended first, whatever the command is about, and told."""
     journal = Journal.open(settings.state_file)
+    if journal.problem:
+        render.tell(journal.problem)
     if journal.is_replacement:
         render.say(
             f"the journal {journal.path} was lost and a new one starts: earlier runs are only in {settings.pods}; "

@@ -17,6 +17,7 @@ from infra.errors import UsageError
 from serve.gateway.http.limits import GatewayLimits
 
 PREFIX = "slipway-"
+LEAST_LETTERS = 16  # of a key: a shorter one can be guessed, whoever made it
 WRONG_AT_ONCE = 20  # wrong keys by people, and by programs with an old key
 MOST_ADDRESSES = 10_000  # addresses that are remembered
 SEED_BYTES = 32
@@ -39,7 +40,7 @@ class Keys:
         self._hashes = others._hashes
 
     def name_of(self, authorization: bytes) -> str | None:
-        """Return the name of the key in `Bearer KEY`; None when there is none such.
+        """Return the name of the key in `Bearer KEY`; None when there is none such, or the key is short.
 
         Takes as long for each wrong one.
         """
@@ -49,7 +50,8 @@ class Keys:
         for name, known in self._hashes:  # all of them, whichever it is
             if hmac.compare_digest(digest, known):
                 found = name
-        return found if scheme.lower() == b"bearer" else None
+        is_long = len(key.strip()) >= LEAST_LETTERS
+        return found if is_long and scheme.lower() == b"bearer" else None
 
 
 class Guesses:

@@ -29,7 +29,7 @@ NUMBERS = [
 @pytest.fixture
 def path(tmp_path):
     (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "id_ed25519").touch()
+    (tmp_path / ".ssh" / "id_ed25519").touch(mode=0o600)
     return tmp_path / "file.yaml"
 
 

@@ -1,6 +1,7 @@
 """Settings: each layer outweighs the next, and every value says where it came from."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,18 @@ def test_keys_that_others_may_read_are_told_once_with_what_to_type(tmp_path, rec
         Settings.load(tmp_path, environ={})
     said = f"{tmp_path}/.env holds {text.partition('=')[0]}, and others may read it; run: chmod 600 {tmp_path}/.env"
     assert [str(one.message) for one in recwarn] == [said] * is_told
+
+
+def test_a_vendors_key_that_is_too_short_is_named_as_unlikely_and_none_of_a_rehearsal(tmp_path):
+    def warned(**keys):
+        settings._warned.clear()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            Settings.load(tmp_path, environ=keys)
+        return [str(one.message) for one in said]
+
+    (one,) = warned(RUNPOD_API_KEY="k" * 15, LIUM_API_KEY="l" * 16)
+    assert one == ("RUNPOD_API_KEY is unlikely to be a key of runpod: it has 15 letters, and keys have 16 and more; "
+                   "enter it again: inv init runpod")  # fmt: skip
+    assert "it has 1 letter," in warned(SHADEFORM_API_KEY="k")[0]
+    assert warned() == []

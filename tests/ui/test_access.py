@@ -21,7 +21,16 @@ def test_a_token_counts_once_and_never_when_it_is_empty_or_wrong():
     session = gate.exchange(token)
     assert session and session != token
     assert gate.exchange(token) is None and gate.exchange("") is None
-    assert gate.exchange(gate.renew()) == session
+    assert gate.renew() and gate.exchange(gate.token) == session
+
+
+def test_a_renewed_link_does_not_void_the_one_that_was_just_printed():
+    gate = Gate(hosts=(HOST,))
+    printed = gate.token
+    for _ in range(3):  # any program of this machine comes with a wrong token
+        assert gate.exchange("guessed") is None and not gate.renew()
+    assert gate.exchange(printed) and gate.exchange(printed) is None
+    assert gate.renew() and gate.token != printed
 
 
 def test_a_browser_with_the_cookie_sees_views_and_one_without_only_the_empty_page():

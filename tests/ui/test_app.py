@@ -69,6 +69,24 @@ def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(
     assert second.status_code == 403 and heard == ["expired"]
 
 
+UNREADABLE = (b'{"token": "\\ud800"}', b"[" * 200_000, b'{"a":' * 100_000, b"{", b"[]", b"\xff", b'{"a": 1, "a": 2}')
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
+def test_a_body_that_cannot_be_read_is_a_bad_request(desk, body):
+    async def go():
+        gate = Gate(hosts=(HOST,), acts_allowed=True)
+        server = app.make(desk, gate)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
+            head = {"Origin": BASE, "Slipway-Act": "1", "Content-Type": "application/json"}
+            first = await browser.post("/api/session", content=body, headers=head)
+            await browser.post("/api/session", json={"token": gate.token}, headers=head)
+            return [first, *[await browser.post(f"/api/{one}", content=body, headers=head) for one in ("acts", "chat")]]
+
+    for reply in asyncio.run(go()):
+        assert reply.status_code == 400 and "cannot be read" in reply.json()["error"]
+
+
 def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(desk):
     page, style, refused = talk(
         desk, ("GET", "/", {}), ("GET", "/static/style.css", {}), ("GET", "/api/runs", {}), opens=False

@@ -20,6 +20,7 @@ import sys
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 CALL_S, ACCOUNT_S = 25, 5
+MOST_DIGITS = 18  # of a job's number
 PLACES = ("/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/cm/shared/apps/slurm/current/bin")
 JOB = ("job", "state", "partition", "nodes", "left", "at", "name", "reason")  # the last may hold anything
 JOB_FORMAT = "%i|%T|%P|%D|%L|%N|%j|%r"
@@ -102,6 +103,8 @@ def rows(said: str, names: Sequence[str]) -> List[Dict[str, str]]:
 def number(job: str) -> int:
     """Return the number of a job, of an array the array's."""
     found = re.match(r"[0-9]+", job)
+    if found and len(found.group()) > MOST_DIGITS:
+        raise QueueError(f"its queue lists a job with a number of {len(found.group())} digits: {job[:20]}...")
     return int(found.group()) if found else 0
 
 

@@ -173,13 +173,27 @@ def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
         own.find("9.9.9.9")
 
 
+def test_a_key_that_others_can_read_is_an_error_of_its_entries_only(home):
+    (home / "pool").chmod(0o644)
+    path = home / "ssh_node_pools.yaml"
+    pools = (("a", "pool", "1.1.1.1"), ("b", "alice", "2.2.2.2"))
+    path.write_text("\n".join(f"{pool}: {{identity_file: {home}/{key}, hosts: [{ip}]}}" for pool, key, ip in pools))
+    own = inventory.load(path, home)
+    assert [host.place for host in own.hosts] == ["b/2.2.2.2"]
+    (one,) = own.unusable
+    why = f"host 1.1.1.1: key {home}/pool has mode 644, others can read it; run: chmod 600 {home}/pool"
+    assert one.why.endswith(why)
+    (home / "pool").chmod(0o600)
+    assert len(inventory.load(path, home).hosts) == 2
+
+
 def test_a_missing_file_says_what_to_copy(tmp_path):
     with pytest.raises(UsageError, match="copy ssh_node_pools.yaml.example there"):
         inventory.load(tmp_path / "none.yaml")
 
 
 def test_the_example_that_is_shipped_is_read_once_its_key_exists(home):
-    (home / "id_ed25519").touch()
+    (home / "id_ed25519").touch(mode=0o600)
     text = (REPOSITORY / "ssh_node_pools.yaml.example").read_text().replace("~/.ssh/", f"{home}/")
     assert len(load(home, text)) >= 2
 

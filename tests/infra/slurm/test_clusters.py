@@ -11,7 +11,7 @@ from infra.machines.clusters import Clusters, load
 @pytest.fixture
 def written(tmp_path):
     """`written({...})`: the clusters of such a file; the key that it names is there."""
-    (tmp_path / "key").write_text("")
+    (tmp_path / "key").touch(mode=0o600)
 
     def write(document):
         path = tmp_path / "slurm_clusters.yaml"

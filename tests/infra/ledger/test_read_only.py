@@ -1,0 +1,68 @@
+"""A journal in a folder that may not be written to is read, and says so."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from infra.ledger.journal import Journal
+from infra.names import new_token
+from tests.world import ROOT, World
+
+pytestmark = pytest.mark.process
+# A mount of one's own, of which only this process knows.
+FIXED = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+ASK = """
+import sys
+from infra.journal_file import JournalError
+from infra.ledger.journal import Journal
+with Journal.open(sys.argv[1]) as journal:
+    print(journal.installation, [op.run for op in journal.ops()], journal.problem)
+    try:
+        journal.plan(token="sw1-aaaaaaaa-bbbbbbbb", run="new", vendor="local")
+    except JournalError as error:
+        print("refused:", error)
+"""
+
+
+def fixed(folder, *words, **more):
+    line = ["unshare", "-m", "sh", "-c", FIXED, "sh", str(folder), *words]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, **more)
+
+
+@pytest.fixture
+def world(tmp_path):
+    (tmp_path / "state").mkdir()
+    if fixed(tmp_path / "state", "true").returncode:
+        pytest.skip("this process may mount nothing")
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_journal_on_a_read_only_folder_is_read_and_not_written(world, is_open):
+    path = world.environ["SLIPWAY_STATE_FILE"]
+    with Journal.open(path, world.environ) as journal:
+        journal.plan(token=new_token(journal.installation), run="brave-otter-1", vendor="local")
+        installation = journal.installation
+        if is_open:  # its log of commits is there
+            found = fixed(world.folder / "state", sys.executable, "-c", ASK, path, env=world.environ)
+    if not is_open:
+        found = fixed(world.folder / "state", sys.executable, "-c", ASK, path, env=world.environ)
+    assert found.returncode == 0, found.stderr
+    first, second = found.stdout.splitlines()
+    problem = f"journal {path} can only be read: Read-only file system; "
+    assert first.startswith(f"{installation} ['brave-otter-1'] {problem}")
+    assert second.startswith("refused: ")
+
+
+def test_status_shows_what_is_there_and_says_that_it_may_only_read(world):
+    run = world.json("launch", "--cmd", "echo hello", "--provider", "local", "--yes")["run"]
+    done = fixed(world.folder / "state", sys.executable, "-m", "invoke", "status", "--json", env=world.environ)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert [(row["run"], row["state"]) for row in json.loads(done.stdout)] == [(run, "succeeded")]
+    assert done.stderr.count("can only be read: Read-only file system") == 1
+    words = ("launch", "--cmd", "true", "--provider", "local", "--yes")
+    done = fixed(world.folder / "state", sys.executable, "-m", "invoke", *words, env=world.environ)
+    assert done.returncode != 0 and "can only be read" in done.stderr, done.stderr
+    assert "fault of inv" not in done.stderr
