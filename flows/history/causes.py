@@ -2,7 +2,8 @@
 
 In: `RunEvidence`: the rows of the journal, the verdict, the last words of the steps. Out: a `Cause`: its name, one
 sentence, and what to type. The first rule that knows the evidence decides; the rules stand from the most certain to
-the most general.
+the most general. A sentence says what a record says: a field of a row, of the verdict or of the progress, or a line of
+a log, which is quoted. What is only likely is called so.
 """
 
 import re
@@ -13,11 +14,14 @@ from typing import Any
 from infra.agent.job import Job
 from infra.ledger.life_cycle import ASKED, TERMINATED
 from infra.ledger.op import Op
+from infra.ledger.reap import CUT_OFF
 from infra.runs import sight
-from infra.units import count
+from infra.units import count, moment
 
 GPU_MEMORY = re.compile(r"GPU's memory is full|CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.I)
-MEMORY = re.compile(r"SIGKILL|exit code (137|-9)\b|Out of memory: Killed|oom-kill|MemoryError|Cannot allocate memory")
+KILLED = re.compile(r"SIGKILL|exit code (137|-9)\b")
+MEMORY = re.compile(r"Out of memory: Killed|oom-kill|MemoryError|Cannot allocate memory")
+STACKS = re.compile(r"most recent call first")
 DISK = re.compile(r"disk nearly full|No space left on device|disk is full|ENOSPC|Disk quota exceeded", re.I)
 IDLE = re.compile(r"GPUs? idle|idle for")
 SILENT = re.compile(r"fell silent")
@@ -81,11 +85,9 @@ def cause_of(one: RunEvidence) -> Cause:
 def _disk(one: RunEvidence) -> Cause | None:
     if not DISK.search(one.all_words) or one.state in ("running", "succeeded"):
         return None
-    where = f"step {one.step}" if one.step else "the work"
-    said = next(line.strip() for line in one.all_words.splitlines() if DISK.search(line))
     return Cause(
         "full disk",
-        f"the disk of its machine was full, and {where} was stopped: {said}",
+        f"{_where(one)} met a full disk: {_quoted(DISK, one.all_words)}",
         f"free space there, or ask for more (--disk-size GB), keep fewer checkpoints (--keep 2): inv resume {one.run}",
     )
 
@@ -93,10 +95,9 @@ def _disk(one: RunEvidence) -> Cause | None:
 def _gpu_memory(one: RunEvidence) -> Cause | None:
     if not GPU_MEMORY.search(one.all_words) or one.state in ("running", "succeeded"):
         return None
-    said = next((line for line in one.all_words.splitlines() if GPU_MEMORY.search(line)), one.reason).strip()
     return Cause(
         "out of memory",
-        f"the memory of the GPU ran out in step {one.step or '?'}: {said}",
+        f"the memory of the GPU ran out in {_where(one)}: {_quoted(GPU_MEMORY, one.all_words)}",
         f"fewer rows at once (--set {one.step or 'sft'}.micro_rows=1) or a larger GPU; what fits: inv fit",
     )
 
@@ -110,25 +111,29 @@ def _engine(one: RunEvidence) -> Cause | None:
     if not (signal or code):
         return None
     how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}"
-    more = ", as happens when the machine runs out of memory" if signal and signal[1] == "SIGKILL" else ""
+    more = "; often the memory of the machine has run out" if signal and signal[1] == "SIGKILL" else ""
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; another one is begun by itself",
+        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; other replicas: inv serve.status",
     )
 
 
 def _memory(one: RunEvidence) -> Cause | None:
-    is_killed = one.verdict.get("exit_code") in (-9, 137)
-    if one.state in ("running", "succeeded") or not (is_killed or MEMORY.search(one.all_words)):
+    if one.state in ("running", "succeeded"):
         return None
-    if "SIGKILL" in one.reason or is_killed or MEMORY.search(one.words):
-        return Cause(
-            "out of memory",
-            f"step {one.step or '?'} was killed by the system (SIGKILL), as happens when the machine's memory runs out",
-            f"a machine with more memory (--memory GB), or smaller steps: inv resume {one.run}",
-        )
-    return None
+    is_killed = one.verdict.get("exit_code") in (-9, 137) or bool(KILLED.search(one.reason))
+    if MEMORY.search(one.all_words):
+        said = f"memory ran out in {_where(one)}: {_quoted(MEMORY, one.all_words)}"
+    elif is_killed:
+        said = f"{_where(one)} was killed by SIGKILL; no record says by whom, often the machine's memory has run out"
+    elif KILLED.search(one.words):
+        said = f"its log says: {_quoted(KILLED, one.words)}; often the machine's memory has run out"
+    else:
+        return None
+    return Cause(
+        "out of memory", said, f"a machine with more memory (--memory GB), or smaller steps: inv resume {one.run}"
+    )
 
 
 def _idle(one: RunEvidence) -> Cause | None:
@@ -136,7 +141,7 @@ def _idle(one: RunEvidence) -> Cause | None:
         return None
     return Cause(
         "idle GPU",
-        f"it was ended since its GPUs did nothing: {one.reason}",
+        f"its limit for idle GPUs was reached: {one.reason}",
         f"see what it waited for: inv logs {one.run}; go on: inv resume {one.run} (--idle-stop is the limit)",
     )
 
@@ -149,7 +154,7 @@ def _limit(one: RunEvidence) -> Cause | None:
     spent = one.money and f" ({one.money} spent)"
     return Cause(
         "limit",
-        f"its limit was reached: {said or 'time or money'}{spent}; it saved before that",
+        f"its limit was reached: {said or 'no record says which'}{spent}; {_saved(one)}",
         f"go on with more: inv resume {one.run} --spend-limit USD, or --ttl TIME",
     )
 
@@ -159,39 +164,43 @@ def _preempted(one: RunEvidence) -> Cause | None:
     if not gone or one.state == "failed" and one.verdict:
         return None
     last = gone[-1]
-    how = last.vendor if last.reason in ("", sight.GONE) else last.reason
-    said = f"its pod was taken away {count(len(gone), 'time')} ({how})"
+    how = f"{last.vendor} has it no more" if last.reason in ("", sight.GONE) else last.reason
+    said = f"its pod was gone, and nobody had asked for that, {count(len(gone), 'time')} ({how})"
     if one.state in ("running", "succeeded"):
+        back = f"it was brought back {count(one.recoveries, 'time')} and " if one.recoveries else "it "
         return Cause(
             "preemption",
-            f"{said}; it was brought back {count(one.recoveries, 'time')} and {_is(one.state)}",
+            f"{said}; {back}{_is(one.state)}",
             "nothing; fewer preemptions: leave --use-spot out" if one.state == "running" else "nothing",
         )
     if one.state == "waiting":
         return Cause("preemption", f"{said}; another is looked for without end", f"wait, or end it: inv down {one.run}")
-    return Cause("preemption", f"{said}, and nothing has taken its place", f"bring it back: inv resume {one.run}")
+    after = ", and no pod has been rented since" if one.rows[-1] is last else ""
+    return Cause("preemption", f"{said}{after}", f"bring it back: inv resume {one.run}")
 
 
 def _host(one: RunEvidence) -> Cause | None:
     bad = given_back(one)
     if not bad or one.verdict and one.state not in ("running", "succeeded"):
         return None
-    said = f"{count(len(bad), 'machine')} {'was' if len(bad) == 1 else 'were'} no good and given back: {bad[-1].reason}"
+    were = "was" if len(bad) == 1 else "were"
+    said = f"{count(len(bad), 'machine')} {were} given back before the work began: {bad[-1].reason}"
     if one.state in ("running", "succeeded"):
-        return Cause("bad host", f"{said}; it is on another one now and {_is(one.state)}", "nothing")
+        return Cause("bad host", f"{said}; it was given another one, and {_is(one.state)}", "nothing")
     return Cause(
         "bad host",
         said,
-        "launch again, which rents another machine; those that were no good are in: inv hosts",
+        "launch again, which rents another machine; those that are not offered any more: inv hosts",
     )
 
 
 def _silent(one: RunEvidence) -> Cause | None:
     if not SILENT.search(one.reason):
         return None
+    stacks = ", and its stacks are in its log" if STACKS.search(one.words) else ""
     return Cause(
         "stall",
-        f"{one.reason}: it wrote nothing for too long, and its stacks are in its log",
+        f"{one.reason}: it wrote nothing for too long{stacks}",
         f"where it hung: inv logs {one.run} --file {one.step}; then: inv resume {one.run}",
     )
 
@@ -199,7 +208,7 @@ def _silent(one: RunEvidence) -> Cause | None:
 def _failed(one: RunEvidence) -> Cause | None:
     if one.state != "failed":
         return None
-    said = one.reason or (one.rows[-1].reason if one.rows else "") or "nobody knows why"
+    said = one.reason or (one.rows[-1].reason if one.rows else "") or "no record says why"
     last = last_line(str(one.verdict.get("tail") or one.words))
     return Cause(
         "failure",
@@ -211,7 +220,7 @@ def _failed(one: RunEvidence) -> Cause | None:
 def _stopped(one: RunEvidence) -> Cause | None:
     if one.state != "stopped":
         return None
-    is_asked = one.rows and one.rows[-1].outcome == ASKED or "SIGTERM" in one.reason
+    is_asked = one.rows and one.rows[-1].outcome == ASKED
     said = one.reason or (one.rows[-1].reason if one.rows else "")
     how = "somebody ended it" if is_asked else "it was stopped"
     return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"go on: inv resume {one.run}")
@@ -220,8 +229,9 @@ def _stopped(one: RunEvidence) -> Cause | None:
 def _lost(one: RunEvidence) -> Cause | None:
     if one.state != "lost":
         return None
-    said = one.reason or "neither its guard nor its agent is running"
-    return Cause("lost", f"its machine is gone or silent: {said}", f"bring it back: inv resume {one.run}")
+    said = one.reason or "no record says why"
+    return Cause("lost", f"its machine does not answer, or nothing of it runs there: {said}",
+                 f"bring it back: inv resume {one.run}")  # fmt: skip
 
 
 def _resumed(one: RunEvidence) -> Cause | None:
@@ -238,7 +248,7 @@ def _any(one: RunEvidence) -> Cause:
             f"watch it: inv logs {one.run} --follow",
         ),
         "succeeded": ("all its steps are done", _after(one)),
-        "planned": ("its machine is not there yet", f"wait, or end it: inv down {one.run}"),
+        "planned": ("no machine of it is at work yet", f"wait, or end it: inv down {one.run}"),
         "ending": ("its pod was asked to end, and is not proven gone yet", f"look again: inv status {one.run}"),
         "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
     }
@@ -254,7 +264,7 @@ def _after(one: RunEvidence) -> str:
 
 
 def taken_away(one: RunEvidence) -> list[Op]:
-    """Return the pods that were gone without anybody of ours having ended them."""
+    """Return the pods that had work, and were gone without an outcome of ours."""
     return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
 
 
@@ -262,8 +272,26 @@ def given_back(one: RunEvidence) -> list[Op]:
     """Return the pods that did not boot, or were not what was promised."""
     return [
         op for op in one.rows
-        if op.state == TERMINATED and op.outcome == "" and op.reason and op.token not in one.armed
+        if op.state == TERMINATED and op.outcome == "" and op.token not in one.armed
+        and op.reason and not op.reason.startswith(CUT_OFF)
     ]  # fmt: skip
+
+
+def _saved(one: RunEvidence) -> str:
+    """Return the newest checkpoint that was read back in its store, as the pod reported it last."""
+    if not (in_store := one.progress.get("in_store")):
+        return "no record shows a checkpoint in its store"
+    name, at = max(in_store.items(), key=lambda item: item[1])
+    return f"its newest checkpoint on record is {name}, {moment(at)}"
+
+
+def _where(one: RunEvidence) -> str:
+    return f"step {one.step}" if one.step else "its work"
+
+
+def _quoted(what: re.Pattern[str], words: str) -> str:
+    """Return the first line in which it is found."""
+    return next(line.strip() for line in words.splitlines() if what.search(line))
 
 
 def last_line(text: str) -> str:

@@ -87,7 +87,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
 def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
     """Return in words how the work has stopped before it went on, oldest first; lost pods are left out."""
     found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
-    found += [(event.at, "killed, as neither its guard nor its agent was running") for event in events
+    found += [(event.at, "neither its guard nor its agent was running") for event in events
               if event.event == "unreachable"]  # fmt: skip
     return [words for _, words in sorted(found)]
 
@@ -107,7 +107,7 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
             now = f"; {_answering(len(seen.serving))} now" if seen.serving else ""
             says = f"replica {one.number}: {cause.says}{now}"
             then = cause.then if cause.name != "killed engine" else (
-                f"its last words: inv serve.logs {name}; the controller begins another one by itself"
+                f"its last words: inv serve.logs {name}; other replicas: inv serve.status {name}"
             )  # fmt: skip
             return WhyStory(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
     if seen.held:
@@ -165,7 +165,7 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
     if refused:
-        found.append(f"{count(len(refused), 'offer')} could not be had: {refused[-1].reason or 'taken by others'}")
+        found.append(f"{count(len(refused), 'offer')} could not be had: {refused[-1].reason or 'no record says why'}")
     tried = [op for op in one.rows if op.state != FAILED]
     left_out = tried[1 : 1 - SHOWN_PODS] if len(tried) > SHOWN_PODS + 1 else []
     for number, op in enumerate(tried, 1):
@@ -207,7 +207,7 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> s
 
 
 def _end_of_pod(op: Op, lived: str = "") -> str:
-    return f"taken away{lived}" if op.reason in ("", sight.GONE) else f"gone{lived}: {op.reason}"
+    return f"gone{lived}" if op.reason in ("", sight.GONE) else f"gone{lived}: {op.reason}"
 
 
 def _step(step: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
 
 @pytest.mark.parametrize(("name", "word", "evidence"), [
     ("preemption", "brought back 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
-    ("preemption", "nothing has taken its place", dict(state="stopped", rows=[GONE])),
+    ("preemption", "no pod has been rented since", dict(state="stopped", rows=[GONE])),
     ("preemption", "another is looked for without end", dict(state="waiting", rows=[GONE])),
     ("limit", "the limit of 1 h is near", dict(
         state="limit", rows=[pod("t1", "its work has ended: limit", "limit")],
@@ -42,7 +42,8 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
         state="limit", rows=[pod("t1", "", "limit")], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"})),
     ("bad host", "driver: 535 serves CUDA 12.2", dict(
         state="failed", rows=[pod("t9", "driver: 535 serves CUDA 12.2, torch wants 13.0")], armed=frozenset())),
-    ("out of memory", "killed by the system", dict(state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
+    ("out of memory", "step sft was killed by SIGKILL; no record says by whom", dict(
+        state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
     ("out of memory", "of the GPU ran out in step sft", dict(
         state="failed", rows=[ENDED],
         verdict=failed("step sft failed with exit code 1", "sft: the GPU's memory is full: take 4 rows"))),
@@ -71,6 +72,48 @@ def test_the_cause_is_named(name, word, evidence):
     assert found.then
 
 
+HOUR, SAVED = {"state": "limit", "reason": "1 h is over"}, {"in_store": {"sft-1/step-40": 60.0, "sft-1/step-20": 30.0}}
+DEAD = {"state": "failed", "step": "sft", "reason": "step sft failed with exit code 1"}
+
+
+@pytest.mark.parametrize(("claim", "record", "without"), [
+    # each sentence that says more than that something ended: the claim, what records it, and the same without that
+    ("newest checkpoint on record is sft-1/step-40, ", dict(state="limit", rows=[ENDED], verdict=HOUR, progress=SAVED),
+     dict(progress={})),
+    ("its limit was reached: 1 h is over", dict(state="limit", rows=[pod("t1", "", "limit")], verdict=HOUR),
+     dict(verdict={})),
+    ("somebody ended it", dict(state="stopped", rows=[pod("t1", "asked for", "asked")]),
+     dict(rows=[pod("t1", "the work was stopped by SIGTERM", "stopped")])),
+    ("its stacks are in its log", dict(
+        state="failed", rows=[ENDED], verdict=failed("step sft fell silent"), words="Thread (most recent call first):"),
+     dict(words="step 3")),
+    ("killed by SIGKILL", dict(state="failed", rows=[ENDED], verdict={**DEAD, "exit_code": -9}),
+     dict(verdict={**DEAD, "exit_code": 1}, words="MemoryError")),
+    ("killed by SIGKILL", dict(state="failed", rows=[ENDED], is_engine=True,
+                               verdict=failed("step engine was killed by SIGKILL", "", -9)),
+     dict(verdict=failed("step engine failed with exit code 3", "", 3))),
+    ("no pod has been rented since", dict(state="stopped", rows=[GONE]), dict(rows=[GONE, ENDED])),
+    ("brought back 2 times", dict(state="running", rows=[GONE, BACK], recoveries=2), dict(recoveries=0)),
+    ("given back before the work began", dict(
+        state="stopped", rows=[pod("t9", "driver: 535 is too old")], armed=frozenset()),
+     dict(rows=[pod("t9", "its launch was cut off")])),
+    ("neither its guard nor its agent is running", dict(
+        state="lost", rows=[pod(state="LOST")], why="neither its guard nor its agent is running"), dict(why="")),
+    ("has it no more", dict(state="stopped", rows=[pod("t0", "")]), dict(rows=[GONE])),
+    ("its limit for idle GPUs was reached", dict(
+        state="limit", rows=[ENDED], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"}),
+     dict(verdict=HOUR)),
+    ("met a full disk", dict(state="failed", rows=[ENDED], verdict=DEAD, words="No space left on device"),
+     dict(words="")),
+    ("memory of the GPU ran out", dict(state="failed", rows=[ENDED], verdict=DEAD, words="CUDA out of memory"),
+     dict(words="")),
+])  # fmt: skip
+def test_nothing_is_claimed_that_no_record_shows(claim, record, without):
+    common = {"run": "calm-1", "armed": frozenset(op.token for op in record["rows"])}
+    assert claim in cause_of(RunEvidence(**{**common, **record})).says
+    assert claim not in cause_of(RunEvidence(**{**common, **record, **without})).says
+
+
 @pytest.mark.parametrize(("making", "then"), [
     ({"name": "chatsft_checkpoints/tiny"}, "talk to what it made: inv chat chatsft_checkpoints/tiny"),
     (None, "read what it wrote: inv logs calm-1"),
@@ -95,7 +138,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
         story = of_run(op, journal, settings)
     assert len(story.text) <= 10
     assert "pods 2 to 4: gone: runpod says it is EXITED (3)" in story.text
-    assert story.text[0].startswith("calm-1: preemption: its pod was taken away 6 times")
+    assert story.text[0].startswith("calm-1: preemption: its pod was gone, and nobody had asked for that, 6 times")
     assert story.text[-1] == "to do: bring it back: inv resume calm-1"
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
 
@@ -112,7 +155,7 @@ def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
         stops = why._stops(journal.ops(run="calm-1"), journal.events("calm-1"))
         lines = why._lines(RunEvidence(run="calm-1", state="running", rows=journal.ops(run="calm-1")),
                            journal.events("calm-1"), PodView("calm-1", "runpod", "running"))  # fmt: skip
-    assert [one.partition(",")[0] for one in stops].count("killed") == 2 and any("SIGKILL" in one for one in stops)
+    assert stops.count("neither its guard nor its agent was running") == 2 and any("SIGKILL" in one for one in stops)
     assert "silent at" in lines[1] and "at work again from" in lines[1]
 
 
