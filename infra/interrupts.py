@@ -1,7 +1,8 @@
 """The signals that ask a command to leave, and what they must not interrupt in the middle.
 
 In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. `heed` stands around every command. `finishing`
-stands around renting and ending: nothing may interrupt between a request that costs money and its record.
+stands around renting and ending: nothing may interrupt between a request that costs money and its record. `Replaced`
+asks a process to leave as well, and comes from the journal.
 """
 
 import contextlib
@@ -28,6 +29,13 @@ class ToldToLeave(BaseException):
     @property
     def exit_code(self) -> int:
         return 128 + self.number
+
+
+class Replaced(BaseException):
+    """Another process has taken over what this one held, as this one was silent for long: it may do nothing more.
+
+    No handler of errors may catch it, and try again.
+    """
 
 
 @contextlib.contextmanager

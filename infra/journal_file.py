@@ -146,6 +146,9 @@ MIGRATIONS = (
             devices TEXT NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL, boot_id TEXT NOT NULL,
             pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL)""",
     ),
+    (  # when the holder was last heard, by a clock that stands still while the machine sleeps; NULL: it tells nothing
+        "ALTER TABLE leases ADD COLUMN heard_s REAL",
+    ),
 )
 
 

@@ -7,7 +7,8 @@
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keepers` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
-lease `supervisor` lets one live at a time. What it sees last it writes beside the journal, for `inv supervisor`.
+lease `supervisor` lets one act at a time: one that was silent for a minute is replaced, and ends when it wakes. What it
+sees last it writes beside the journal, for `inv supervisor`.
 A full disk leaves threads that could not release what they held. From then on the process begins nothing, waits until
 the journal can be written again, and leaves the rest to another process.
 """
@@ -32,6 +33,7 @@ from infra import job_environment, own_code
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
 from infra.errors import AuthError, LimitHit, OutOfMoney, in_words
+from infra.interrupts import Replaced
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
@@ -87,8 +89,10 @@ class Supervisor:
         """Look after what is to go on.
 
         Return when there is nothing left, the journal is gone, this process is to leave, or nothing could be written.
+        Raises Replaced.
         """
         while not (self.is_leaving.is_set() or self.is_disk_full.is_set()):
+            self.journal.leases.check_held()
             if not self.settings.state_file.exists():  # no other process reads what is written from here on
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
@@ -125,6 +129,8 @@ class Supervisor:
         """Work until it is done or fails; the next look begins it again."""
         try:
             work()
+        except Replaced:  # the next look of this process tells it, and is the last
+            return
         except Exception as error:
             self._fail("supervisor", error)
 
@@ -159,6 +165,7 @@ class Supervisor:
         with Journal.open(self.settings.state_file) as journal:
             one = NoticeWatch(journal, self.tell)
             while not self.is_leaving.wait(EVERY_S):
+                journal.leases.check_held()
                 one.look(load())
 
     def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], Op | None], name: str) -> None:
@@ -185,6 +192,8 @@ class Supervisor:
         why, row = "", None
         try:
             row = work(name)
+        except Replaced:
+            return
         except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # the user has to act
             why = str(error)
             self.tell(f"{name}: given up: {error}")
@@ -307,7 +316,11 @@ def serve(tell: Say) -> None:
             for number in SIGNALS:
                 signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
             tell(f"process {os.getpid()} looks after {settings.state_file}")
-            supervisor.run()
+            try:
+                supervisor.run()
+            except Replaced as error:
+                tell(f"process {os.getpid()} exits: {error}")
+                return
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)  # whoever waits for room has nothing that a signal could harm
             is_handing_on = supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()

@@ -38,6 +38,12 @@ def boottime_s() -> float:
     return time.monotonic()
 
 
+def awake_s() -> float:
+    """Return the seconds of this boot, without those for which the machine has slept."""
+    # On macOS CLOCK_MONOTONIC counts sleep, on Linux it does not.
+    return time.clock_gettime(getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC))
+
+
 def gap_s(before: Clocks, now: Clocks) -> float:
     """Return the seconds between two readings, perhaps with a reboot between them; never negative."""
     since_boot = now.boot_s - before.boot_s if now.boot_id == before.boot_id else now.boot_s

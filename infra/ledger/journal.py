@@ -7,6 +7,7 @@ again. A pod whose row is live, or UNKNOWN, may be billing.
 """
 
 import contextlib
+import functools
 import json
 import os
 import sqlite3
@@ -43,8 +44,8 @@ _LIVE = "state NOT IN ('TERMINATED', 'FAILED')"
 class Journal:
     """Open with `Journal.open`; use as a context manager, or close it."""
 
-    def __init__(self, path: Path, opened: journal_file.Opened) -> None:
-        self.path, self._db = path, opened.db
+    def __init__(self, path: Path, opened: journal_file.Opened, environ: Mapping[str, str] = os.environ) -> None:
+        self.path, self._db, self._environ = path, opened.db, environ
         self.installation, self.problem, self.others = opened.installation, opened.problem, opened.others
         self.is_replacement, self.replaced = opened.is_replacement, opened.replaced
         self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
@@ -57,7 +58,7 @@ class Journal:
         Raises JournalError when it cannot or must not be used at all.
         """
         place = Path(path).absolute() if path else journal_file.default_path(environ)
-        return Journal(place, journal_file.open_file(place, environ))
+        return Journal(place, journal_file.open_file(place, environ), environ)
 
     def __enter__(self) -> "Journal":
         return self
@@ -68,7 +69,8 @@ class Journal:
     @property
     def leases(self) -> Leases:
         """Return its leases. Made anew each time: what held on to its journal would keep that from being closed."""
-        return Leases(self._db, self.writing)
+        open_again = functools.partial(Journal.open, self.path, self._environ)
+        return Leases(self._db, self.writing, (self.path, self._file), open_again)
 
     # Pods.
 
@@ -253,7 +255,7 @@ class Journal:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Run one transaction under the lock. Raises JournalFull, JournalError."""
+        """Run one transaction under the lock. Raises JournalFull, JournalError; Replaced: a lease of ours was taken."""
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
@@ -263,6 +265,7 @@ class Journal:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
                     self._last_event = 0
+                    self.leases.check_held()
                     yield
                     self._db.execute("COMMIT")
                     if self._last_event:

@@ -338,6 +338,7 @@ def _carry_out(
         return False
     try:
         if isinstance(action, Delete):
+            journal.leases.check_held()
             provider.delete(action.pod_id)
         elif isinstance(action, Claim):
             reason, state = (FOUND, LOST) if action.is_kept else ("it has our mark, and no row", TERMINATING)

@@ -118,6 +118,7 @@ def rent(
             if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
                 raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
             _check_clock(provider)  # its account has answered since
+            journal.leases.check_held()
             pod = provider.create(request, offer, token, limits)
         except _Overtaken:
             raise
@@ -269,6 +270,7 @@ def end(
                 op = journal.note(op, last_seen_at=int(time.time()), remote_id=found.pod_id)
             pod_id = op.remote_id or (found.pod_id if found else "")
             if pod_id and not is_asked:
+                journal.leases.check_held()
                 provider.delete(pod_id)
                 # It takes the vendor a while; one that does not show it yet may not have heard either.
                 is_asked = provider.is_rented and unproven_s(provider, op) <= 0

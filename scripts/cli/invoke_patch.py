@@ -32,7 +32,7 @@ from data.errors import ConfigError
 from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
-from infra.interrupts import ToldToLeave, heed
+from infra.interrupts import Replaced, ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
 from store import word_wrap
 from store.manifest import StoreError
@@ -257,6 +257,8 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         raise Exit(code=130) from None
     except ToldToLeave as told:
         raise Exit(code=told.exit_code) from None
+    except Replaced as error:
+        raise leave(str(error), 1) from None
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
     except Exception as error:

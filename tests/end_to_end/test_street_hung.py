@@ -110,3 +110,49 @@ def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, comm
         assert (row.state, row.outcome) == ("TERMINATED", "limit")
         assert [one.event for one in journal.events("otter")].count("end") == 1  # also where two look at once
     assert at_once(user, *commands)[0] == [0] * len(commands)  # it is told once
+
+
+SILENT_S = 62.0  # longer than a supervisor may be silent
+
+
+@pytest.mark.nightly  # a minute of silence; tests/flows/test_replaced.py has the same with a shorter one
+@pytest.mark.parametrize("what", ["ends", "rents"])
+def test_a_frozen_supervisor_is_replaced_and_does_nothing_more_when_it_wakes(user, what):
+    """Frozen while it asks a vendor to delete that does not, or while a run waits for another pod."""
+    user.inv("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--use-spot", "--cmd", "sleep 100000",
+             "-n", "otter", "--spend-limit", "40", "--detach", "--yes")  # fmt: skip
+    with journal_of(user) as journal:
+        until(lambda: journal.leases.holder(keeper_lease("otter")), "a keeper")
+        (op,) = journal.ops(run="otter")
+    old = supervisor_of(user)
+    if what == "ends":
+        user.world.tell("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
+        user.begin("down", "otter", "--rehearse").communicate(timeout=300)
+        until(lambda: user.calls("delete") > 2, "more tries")
+    else:
+        user.world.tell("/sold-out", {"is": True})
+        user.world.tell("/preempt", {"id": op.remote_id})
+        with journal_of(user) as journal:
+            until(lambda: not journal.op(op.token).is_live, "its end in the journal")
+    os.kill(old.pid, signal.SIGSTOP)
+    time.sleep(SILENT_S)
+    user.world.tell("/faults", {})
+    user.world.tell("/sold-out", {"is": False})
+    user.begin("status", "--rehearse").communicate(timeout=300)
+    new = until(lambda: supervisor_of(user), "another supervisor")
+    assert new != old
+    with journal_of(user) as journal:
+        rows = journal.ops(run="otter")
+        done = lambda: journal.ops(run="otter")[-1].state == ("TERMINATED" if what == "ends" else "READY")  # noqa: E731
+        until(done, "what the old one was about to do")
+        if what == "rents":
+            until(lambda: journal.leases.holder(keeper_lease("otter")) == new, "the new keeper")
+        before = journal.version(), user.calls("delete"), user.calls("create"), journal.ops()
+        assert identify(old.pid) == old
+        os.kill(old.pid, signal.SIGCONT)
+        until(lambda: identify(old.pid) != old, "the end of the old one")
+        assert (journal.version(), user.calls("delete"), user.calls("create"), journal.ops()) == before
+        assert len(journal.ops(run="otter")) == (1 if what == "ends" else 2), rows
+    log = (user.world.folder / "journal-supervisor.log").read_text()
+    assert f"process {old.pid} exits: " in log and f"process {new.pid} has taken over" in log
+    assert "Traceback" not in log

@@ -114,6 +114,9 @@ class NoLeases:
     def take(self, name: str, code: str = "") -> Lease:
         return Lease(name, 1)
 
+    def check_held(self) -> None:
+        return None
+
     def held(self) -> set[str]:
         return set()
 

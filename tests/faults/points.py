@@ -7,6 +7,7 @@ The product knows nothing of this: its journal is subclassed here, and the HTTP 
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -85,7 +86,7 @@ class WatchedJournal(Journal):
 
     @staticmethod
     def at(path: Path, environ: Mapping[str, str], points: Points) -> "WatchedJournal":
-        made = WatchedJournal(path, journal_file.open_file(path, environ))
+        made = WatchedJournal(path, journal_file.open_file(path, environ), environ)
         made.points = points
         made._db.set_trace_callback(made._hear)
         return made
@@ -128,7 +129,8 @@ class WatchedLeases(Leases):
     """The same for what is taken and released."""
 
     def __init__(self, journal: WatchedJournal) -> None:
-        super().__init__(journal._db, journal.writing)
+        again = functools.partial(Journal.open, journal.path, journal._environ)
+        super().__init__(journal._db, journal.writing, (journal.path, journal._file), again)
         self._journal = journal
 
     def take(self, name: str, code: str = "") -> Lease:

@@ -1,8 +1,9 @@
 """The base of all keepers. A keeper looks after one run, or one pod without work, until it has ended.
 
-One process at a time keeps a run: it holds the lease `keep:<run>`, which is free when that process has died, and never
-by age. In: a journal row. Out: what the next pod of the run may cost and who may still rent it (`rest_of`,
-`terms_after`), patience while something is not to be had (`wait_for_success`), a look at a pod (`look_at`).
+One process at a time keeps a run: it holds the lease `keep:<run>`, which is free when that process has died, or has
+been silent for a minute while this machine was awake. In: a journal row. Out: what the next pod of the run may cost and
+who may still rent it (`rest_of`, `terms_after`), patience while something is not to be had (`wait_for_success`), a look
+at a pod (`look_at`).
 """
 
 import contextlib
@@ -113,9 +114,10 @@ class Keeper:
             let_go = self.journal.leases.release
             raise
         finally:
-            if self.lease is not None:
-                let_go(self.lease)
-                self.lease = None
+            lease, self.lease = self.lease, None
+            if lease is not None:
+                with contextlib.suppress(Fenced):  # another process keeps the run by now
+                    let_go(lease)
 
     def _take(self, run: str) -> None:
         if self.lease is None:

@@ -276,6 +276,7 @@ class RunKeeper(Keeper):
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)
         if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
+            self.journal.leases.check_held()
             provider.delete(op.remote_id or op.token)
             raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
         return op

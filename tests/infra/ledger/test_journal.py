@@ -333,7 +333,7 @@ def test_a_newer_schema_is_refused(environ):
     db = sqlite3.connect(journal.path)
     db.execute("PRAGMA user_version=99")
     db.close()
-    with pytest.raises(JournalError, match="schema 99, this Slipway knows 12"):
+    with pytest.raises(JournalError, match="schema 99, this Slipway knows 13"):
         Journal.open(environ=environ)
 
 

@@ -58,8 +58,9 @@ def set_back(path: Path) -> None:
             for statement in statements:
                 db.execute(statement)
         for name, rows in tables.items():
+            known = len(db.execute(f"PRAGMA table_info({name})").fetchall())  # of its columns, some may have come since
             for row in rows:
-                db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
+                db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * known)})", row[:known])
         db.execute(f"PRAGMA user_version={OLDER}")
 
 

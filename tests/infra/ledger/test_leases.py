@@ -1,0 +1,104 @@
+"""Leases, and the processes that hold them: who beats, who is silent, and what one that wakes may still do."""
+
+import os
+import signal
+
+import pytest
+
+from infra.ledger import leases
+from tests.infra.ledger.test_journal import child
+from tests.infra.ledger.test_journal import environ as environ
+from tests.infra.ledger.test_journal import journal as journal
+from tests.world import until
+
+HOLDER = """
+import sys
+from infra.interrupts import Replaced
+from infra.ledger import leases
+from infra.ledger.journal import Journal
+leases.BEAT_S, leases.SILENT_S = 0.2, 4.0
+with Journal.open() as journal:
+    lease = journal.leases.take("run:a")
+    print("up", flush=True)
+    for line in sys.stdin:
+        try:
+            if line == "write\\n":
+                journal.plan(token="sw1-late", run="late-1", vendor="local")
+            elif line == "call\\n":
+                journal.leases.check_held()  # as before each call of a vendor
+            else:
+                journal.leases.release(lease)
+            print("done", flush=True)
+        except (Replaced, leases.Fenced) as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.fixture
+def stoppable(journal, environ, monkeypatch):
+    """A process that holds run:a, and does what it is told; it is silent after four seconds."""
+    monkeypatch.setattr(leases, "SILENT_S", 4.0)
+    holder = child(HOLDER, environ)
+    assert holder.stdout.readline() == "up\n"
+
+    def tell(word: str) -> str:
+        holder.stdin.write(f"{word}\n")
+        holder.stdin.flush()
+        return holder.stdout.readline()
+
+    yield holder, tell
+    holder.kill()
+    holder.communicate()
+
+
+def heard(journal):
+    return journal.read("SELECT heard_s FROM leases WHERE name = 'run:a'")[0][0]
+
+
+@pytest.mark.process
+def test_a_holder_that_beats_keeps_its_lease_and_its_right_to_write(journal, stoppable):
+    holder, tell = stoppable
+    first = heard(journal)
+    until(lambda: heard(journal) > first + 4.5, "beats for longer than a holder may be silent")
+    assert journal.leases.holder("run:a").pid == holder.pid
+    assert tell("call") == tell("write") == "done\n"
+
+
+@pytest.mark.process
+def test_a_holder_that_was_stopped_is_replaced_and_may_do_nothing_when_it_wakes(journal, stoppable):
+    holder, tell = stoppable
+    holder.send_signal(signal.SIGSTOP)
+    until(lambda: journal.leases.holder("run:a") is None, "silence")
+    assert (journal.leases.held(), journal.leases.abandoned()) == (set(), {"run:a"})
+    ours = journal.leases.take("run:a")
+    before = journal.version()
+    holder.send_signal(signal.SIGCONT)
+    for word in ("call", "write", "call"):
+        said = tell(word)
+        assert said.startswith(f"Replaced: run:a: process {os.getpid()} has taken over"), said
+    assert tell("release").startswith("Fenced: run:a: another process has taken over")
+    assert journal.version() == before and journal.leases.is_ours(ours)
+
+
+@pytest.mark.process
+def test_a_holder_that_was_stopped_and_not_replaced_goes_on(journal, stoppable):
+    holder, tell = stoppable
+    holder.send_signal(signal.SIGSTOP)
+    until(lambda: journal.leases.holder("run:a") is None, "silence")
+    holder.send_signal(signal.SIGCONT)
+    until(lambda: journal.leases.holder("run:a"), "a beat")
+    assert tell("write") == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("awake_for_s", "is_held"), [(0.0, True), (59.0, True), (60.0, False), (7200.0, False)], ids=str
+)
+def test_silence_is_counted_by_a_clock_that_stands_still_while_the_machine_sleeps(
+    journal, monkeypatch, awake_for_s, is_held
+):
+    """A laptop that was closed for hours has been awake for none of them."""
+    journal.leases.take("run:a")
+    at = heard(journal)
+    monkeypatch.setattr(leases, "awake_s", lambda: at + awake_for_s)
+    monkeypatch.setattr("infra.agent.limits.boottime_s", lambda: at + 8 * 3600.0)
+    assert (journal.leases.holder("run:a") is not None) is is_held
