@@ -13,7 +13,6 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -91,20 +90,30 @@ class _Pulse:
 
     def _beat_on(self, path: Path, open_again: Open) -> None:
         """Beat until nothing is held, or the journal is gone; a beat that cannot be written waits for the next."""
+        resting = threading.Event()
         while True:
-            time.sleep(BEAT_S)
+            resting.wait(BEAT_S)
             with self.lock:
                 if not (self.held and path.exists()):
                     self.held.clear()
                     self.is_beating = False
                     return
-            with contextlib.suppress(SlipwayError, OSError, sqlite3.Error, Replaced), open_again() as journal:
+            with contextlib.suppress(SlipwayError, OSError, sqlite3.Error, Replaced), _WRITING, open_again() as journal:
                 journal.leases.beat()
 
 
 _PULSES: dict[File, _Pulse] = {}
-# A child of a fork holds nothing, and has no thread of its parent.
-os.register_at_fork(after_in_child=_PULSES.clear)
+# No fork copies the files and the locks of a beat that is being written.
+_WRITING = threading.Lock()
+
+
+def _begin_as_child() -> None:
+    """Forget the leases of the parent, and the thread that beats for them there."""
+    _WRITING.release()
+    _PULSES.clear()
+
+
+os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_begin_as_child)
 
 
 class Leases:

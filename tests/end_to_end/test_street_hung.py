@@ -115,7 +115,7 @@ def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, comm
 SILENT_S = 62.0  # longer than a supervisor may be silent
 
 
-@pytest.mark.nightly  # a minute of silence; tests/flows/test_replaced.py has the same with a shorter one
+@pytest.mark.nightly  # a minute of silence; tests/infra/ledger/test_leases.py has a shorter one, of a lease
 @pytest.mark.parametrize("what", ["ends", "rents"])
 def test_a_frozen_supervisor_is_replaced_and_does_nothing_more_when_it_wakes(user, what):
     """Frozen while it asks a vendor to delete that does not, or while a run waits for another pod."""
@@ -136,11 +136,11 @@ def test_a_frozen_supervisor_is_replaced_and_does_nothing_more_when_it_wakes(use
             until(lambda: not journal.op(op.token).is_live, "its end in the journal")
     os.kill(old.pid, signal.SIGSTOP)
     time.sleep(SILENT_S)
-    user.world.tell("/faults", {})
-    user.world.tell("/sold-out", {"is": False})
     user.begin("status", "--rehearse").communicate(timeout=300)
     new = until(lambda: supervisor_of(user), "another supervisor")
     assert new != old
+    user.world.tell("/faults", {})
+    user.world.tell("/sold-out", {"is": False})
     with journal_of(user) as journal:
         rows = journal.ops(run="otter")
         done = lambda: journal.ops(run="otter")[-1].state == ("TERMINATED" if what == "ends" else "READY")  # noqa: E731
