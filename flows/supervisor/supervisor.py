@@ -30,6 +30,7 @@ from flows.supervisor.supervisor_client import start
 from flows.supervisor.supervisor_state import SupervisorState, state_file
 from flows.sweeps import carry
 from infra import job_environment, own_code
+from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
 from infra.errors import AuthError, LimitHit, OutOfMoney, in_words
@@ -55,6 +56,7 @@ from store import credentials, local_files
 from store.backoff import Backoff
 
 EVERY_S = 1.0  # between two looks
+HUNG_S = 120.0  # for a look, while the machine is awake
 WRITE_EVERY_S = 5.0  # where nothing has changed
 ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
 ROOM = Backoff(first_s=5.0, longest_s=15.0)  # between two tries to write to a full disk
@@ -78,6 +80,7 @@ class Supervisor:
     def __init__(self, settings: Settings, journal: Journal, since: float, tell: Say) -> None:
         self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
         self.cares: dict[str, Care] = {}
+        self.looked_at = awake_s()
         self.is_leaving = threading.Event()
         self.is_disk_full = threading.Event()
         self.written: tuple[float, SupervisorState] | None = None
@@ -93,12 +96,17 @@ class Supervisor:
         """
         while not (self.is_leaving.is_set() or self.is_disk_full.is_set()):
             self.journal.leases.check_held()
+            self.looked_at = awake_s()
             if not self.settings.state_file.exists():  # no other process reads what is written from here on
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
             elif not self.look():
                 return
             self.is_leaving.wait(EVERY_S)
+
+    def is_well(self) -> bool:
+        """Return whether it has begun a look lately; one that hangs in a look is replaced."""
+        return awake_s() - self.looked_at < HUNG_S
 
     def look(self) -> bool:
         """Look once, and begin what is missing; tell whether anything is left."""
@@ -313,6 +321,7 @@ def serve(tell: Say) -> None:
                 tell(str(error))
                 return
             supervisor = Supervisor(settings, journal, time.time(), tell)
+            journal.leases.beat_while(supervisor.is_well)
             for number in SIGNALS:
                 signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
             tell(f"process {os.getpid()} looks after {settings.state_file}")

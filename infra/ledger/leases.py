@@ -71,6 +71,8 @@ class _Pulse:
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: dict[str, Lease] = field(default_factory=dict)
     is_beating: bool = False
+    is_well: Callable[[], bool] = lambda: True
+    """Whether this process does its work; a thread that beats may live on in one that hangs."""
 
     def leases(self) -> list[Lease]:
         with self.lock:
@@ -98,8 +100,10 @@ class _Pulse:
                     self.held.clear()
                     self.is_beating = False
                     return
-            with contextlib.suppress(SlipwayError, OSError, sqlite3.Error, Replaced), _WRITING, open_again() as journal:
-                journal.leases.beat()
+            if self.is_well():
+                errors = (SlipwayError, OSError, sqlite3.Error, Replaced)
+                with contextlib.suppress(*errors), _WRITING, open_again() as journal:
+                    journal.leases.beat()
 
 
 _PULSES: dict[File, _Pulse] = {}
@@ -189,6 +193,10 @@ class Leases:
                     f"{lease.name}: {who} has taken over, as this process was silent for {SILENT_S:g} s or longer; "
                     "nothing more is done here; run: inv status"
                 )
+
+    def beat_while(self, is_well: Callable[[], bool]) -> None:
+        """Let this process beat only while that is true: one that hangs is to be replaced as well."""
+        self._pulse.is_well = is_well
 
     def beat(self) -> None:
         """Write down that this process is awake."""

@@ -11,10 +11,10 @@ from invoke import Exit
 from flows.pods import run_on
 from infra import targets
 from infra.errors import UsageError
-from infra.ledger.journal import Journal
 from infra.units import seconds
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.session import open_journal
 from scripts.pods.flags import OnFlags
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def on(spec: OnFlags) -> None:
         raise UsageError("which pods? inv on PODS -- command, or for every pod: inv on --all -- command")
     timeout_s = seconds(spec.timeout) if spec.timeout else None
     settings = context.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         machines = targets.find(words, spec.all, journal, settings)
     names = [one.name for one in machines]
     lines = NamedLines(names)

@@ -13,7 +13,6 @@ from invoke import Exit
 
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
@@ -29,6 +28,7 @@ from infra.transport.protocol import Transport
 from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
+from scripts.cli.session import open_journal
 from scripts.pods import ssh_config
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
@@ -47,7 +47,7 @@ def ssh(spec: SshFlags) -> None:
     if spec.remove or spec.yes:
         raise UsageError(f"--{'remove' if spec.remove else 'yes'} goes with --config")
     settings = context.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         op = find_run(journal, spec.run)
         code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
@@ -65,7 +65,7 @@ def forward(spec: ForwardFlags) -> None:
     if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
         raise UsageError(f"expected a run and ports, such as: inv forward brave-otter-3 8000:8000, or {BOARD}")
     settings = context.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         op = find_run(journal, *run)
         transport = way(settings, op)
         if remote == BOARD:
@@ -121,7 +121,7 @@ def answers(port: int) -> bool:
 def sync(spec: SyncFlags) -> None:
     run = spec.run
     settings = context.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         run = run or session.current()
         op = find_run(journal, run) if run or not spec.plan else None
         if spec.plan:
@@ -147,7 +147,7 @@ def sync(spec: SyncFlags) -> None:
 def pull(spec: PullFlags) -> None:
     settings = context.settings()
     meter = Meter(rate(spec.bwlimit))
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         op = find_run(journal, spec.run)
         vendor = registry.provider(settings, op.vendor)
         names = large_files.persist(

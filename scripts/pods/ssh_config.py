@@ -2,12 +2,12 @@
 
 import sys
 
-from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.runs import ssh_names
 from infra.transport import ssh_include
 from infra.transport.ssh_include import PodNames
 from scripts.cli import context, render
+from scripts.cli.session import open_journal
 from scripts.pods.flags import SshFlags
 
 
@@ -15,7 +15,7 @@ def config(spec: SshFlags) -> None:
     """Write the file of names, or remove it; ~/.ssh/config is changed only where somebody says so."""
     settings = context.settings()
     theirs = ssh_names.config_file()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         file = PodNames.beside(journal.path)
         if spec.remove:
             return remove(file, spec.yes)

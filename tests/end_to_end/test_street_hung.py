@@ -11,15 +11,16 @@ import time
 
 import pytest
 
+from infra import strict_yaml
 from infra.agent.process import find, identify, send
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
-from tests.world import until
+from tests.world import ROOT, until
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(400)]
-NO_TIMER = {"machines": [{"trait": "no timer", "vendor": "runpod", "count": None}]}
+NO_TIMER = strict_yaml.read(ROOT / "examples" / "no-timer.yaml")
 SPEED = 60
 
 

@@ -22,6 +22,10 @@ with Journal.open() as journal:
     print("up", flush=True)
     for line in sys.stdin:
         try:
+            if line == "hang\\n":
+                journal.leases.beat_while(lambda: False)
+                print("done", flush=True)
+                continue
             if line == "write\\n":
                 journal.plan(token="sw1-late", run="late-1", vendor="local")
             elif line == "call\\n":
@@ -78,6 +82,15 @@ def test_a_holder_that_was_stopped_is_replaced_and_may_do_nothing_when_it_wakes(
         assert said.startswith(f"Replaced: run:a: process {os.getpid()} has taken over"), said
     assert tell("release").startswith("Fenced: run:a: another process has taken over")
     assert journal.version() == before and journal.leases.is_ours(ours)
+
+
+@pytest.mark.process
+def test_a_holder_that_hangs_though_its_threads_live_is_replaced(journal, stoppable):
+    _, tell = stoppable
+    assert tell("hang") == "done\n"
+    until(lambda: journal.leases.holder("run:a") is None, "silence")
+    journal.leases.take("run:a")
+    assert tell("write").startswith("Replaced: ")
 
 
 @pytest.mark.process
