@@ -15,7 +15,7 @@ from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files
-from store.artifacts.chat_template import template_in, template_of
+from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.nanochat import look as nanochat
@@ -67,12 +67,12 @@ def in_folder(init: str) -> ImportSpec:
         content.update(one.read_bytes() if small else repr((stat.st_size, stat.st_mtime_ns)).encode())
     has_tokenizer = (folder / "tokenizer.json").is_file()
     try:
-        template = template_of(folder) if has_tokenizer else ""
+        templates = templates_of(folder) if has_tokenizer else {}
     except outside.Unreadable as error:
         raise UsageError(f"--init {init}: {error}") from None
-    own_chat = is_foreign(template)
+    own_chat = is_foreign(usual(templates))
     if own_chat:
-        content.update(template.encode())
+        content.update("\0".join(part for one in sorted(templates.items()) for part in one).encode())
     return ImportSpec(
         source=str(folder),
         model=model,
@@ -102,10 +102,10 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     has_tokenizer = "tokenizer.json" in names
-    own_chat = has_tokenizer and "chat_template.jinja" in names
+    own_chat = has_tokenizer and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
     if has_tokenizer and not own_chat and "tokenizer_config.json" in names:
         said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
-        own_chat = is_foreign(template_in(said))
+        own_chat = is_foreign(usual(templates_in(said)))
     return ImportSpec(
         source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer, own_chat=own_chat
     )

@@ -26,7 +26,7 @@ VERSIONS = {
     "tokens": 1,
     "identity": 2,
     "questions": 2,
-    "talk": 1,
+    "talk": 2,
     "problems": 1,
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},

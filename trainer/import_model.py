@@ -23,7 +23,7 @@ from data.tokens import bpe
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
 from store import outside
-from store.artifacts import model_files
+from store.artifacts import chat_template, model_files
 from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
@@ -34,10 +34,11 @@ from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 
 WORDS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     "generation_config.json",
 )
-WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS)
+TEMPLATES = (chat_template.FILE, f"{chat_template.FOLDER}/*{chat_template.SUFFIX}")
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS, *TEMPLATES)
 PROBE = (
     "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ on this
 )
@@ -116,6 +117,10 @@ def keep_words(source: Path, folder: Path) -> None:
                 shutil.copyfile(model_files.held(source, name), folder / name)
         except outside.Unreadable as error:
             raise Refused(f"{source / name}: {error}") from None
+    try:
+        chat_template.copy_template_files(source, folder)
+    except outside.Unreadable as error:
+        raise Refused(str(error)) from None
     kept = tokenizers.load(folder)
     _refuse_characters(kept.inner, source / "tokenizer.json")
     kept.inner.encode_special_tokens = True

@@ -25,10 +25,11 @@ from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
+from trainer.checkpoints.first_day import first_day
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
-from trainer.loop import Training, alarm
+from trainer.loop import Training
 from trainer.model import export
 from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise, unfilled
@@ -41,13 +42,11 @@ from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, model_roles, starts_from
-from trainer.reporting.jsonl_log import read
-from trainer.reporting.metrics import last_loss, token_counts
+from trainer.reporting import learnt
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in, kernels_of_node
 
-LEAST_LEARNT = 0.01  # share of a phase's tokens below which a loss over them is warned of
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # files of a run that are published beside its checkpoint
 
 
@@ -189,31 +188,11 @@ class PhaseRun:
             final = one.run()
         if final is None:
             return None
-        self._check_learnt()
+        learnt.check(self.metrics / "metrics.jsonl", self.config.phase)
         if not self.cut.is_whole:  # the other parts are in processes that have ended
             model = unfilled(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
-
-    def _learnt(self) -> dict[str, Any]:
-        """Return over how many tokens the loss was computed, and the counts of the conversations, where there are."""
-        lines = read(self.metrics / "metrics.jsonl")
-        tokens, learnt = token_counts(lines)
-        counts = lines[0].get("conversations") if lines else None
-        return {"read_tokens": tokens, "learnt_tokens": learnt, **({"conversations": counts} if counts else {})}
-
-    def _check_learnt(self) -> None:
-        """Warn of a loss over hardly any of the tokens. Raises Refused for one over none of them."""
-        tokens, learnt = token_counts(read(self.metrics / "metrics.jsonl"))
-        phase, of = self.config.phase, f"{learnt:,} of its {tokens:,} tokens"
-        if not learnt:
-            raise Refused(
-                f"{phase}: its loss was computed over none of its {tokens:,} tokens, so the model has learnt nothing "
-                f"and is not published; look at the targets of its data, and at {phase}.sequence_len"
-            )
-        if learnt < LEAST_LEARNT * tokens:
-            alarm(f"{phase}: its loss was computed over {of} ({100 * learnt / tokens:.2f} %): most of what it read is "
-                  "question; shorten the questions, or check which messages are to be learnt")  # fmt: skip
 
     def _kernels(self) -> AbstractContextManager[None]:
         """Keep what is compiled: on GPUs for all processes of a node and all runs on it, see `kernels_of_node`."""
@@ -275,11 +254,7 @@ class PhaseRun:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
         about = {
             **about,
-            **(
-                {"train_loss": last_loss(self.metrics / "metrics.jsonl"), **self._learnt()}
-                if self.config.trains
-                else {}
-            ),
+            **(learnt.about(self.metrics / "metrics.jsonl") if self.config.trains else {}),
             "phase": self.config.phase,
             "steps": self.config.steps,
             "params": self.config.model.num_params,
@@ -334,6 +309,8 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
+        if tokenizer.chat is not None and tokenizer.chat.is_dated:
+            tokenizer.chat.fix_date(first_day(checkpoints.folder, ranks))
         with memory_told(config, machine, parallel, ranks):
             yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 

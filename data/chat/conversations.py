@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.learnt_rows import Row, fitted
+from data.chat.foreign_rows import AFTER, talk_in
+from data.chat.learnt_rows import RefusedConversation, Rendered, Row, fitted
 from data.chat.talk_counts import TalkCounts
 from data.errors import InputError
+from data.tokens.chat_template import REASONING, Dialogue, is_learnt
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from store import outside
 
 Message = Mapping[str, Any]
 Drawn = tuple[int, int]  # a kind, and the number of a conversation of that kind
+WITHOUT = "this model's own chat format has no words for that: fine-tune a model whose chat template has (--init)"
 PAD_TO = 16
 CHUNK_STEPS = 8  # steps that are drawn together and sorted by length
 
@@ -43,7 +46,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             row = row if isinstance(row, dict) else {"messages": row}
             messages = row.get("messages")
             if not isinstance(messages, list) or not all(
-                isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
+                isinstance(one, dict) and "role" in one and ("content" in one or "tool_calls" in one)
+                for one in messages
             ):
                 raise InputError(f"{path}:{number}: expected a JSON list of messages with role and content")
             yield row
@@ -52,17 +56,37 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def render(
     messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None, align: int = 1
 ) -> tuple[list[int], list[int]]:
-    """Return (ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
+    """Return (ids, mask) of a conversation as one row, cut to `max_len`; see `rendered`. Raises InputError."""
+    ids, mask = rendered(Dialogue(messages), tokenizer, align)[-1]
+    return ids[:max_len], mask[:max_len]
+
+
+def rendered(talk: Dialogue, tokenizer: Tokenizer, align: int = 1) -> list[tuple[list[int], list[int]]]:
+    """Return (ids, mask) of each row of a conversation; mask is 1 where the assistant's own words stand.
 
     A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
     type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of
     `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. A model with a chat template of
-    its own writes all of that in its own way. Raises InputError unless user and assistant alternate.
+    its own writes all of that in its own way, in several rows where it writes earlier answers otherwise. Raises
+    InputError unless user and assistant alternate, and for what a chat format has no words for.
     """
     if tokenizer.chat is not None:
-        _check_turns(messages[1:] if messages and messages[0].get("role") == "system" else messages)
-        ids, mask = tokenizer.chat.render(messages, align)
-        return ids[:max_len], mask[:max_len]
+        _check_turns(talk.messages)
+        return tokenizer.chat.rows(talk, align)
+    _refuse_tools(talk)
+    return [_in_our_format(talk.messages, tokenizer, align)]
+
+
+def _refuse_tools(talk: Dialogue) -> None:
+    """Raise InputError for what our own chat format has no words for."""
+    for number, one in enumerate(talk.messages, 1):
+        if odd := next((name for name in ("tool_calls", *REASONING) if one.get(name)), ""):
+            raise InputError(f"message {number} has {odd}; {WITHOUT}")
+    if talk.tools:
+        raise InputError(f"it has tools; {WITHOUT}")
+
+
+def _in_our_format(messages: Sequence[Message], tokenizer: Tokenizer, align: int) -> tuple[list[int], list[int]]:
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
 
@@ -72,26 +96,30 @@ def render(
 
     merged = _merged(messages)
     _check_turns(merged)
+    is_right = 1
     for turn, message in enumerate(merged):
         content = message["content"]
+        if message["role"] == "tool":
+            raise InputError(f"message {turn} is a tool's; {WITHOUT}")
         if turn % 2 == 0:
             if turn:
-                add([special(END)] * (-len(ids) % align), 1)
+                add([special(END)] * (-len(ids) % align), is_right)
             add([special("<|user_start|>"), *tokenizer.encode(_text(content)), special("<|user_end|>")], 0)
             continue
+        is_right = int(is_learnt(message))
         add([special("<|assistant_start|>")], 0)
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
             words = tokenizer.encode(part["text"])
             if part["type"] == "text":
-                add(words, 1)
+                add(words, is_right)
             elif part["type"] == "python":
-                add([special("<|python_start|>"), *words, special("<|python_end|>")], 1)
+                add([special("<|python_start|>"), *words, special("<|python_end|>")], is_right)
             elif part["type"] == "python_output":
                 add([special("<|output_start|>"), *words, special("<|output_end|>")], 0)
             else:
                 raise InputError(f"message {turn} has a part of type {part['type']!r}")
-        add([special(END)], 1)
-    return ids[:max_len], mask[:max_len]
+        add([special(END)], is_right)
+    return ids, mask
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) -> list[int]:
@@ -102,8 +130,8 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) ->
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
     if tokenizer.chat is not None:
-        _check_turns(messages[1:] if messages and messages[0].get("role") == "system" else messages)
-        return tokenizer.chat.prompt(messages, align)
+        _check_turns(messages)
+        return tokenizer.chat.prompt(Dialogue(messages), align)
     return [*render(messages, tokenizer, align=align)[0], tokenizer.special("<|assistant_start|>")]
 
 
@@ -129,10 +157,14 @@ def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
-    for turn, message in enumerate(messages):
-        role = ("user", "assistant")[turn % 2]
-        if message.get("role") != role:
-            raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
+    """Raise InputError unless user and assistant take turns, behind a system message perhaps; tools answer calls."""
+    talk = messages[1:] if messages and messages[0].get("role") == "system" else messages
+    before = "assistant"
+    for turn, message in enumerate(talk):
+        role = message.get("role")
+        if role not in AFTER[before] or not turn and role != "user":
+            raise InputError(f"message {turn} is by {role!r} where {AFTER[before][0]!r} must speak")
+        before = str(role)
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
@@ -147,6 +179,15 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
     """Return the text of a message; engines hand over parts where the template can take them, also of one string."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _each(path: Path, tokenizer: Tokenizer, align: int) -> Iterator[Rendered | RefusedConversation]:
+    """Yield the rows of each conversation of a file, or why it has none."""
+    for number, row in enumerate(read_rows(path), 1):
+        try:
+            yield rendered(talk_in(row), tokenizer, align)
+        except InputError as error:
+            yield RefusedConversation(f"row {row.get('row', number)}", str(error))
 
 
 class Conversations:
@@ -190,9 +231,8 @@ class Conversations:
         self.counts = TalkCounts()
         self.rows: list[list[Row]] = []
         for kind in self.kinds:
-            found = (one for path in files[kind] for one in read_conversations(Path(path)))
-            rows, counts = fitted(kind, (render(one, tokenizer, align=align) for one in found), tokenizer.stops,
-                                   max_len + (align == 1))  # fmt: skip
+            every = (one for path in files[kind] for one in _each(Path(path), tokenizer, align))
+            rows, counts = fitted(kind, every, tokenizer.stops, max_len + (align == 1))
             self.rows.append(rows)
             self.counts += counts
         self._chunk = lru_cache(maxsize=2)(self._draw)

@@ -1,8 +1,8 @@
 """Conversations from files or from a data set of the hub, normalized for every chat phase.
 
-In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source. A row has
-`messages` (role and content), `conversations` (from and value, as ShareGPT has them), or is the list itself. What no
-chat phase could learn from (roles out of turn, no answer, content that is no text) is left out and counted.
+In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source, with `tools`
+and `chat_template_kwargs` where there are any, and the number of its row; `foreign_rows` knows the forms. What no chat
+phase could learn from is left out, and `refused.jsonl` says why, row by row.
 """
 
 import gzip
@@ -11,49 +11,58 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from data import references
+from data.chat.foreign_rows import ALPACA, COLUMNS, MASKS, SYSTEM, TOOLS, VARIABLES, is_alpaca, plain, talk_of
+from data.chat.message_parts import RowRefused
 from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
 from data.events import emit
 from data.references import HUB
 from data.text import fineweb
 from data.text.remote import open_remote
+from data.tokens.chat_template import Dialogue
 from store import outside
 
 FILE = "conversations.jsonl"
-COLUMNS = ("messages", "conversations", "conversation")
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+REFUSED = "refused.jsonl"
+TOLD = 3  # refusals that are told at once
 TURN = ("system", "user", "assistant")
+READ = (*COLUMNS, *ALPACA, "input", "history", *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
+"""Columns of a parquet file that mean something to us."""
 TELL_EVERY = 5000
 
 
 def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
-    """Write the conversations of `spec`; return their summary.
+    """Write the conversations of `spec`, and REFUSED: the rows that are none, and why; return their summary.
 
     Raises InputError when there is no conversation in it, DataError when the hub cannot be reached.
     """
-    kept = skipped = 0
+    kept, reasons = 0, dict[int, str]()
     found, about = source_rows(spec)
     with open(folder / FILE, "w", encoding="utf-8") as out:
-        for row in found:
-            if spec.take is not None and kept + skipped >= spec.take:
-                break
-            messages = normal(row)
-            if messages is None:
-                skipped += 1
+        for number, row in enumerate(islice(found, spec.take), 1):
+            try:
+                talk = read(row)
+            except RowRefused as error:
+                reasons[number] = str(error)
                 continue
-            out.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+            out.write(json.dumps({**plain(talk), "row": number}, ensure_ascii=False) + "\n")
             kept += 1
             if kept % TELL_EVERY == 0:
                 emit("progress", done=kept, unit="conversations")
+    first = "; ".join(f"row {number}: {why}" for number, why in islice(reasons.items(), TOLD))
     if not kept:
-        raise InputError(f"{spec.source}: none of its {skipped} rows is a conversation of user and assistant in turn")
-    if skipped:
-        emit("note", text=f"{spec.source}: {skipped:,} of {kept + skipped:,} rows are no conversation and are left out")
-    return {"conversations": kept, "skipped": skipped, "source": spec.source, **about}
+        raise InputError(f"{spec.source}: none of its {len(reasons)} rows is a conversation to learn from: {first}")
+    if reasons:
+        lines = (json.dumps({"row": number, "reason": why}) for number, why in reasons.items())
+        (folder / REFUSED).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        share = f"{len(reasons):,} of {kept + len(reasons):,} rows"
+        emit("note", text=f"{spec.source}: {share} are left out ({REFUSED} lists them): {first}", alarm=True)
+    return {"conversations": kept, "skipped": len(reasons), "source": spec.source, **about}
 
 
 def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
@@ -102,9 +111,11 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
     for row in sets.rows_of(reference):
         if missing := [theirs for theirs in names.values() if theirs not in row]:
             raise InputError(f"{reference.words}: no column {', '.join(missing)}; available: {', '.join(row)}")
-        row = {**row, **{ours: row[theirs] for ours, theirs in names.items()}}
+        row = without_nulls({**row, **{ours: row[theirs] for ours, theirs in names.items()}})
         if names.keys() >= {"user", "assistant"}:
-            row["messages"] = [{"role": role, "content": row[role]} for role in TURN if role in names]
+            row["messages"] = [{"role": role, "content": row[role]} for role in TURN if role in names and role in row]
+            if names["user"] == "instruction" and str(row.get("input", "")).strip():
+                row["messages"][-2]["content"] += f"\n\n{row['input']}"
         yield row
 
 
@@ -131,14 +142,21 @@ def _of_parquet(uri: str) -> Iterator[Any]:
 
     try:
         file = pyarrow.parquet.ParquetFile(open_remote(uri) if "://" in uri else uri, pre_buffer=False)
-        column = next((name for name in COLUMNS if name in file.schema_arrow.names), "")
-        if not column:
+        names = set(file.schema_arrow.names)
+        if not names & {*COLUMNS} and not names >= {*ALPACA}:
             there = ", ".join(file.schema_arrow.names)
             raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
-        for batch in file.iter_batches(256, columns=[column]):
-            yield from batch.column(0).to_pylist()
+        for batch in file.iter_batches(256, columns=[name for name in READ if name in names]):
+            yield from map(without_nulls, batch.to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of a table without its nulls: every object has the keys of all the others there."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _lines(uri: str, packed: str) -> Iterator[bytes]:
@@ -157,40 +175,11 @@ def _lines(uri: str, packed: str) -> Iterator[bytes]:
             raise InputError(f"{uri}: damaged or cut short: {error}") from None
 
 
-def normal(row: Any) -> list[dict[str, Any]] | None:
-    """Return messages with role and content; None for what is no conversation.
+def read(row: Any) -> Dialogue:
+    """Return the conversation of a row.
 
-    Raises InputError for a row of another kind.
+    Raises RowRefused for one that cannot be learnt from, InputError for a row of another kind.
     """
-    messages = row
-    if isinstance(row, Mapping):
-        column = next((name for name in COLUMNS if name in row), "")
-        if not column:
-            raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")
-        messages = row[column]
-    if not isinstance(messages, list):
-        return None
-    found = [one for message in messages if (one := _message(message))]
-    talk = found[1:] if found and found[0]["role"] == "system" else found
-    in_turn = all(one["role"] == ("user", "assistant")[turn % 2] for turn, one in enumerate(talk))
-    return found if len(found) == len(messages) and len(talk) > 1 and in_turn else None
-
-
-def _message(message: Any) -> dict[str, Any] | None:
-    if not isinstance(message, Mapping):
-        return None
-    role = ROLES.get(str(message.get("role") or message.get("from")))
-    content = message.get("content", message.get("value"))
-    parts = isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) and isinstance(part.get("type"), str)
-        for part in content
-    )
-    is_known = role and (isinstance(content, str) or parts)
-    return {"role": role, "content": _whole(content)} if is_known else None
-
-
-def _whole(content: Any) -> Any:
-    """Return the content with half surrogate pairs replaced: they have no UTF-8."""
-    if isinstance(content, str):
-        return content.encode("utf-8", "replace").decode()
-    return [{**part, "text": _whole(part["text"]), "type": _whole(part["type"])} for part in content]
+    if isinstance(row, Mapping) and not any(name in row for name in COLUMNS) and not is_alpaca(row):
+        raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")
+    return talk_of(row)

@@ -4,39 +4,73 @@ In: ids, mask and stop tokens of each conversation, the length of a row. Out: th
 the refusal where there is none.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from data.chat.talk_counts import TalkCounts
 from data.errors import InputError
 
+MOST_REASONS, MOST_PLACES = 5, 5
 Row = tuple[np.ndarray, np.ndarray]
 """Ids and mask of a conversation, both int64 (tokens,)."""
 
 
+@dataclass(frozen=True)
+class RefusedConversation:
+    """A conversation that cannot be written as it is meant."""
+
+    place: str
+    """File and row."""
+    reason: str
+
+
+Rendered = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Ids and mask of the rows of one conversation."""
+
+
 def fitted(
-    kind: str, rendered: Iterable[tuple[list[int], list[int]]], stops: Collection[int], limit: int
+    kind: str, rendered: Iterable[Rendered | RefusedConversation], stops: Collection[int], limit: int
 ) -> tuple[list[Row], TalkCounts]:
-    """Return the conversations that have a target among their first `limit` ids, cut to those, and what was counted.
+    """Return the rows that have a target among their first `limit` ids, cut to those, and what was counted.
 
     Raises InputError when there is none.
     """
-    rows, starts, total, num_answers, num_cut = list[Row](), list[int](), 0, 0, 0
-    for some_ids, some_mask in rendered:
-        ids, mask = np.array(some_ids), np.array(some_mask)
-        ends = answer_ends(ids, mask, stops)
-        total, num_answers = total + 1, num_answers + len(ends)
-        num_cut += sum(end >= limit for end in ends)
-        if mask[1:limit].any():
-            rows.append((ids[:limit], mask[:limit]))
-        elif mask[1:].any():
-            starts.append(int(mask[1:].argmax()) + 1)
-    if not total:
+    rows, starts, refused, counts = list[Row](), list[int](), list[RefusedConversation](), Counter[str]()
+    for one in rendered:
+        counts["conversations"] += 1
+        if isinstance(one, RefusedConversation):
+            refused.append(one)
+            continue
+        before = len(rows)
+        for some_ids, some_mask in one:
+            ids, mask = np.array(some_ids), np.array(some_mask)
+            ends = answer_ends(ids, mask, stops)
+            counts["answers"] += len(ends)
+            counts["cut_answers"] += sum(end >= limit for end in ends)
+            if mask[1:limit].any():
+                rows.append((ids[:limit], mask[:limit]))
+            elif mask[1:].any():
+                starts.append(int(mask[1:].argmax()) + 1)
+        counts["without_targets"] += before == len(rows)
+    found = TalkCounts(refused=len(refused), reasons=tuple(_reasons(refused)), **counts)
+    if not found.conversations:
         raise InputError(f"no conversations of kind {kind!r}")
     if not rows:
-        raise InputError(_nothing(kind, total, starts, limit))
-    return rows, TalkCounts(total, total - len(rows), num_answers, num_cut)
+        raise InputError(_nothing(kind, found, starts, limit))
+    return rows, found
+
+
+def _reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
+    """Yield the reasons, the most frequent first, each with the rows that it was given for."""
+    places: dict[str, list[str]] = {}
+    for one in refused:
+        places.setdefault(one.reason, []).append(one.place)
+    for reason, some in sorted(places.items(), key=lambda pair: -len(pair[1]))[:MOST_REASONS]:
+        more = f" and {len(some) - MOST_PLACES:,} more" if len(some) > MOST_PLACES else ""
+        yield f"{', '.join(some[:MOST_PLACES])}{more}: {reason}"
 
 
 def answer_ends(ids: np.ndarray, mask: np.ndarray, stops: Collection[int]) -> list[int]:
@@ -46,12 +80,14 @@ def answer_ends(ids: np.ndarray, mask: np.ndarray, stops: Collection[int]) -> li
     return [at for at in np.flatnonzero(is_last).tolist() if ids[at] in stops]
 
 
-def _nothing(kind: str, total: int, starts: Sequence[int], limit: int) -> str:
+def _nothing(kind: str, found: TalkCounts, starts: Sequence[int], limit: int) -> str:
     """Return why no row of a kind has a target.
 
-    starts: the place of the first learnt id of each conversation that has one.
+    starts: the place of the first learnt id of each row that has one.
     """
-    head = f"nothing can be learnt from any of the {total:,} conversations of kind {kind!r}"
+    head = f"nothing can be learnt from any of the {found.conversations:,} conversations of kind {kind!r}"
+    if found.refused == found.conversations:
+        return f"{head}: {'; '.join(found.reasons)}"
     if not starts:
         return f"{head}: all of their answers are marked as not to be learnt"
     shortest = min(starts) + 1

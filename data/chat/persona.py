@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from data.chat import imported
+from data.chat.message_parts import RowRefused
 from data.chat.phrasing import fill, normal, talk, variants, write_lines
 from data.config import IdentitySpec, Persona
 from data.errors import InputError
@@ -204,11 +205,15 @@ def of_file(spec: IdentitySpec) -> tuple[list[list[dict[str, Any]]], list[list[d
         raise InputError(f"{path} is not on this machine; the conversations are read where the step runs")
     some = []
     for number, row in enumerate(imported.rows(str(path)), 1):
-        if (one := imported.normal(row)) is None:
-            raise InputError(f"{path}:{number}: no conversation of user and assistant in turn")
-        some.append(one)
+        try:
+            one = imported.read(row)
+        except RowRefused as error:
+            raise InputError(f"{path}:{number}: no conversation of user and assistant in turn: {error}") from None
+        if one.tools or one.variables:
+            raise InputError(f"{path}:{number}: it has tools or template variables, which no identity has")
+        some.append([dict(message) for message in one.messages])
     name = spec.persona.name
-    named = [one for one in some if name.casefold() in text_of(one[-1]["content"]).casefold()]
+    named = [one for one in some if name.casefold() in text_of(one[-1].get("content")).casefold()]
     if not named:
         raise InputError(f"{path}: none of its {len(some)} answers says {name}; give the right name by --persona FILE")
     questions = sorted({_asked(one) for one in named})
@@ -219,7 +224,7 @@ def of_file(spec: IdentitySpec) -> tuple[list[list[dict[str, Any]]], list[list[d
 
 
 def _asked(messages: list[dict[str, Any]]) -> str:
-    return "\n".join(text_of(one["content"]).strip().casefold() for one in messages[:-1])
+    return "\n".join(text_of(one.get("content")).strip().casefold() for one in messages[:-1])
 
 
 def make(spec: IdentitySpec, folder: Path) -> dict[str, Any]:

@@ -1,165 +1,337 @@
 """A model's own way to write conversations: the Jinja template that lies beside its tokenizer.
 
-In: the template, messages. Out: ids, and which of them are learnt. The template is rendered with a mark in the place of
-each message, so that what somebody says is text, never a special token; apart from that, ids are those that
-`transformers` and vLLM make of the same messages. What a model has to say by itself is learnt: the answer, what the
-template puts in front of it behind the generation prompt, and the token that ends it.
+In: the templates by name, conversations. Out: ids, and which of them are learnt. The text is that of `transformers`,
+and so are the ids, but for one thing: a special token that somebody has only spelt out stays text. An answer is learnt
+as the model is asked for it: behind the prompt that the template makes of all that stands before, up to the token that
+ends it. Where a template writes an earlier answer otherwise than it asked for it (without its reasoning, say), that
+answer is the end of a row of its own.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from data.errors import DataError, InputError
+from data.tokens import written_whole
+from data.tokens.jinja_template import END, HIDDEN, RESERVED, JinjaTemplate, Spans
 
-MARK = re.compile("\ue000([0-9]+)\ue001")
+if TYPE_CHECKING:
+    import numpy as np
+
 PROBE = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
-NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-Encode = Callable[[str], Sequence[int]]
+NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+"""Tokens that a template may name; the first three have ids of their own in a config."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+TAGS = ("<think>", "</think>")  # of answers, whether special or not: they are how a model writes its reasoning
+SHORT, MOST_KNOWN = 32, 4096  # characters of a text whose ids are remembered, and how many are
+SPACE = r"\s*"
+OPENED = re.compile(r"<think>\s*\Z")
+Message = Mapping[str, Any]
+Encode = Callable[[Sequence[str]], Sequence["np.ndarray"]]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A conversation, and all that belongs to it."""
+
+    messages: Sequence[Message]
+    """With role and content; answers also with reasoning_content, tool_calls, and weight, where 0 is not learnt."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that the model may call."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the template, such as enable_thinking."""
+
+    def up_to(self, count: int) -> "Dialogue":
+        """Return its first messages."""
+        return replace(self, messages=self.messages[:count])
+
+
+def is_learnt(message: Message) -> bool:
+    """Return whether a message is an answer that is to be learnt."""
+    return bool(message["role"] == "assistant" and message.get("weight", 1))
+
+
+@dataclass
+class _Row:
+    """A text, and the parts of it that are learnt."""
+
+    text: str
+    spans: Spans
+    targets: Spans = field(default_factory=list)
+
+    def holds(self, turn: "_Turn") -> bool:
+        return self.text.startswith(turn.text[: turn.end])
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """An answer as the end of a text: where it begins, and behind which token it ends."""
+
+    text: str
+    spans: Spans
+    start: int
+    end: int
 
 
 class ChatTemplate:
-    """The chat template of a model, which writes conversations as tokens."""
+    """The chat templates of a model, which write conversations as tokens."""
 
     def __init__(
-        self, source: str, names: Mapping[str, str], special: Mapping[str, int], encode: Encode, stops: Sequence[int]
+        self,
+        sources: Mapping[str, str],
+        names: Mapping[str, str],
+        added: Sequence[tuple[Any, int]],
+        encode: Encode,
+        stops: Sequence[int],
     ) -> None:
-        """Make ready a template, which is tried on a short conversation.
+        """Make ready the templates, which are tried on a short conversation.
 
-        names: texts of `bos_token` and so on; special: ids of added tokens; encode: text to ids, without specials;
-        stops: ids that end an answer, by what the model says of itself. Raises DataError for a template that nobody
-        can learn conversations from.
+        sources: by name, of which `default` is the usual one and `tool_use` the one with tools; names: texts of
+        `bos_token` and so on; added: added tokens as `tokenizers` has them, with their ids; encode: texts to ids,
+        without added tokens; stops: ids that end an answer, by what the model says of itself. Raises DataError for
+        templates that nobody can learn conversations from.
         """
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        if "default" not in sources:
+            raise DataError(f"the chat templates are {', '.join(sources)}, and none of them is named default")
+        self._templates = {name: JinjaTemplate(one) for name, one in sources.items() if name in ("default", "tool_use")}
+        self.names, self._encode, self.stops = dict(names), encode, tuple(stops)
+        self._ids = {one.content: number for one, number in added}
+        self._added = _matching([one for one, _ in added])
+        controls = [one.content for one, _ in added if one.special and one.content]
+        self._firsts = sorted({one[:2] for one in controls})
+        self._known: dict[str, list[int]] = {}
+        self._spelt = _any_of(controls)
+        self._spelt_in_answers = _any_of([one for one in controls if one not in TAGS])
+        self.stops = self._usual_stops(stops)
+        self.lead = self._lead()
 
-        jinja = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        jinja.globals["raise_exception"] = _refuse
-        self.names, self.special, self.encode = dict(names), dict(special), encode
-        words = sorted(self.special, key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, words))})" if words else r"(?!)()")
+    @property
+    def is_dated(self) -> bool:
+        """Return whether what it writes depends on the day."""
+        return any(one.is_dated for one in self._templates.values())
+
+    def fix_date(self, date: datetime) -> None:
+        """Let it be that day from here on."""
+        for one in self._templates.values():
+            one.date = date
+
+    def rows(self, talk: Dialogue, align: int = 1) -> list[tuple[list[int], list[int]]]:
+        """Return (ids, mask) of one row or several, so that each answer is learnt once, as the model is asked for it.
+
+        `align` is as in `data.chat.conversations.render`. Raises InputError for what the templates refuse, or leave
+        out.
+        """
+        talk = self._prepared(talk)
+        whole = _Row(*self._text(talk, False))
+        turns = [self._turn(talk, at, whole) for at, one in enumerate(talk.messages) if is_learnt(one)]
+        rows = [whole]
+        for turn in reversed(turns):
+            row = next((one for one in rows if one.holds(turn)), None)
+            if row is None:
+                rows.append(row := _Row(turn.text, turn.spans))
+            row.targets.append((turn.start, turn.end))
+        found = [one for one in rows if one.targets] or [whole]
+        return [self._ids_of(one, self._answer_ends(talk, one.text) if align > 1 else [], align) for one in found[::-1]]
+
+    def prompt(self, talk: Dialogue, align: int = 1) -> list[int]:
+        """Return the ids that ask for the next answer. Raises InputError."""
+        talk = self._prepared(talk)
+        text, spans = self._text(talk, True)
+        ends = self._answer_ends(talk, text, asks=True) if align > 1 else []
+        return self._ids_of(_Row(text, spans), ends, align)[0]
+
+    def _usual_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids that end an answer, first of them the one that the template itself writes."""
         try:
-            self._template = jinja.from_string(source)
-        except jinja2.TemplateError as error:
-            raise DataError(f"the chat template cannot be read: {error}") from None
-        try:
-            behind = self._literals(PROBE[:2], False)[-1]
-            self.opening = self._literals(PROBE[:1], True)[-1]
+            text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": written_whole.PROBE}]), False)[0]
+            self._text(Dialogue(PROBE[:1]), True)
         except InputError as error:
             raise DataError(str(error)) from None
-        ends = [self.special[one] for one in self._special.findall(behind)]
+        behind = text.rpartition(written_whole.PROBE)[2]
+        if text.count(written_whole.PROBE) != 1:
+            raise DataError("the chat template does not write every message once, in their order")
+        ends = [self._id_of(one[0]) for one in self._added.finditer(behind)]
         if not ends:
             raise DataError(f"the chat template ends an answer with {behind!r}, which has no token to stop at")
         known = [one for one in ends if one in stops]
-        self.stops = tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
-        self.lead = self._lead()
-
-    def render(self, messages: Sequence[Mapping[str, Any]], align: int = 1) -> tuple[list[int], list[int]]:
-        """Return (ids, mask); see `data.chat.conversations.render`. Raises InputError."""
-        return self._ids(messages, False, align)
-
-    def prompt(self, messages: Sequence[Mapping[str, Any]], align: int = 1) -> list[int]:
-        """Return the ids that ask for the next answer. Raises InputError."""
-        return self._ids(messages, True, align)[0]
+        return tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
 
     def _lead(self) -> int | None:
         """Return with how many ids every conversation begins, before its first question.
 
         None where several cannot simply follow one another, since the template writes an earlier turn otherwise.
         """
-        one, two = self.render(PROBE[:2])[0], self.render(PROBE)[0]
-        lead = 2 * len(one) - len(two)
-        return lead if 0 <= lead < len(one) and one + one[lead:] == two else None
-
-    def _literals(self, messages: Sequence[Mapping[str, Any]], asks: bool) -> list[str]:
-        """Return the texts before, between and behind the messages."""
-        marked = [{"role": one["role"], "content": f"\ue000{at}\ue001"} for at, one in enumerate(messages)]
         try:
-            text = self._template.render(messages=marked, add_generation_prompt=asks, **self.names)
-        except Exception as error:  # a template may do anything that its sandbox allows
-            raise InputError(f"the model's chat template refuses this conversation: {error}") from None
-        parts = MARK.split(text)
-        if [int(one) for one in parts[1::2]] != list(range(len(messages))):
-            raise InputError("the model's chat template does not write every message once, in their order")
-        return parts[::2]
+            rows = self.rows(Dialogue(PROBE))
+            ((one, _),) = self.rows(Dialogue(PROBE[:2]))
+        except InputError:
+            return None
+        two, lead = rows[0][0], 2 * len(one) - len(rows[0][0])
+        return lead if len(rows) == 1 and 0 <= lead < len(one) and one + one[lead:] == two else None
 
-    def _ids(self, messages: Sequence[Mapping[str, Any]], asks: bool, align: int) -> tuple[list[int], list[int]]:
-        literals = self._literals(messages, asks)
-        row = _Row(self.encode)
-        for at, literal in enumerate(literals):
-            if at and messages[at - 1]["role"] == "assistant":
-                literal = self._end_answer(row, literal)
-                if (at < len(messages) or asks) and align > 1:
-                    row.flush()
-                    row.add_ids([self.stops[0]] * (-len(row.ids) % align), 1)
-            if at < len(messages) and messages[at]["role"] == "assistant":
-                if not literal.startswith(self.opening):
-                    raise InputError(
-                        f"the model's chat template begins an answer with {literal!r}, and asks for one with "
-                        f"{self.opening!r}"
-                    )
-                self._add(row, self.opening, 0)
-                row.flush()
-                self._add(row, literal[len(self.opening) :], 1)
-                row.add(text_of(messages[at]["content"]), 1)
+    def _text(self, talk: Dialogue, asks: bool) -> tuple[str, Spans]:
+        """Return the text that the templates write of a prepared dialogue."""
+        template = self._templates["tool_use" if talk.tools and "tool_use" in self._templates else "default"]
+        given = {"messages": talk.messages, "tools": talk.tools, "documents": None, "add_generation_prompt": asks}
+        return template.render({**self.names, **talk.variables, **given})
+
+    def _prepared(self, talk: Dialogue) -> Dialogue:
+        """Return a dialogue as `transformers` gives it to a template, no text of which has a special token."""
+        messages = [self._message(one) for one in talk.messages]
+        if not talk.tools and not talk.variables:
+            return Dialogue(messages)
+        tools, variables = self._hidden(talk.tools, self._spelt), self._hidden(talk.variables, self._spelt)
+        return Dialogue(messages, tools, variables)
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """Return a message without nulls, its reasoning by all its names."""
+        plain = {name: one for name, one in message.items() if one is not None}
+        reasoning = next((plain[name] for name in REASONING if name in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        spelt = self._spelt_in_answers if plain["role"] == "assistant" else self._spelt
+        return {name: self._hidden(one, spelt) for name, one in plain.items()}
+
+    def _hidden(self, value: Any, spelt: re.Pattern[str]) -> Any:
+        """Return a value in which no text has a special token. Raises InputError for our own private characters."""
+        if isinstance(value, str):
+            if not value.isascii() and not RESERVED.isdisjoint(value):
+                raise InputError("a text has the character U+10FFFB, U+10FFFC or U+10FFFD, which stands for nothing")
+            if not any(one in value for one in self._firsts):  # twenty times as fast as the search for all of them
+                return value
+            return spelt.sub(lambda found: f"{found[0][0]}{HIDDEN}{found[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {name: self._hidden(one, spelt) for name, one in value.items()}
+        return [self._hidden(one, spelt) for one in value] if isinstance(value, (list, tuple)) else value
+
+    def _turn(self, talk: Dialogue, at: int, whole: _Row) -> _Turn:
+        """Return the answer `at`, as it is asked for. Raises InputError where its text does not follow its prompt."""
+        prompt, _ = self._text(talk.up_to(at), True)
+        if at + 1 == len(talk.messages):
+            text, spans = whole.text, whole.spans
+        else:
+            text, spans = self._text(talk.up_to(at + 1), False)
+        if not text.startswith(prompt):
+            text, spans = self._open_reasoning(talk.messages[at], prompt, text), []
+        ends = [one for one in self._added.finditer(text, len(prompt)) if self._id_of(one[0]) in self.stops]
+        if not ends:
+            raise InputError(
+                f"the model's chat template ends this answer with {text[len(prompt) :][-40:]!r}: no token to stop at"
+            )
+        self._check(talk.up_to(at + 1), text)
+        return _Turn(text, spans, len(prompt), ends[-1].end())
+
+    def _open_reasoning(self, answer: Message, prompt: str, text: str) -> str:
+        """Return the text of an answer whose prompt already opens its reasoning, which history leaves out.
+
+        What follows the prompt is what the model says then: the reasoning, its end, the answer. Raises InputError for
+        one without reasoning, and where the template's own text has another beginning.
+        """
+        opened, content = OPENED.search(prompt), answer.get("content") or ""
+        said, _, rest = content.partition("</think>") if "</think>" in content else ("", "", content)
+        reasoning = answer.get("reasoning_content") or said.strip().removeprefix("<think>")
+        same = len(os.path.commonprefix((prompt, text)))
+        head = prompt[: opened.start()] if opened else prompt
+        shown = next((one for one in (rest, rest.lstrip(), rest.strip()) if text.startswith(head + one)), None)
+        if opened is None or shown is None or not reasoning.strip():
+            why = ", and this answer has no reasoning" if opened and not reasoning.strip() else ""
+            raise InputError(
+                f"the model's chat template asks for an answer with {prompt[same:]!r}, and writes one that begins with "
+                f"{text[same : same + 20]!r}{why}"
+            )
+        after = text[opened.start() + len(shown) :]
+        return f"{prompt}{reasoning.strip()}\n</think>\n\n{rest.strip()}{after}"
+
+    def _check(self, talk: Dialogue, text: str) -> None:
+        """Raise InputError where something of a conversation is not in its text."""
+
+        def is_written(instead: Dialogue) -> bool:
+            return written_whole.PROBE in self._text(instead, False)[0]
+
+        if lost := written_whole.lost(talk, text, is_written):
+            raise InputError(f"the model's chat template leaves out {lost}")
+
+    def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:
+        """Return the places in `text` behind each answer but a last one. Raises InputError where they are not told."""
+        marked = [
+            {**one, "content": f"{one.get('content') or ''}{END}"} if one["role"] == "assistant" else one
+            for one in talk.messages
+        ]
+        template = self._templates["default"]
+        given = {**self.names, **talk.variables, "tools": talk.tools, "documents": None}
+        pieces = template.render({**given, "messages": marked, "add_generation_prompt": asks})[0].split(END)
+        if "".join(pieces) != text:
+            raise InputError("the model's chat template does not show where each answer ends, which blocks need")
+        places, size = list[int](), 0
+        for piece in pieces[:-1]:
+            size += len(piece)
+            found = (one for one in self._added.finditer(text, size) if self._id_of(one[0]) in self.stops)
+            if stop := next(found, None):
+                places.append(stop.end())
+        return places if asks or talk.messages[-1]["role"] != "assistant" else places[:-1]
+
+    def _ids_of(self, row: _Row, ends: Sequence[int], align: int) -> tuple[list[int], list[int]]:
+        """Return the ids of a text, cut where what is learnt begins and ends; behind `ends` they are filled up."""
+        targets = sorted(row.targets)
+        if row.spans:
+            targets = [(max(a, c), min(b, d)) for a, b in targets for c, d in row.spans if max(a, c) < min(b, d)]
+        cuts = sorted({0, len(row.text), *ends, *(place for one in targets for place in one)})
+        parts = list[tuple[int | str, int]]()  # an id or a text, and whether it is learnt; a text of "" fills up
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            learnt = int(any(a <= start and stop <= b for a, b in targets))
+            parts += [(one, learnt) for one in self._parts(row.text[start:stop])]
+            if stop in ends:
+                parts.append(("", learnt))
+        texts = self._encoded({one for one, _ in parts if one and isinstance(one, str)})
+        ids, mask = list[int](), list[int]()
+        for one, learnt in parts:
+            before = len(ids)
+            if isinstance(one, int):
+                ids.append(one)
             else:
-                self._add(row, literal, 0)
-                if at < len(messages):
-                    row.add(text_of(messages[at]["content"]), 0)
-        row.flush()
-        return row.ids, row.mask
+                ids += texts[one] if one else [self.stops[0]] * (-before % align)
+            mask += [learnt] * (len(ids) - before)
+        return ids, mask
 
-    def _end_answer(self, row: "_Row", literal: str) -> str:
-        """Add what ends an answer, which is learnt; the rest of the text behind it."""
-        parts = self._special.split(literal)
-        at = next((at for at in range(1, len(parts), 2) if self.special[parts[at]] in self.stops), None)
-        if at is None:
-            raise InputError(f"the model's chat template ends this answer with {literal!r}: no token to stop at")
-        self._add(row, "".join(parts[: at + 1]), 1)
-        return "".join(parts[at + 1 :])
+    def _encoded(self, texts: set[str]) -> dict[str, list[int]]:
+        """Return the ids of texts; those of short ones, which templates write again and again, are remembered."""
+        new = [one for one in texts if one not in self._known]
+        found = dict(zip(new, (one.tolist() for one in self._encode(new)), strict=True)) if new else {}
+        if len(self._known) < MOST_KNOWN:
+            self._known |= {one: ids for one, ids in found.items() if len(one) <= SHORT}
+        return {one: found[one] if one in found else self._known[one] for one in texts}
 
-    def _add(self, row: "_Row", literal: str, learnt: int) -> None:
-        for at, part in enumerate(self._special.split(literal)):
-            if at % 2:
-                row.flush()
-                row.add_ids([self.special[part]], learnt)
-            else:
-                row.add(part, learnt)
+    def _id_of(self, found: str) -> int:
+        """Return the id of an added token, around which there may be space that it swallows."""
+        return self._ids[found] if found in self._ids else self._ids[found.strip()]
 
-
-class _Row:
-    """Ids, and text that waits to become ids together with what follows it."""
-
-    def __init__(self, encode: Encode) -> None:
-        self.ids: list[int] = []
-        self.mask: list[int] = []
-        self._encode, self._text, self._learnt = encode, "", 0
-
-    def add(self, text: str, learnt: int) -> None:
-        if learnt != self._learnt:
-            self.flush()
-        self._text, self._learnt = self._text + text, learnt
-
-    def add_ids(self, ids: Sequence[int], learnt: int) -> None:
-        self.ids += ids
-        self.mask += [learnt] * len(ids)
-
-    def flush(self) -> None:
-        text, self._text = self._text, ""
-        if text:
-            self.add_ids(self._encode(text), self._learnt)
+    def _parts(self, text: str) -> list[int | str]:
+        """Return the added tokens of a text as ids, and what stands between them as it was spelt."""
+        found, at = list[int | str](), 0
+        for one in self._added.finditer(text):
+            found += [text[at : one.start()].replace(HIDDEN, ""), self._id_of(one[0])]
+            at = one.end()
+        return [one for one in (*found, text[at:].replace(HIDDEN, "")) if one != ""]
 
 
-def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
+def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:
     """Return the text of a message; of an answer in parts its texts, since calls of a tool are nanochat's."""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     return "".join(part["text"] for part in content if part.get("type", "text") == "text")
 
 
-def _refuse(words: str) -> None:
-    import jinja2
+def _matching(added: Sequence[Any]) -> re.Pattern[str]:
+    """Return what finds added tokens in a text as `tokenizers` does: the longest first, some with the space around."""
+    words = [
+        f"{SPACE * one.lstrip}{re.escape(one.content)}{SPACE * one.rstrip}"
+        for one in sorted(added, key=lambda one: -len(one.content))
+    ]
+    return re.compile("|".join(words) or r"(?!)")
 
-    raise jinja2.TemplateError(words)
+
+def _any_of(words: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted((one for one in words if one), key=len, reverse=True))) or r"(?!)")

@@ -10,7 +10,7 @@ twelve times as fast (bench/RESULTS.md).
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from data.config import ENDS_ANSWER
 from data.errors import DataError
 from data.tokens.chat_template import NAMES, ChatTemplate
 from store import outside
-from store.artifacts.chat_template import config_of, template_of
+from store.artifacts.chat_template import config_of, templates_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -85,13 +85,13 @@ class Tokenizer:
             self.named: dict[str, int | None] = {"bos_token": bos, "eos_token": end, "pad_token": end}
             return
         try:
-            if not (source := template_of(folder)):
+            if not (sources := templates_of(folder)):
                 raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
-            self._take_over(folder, source)
+            self._take_over(folder, sources)
         except outside.Unreadable as error:
             raise DataError(str(error)) from None
 
-    def _take_over(self, folder: Path, source: str) -> None:
+    def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:
         """Make ready what somebody else's model says of its own tokens. Raises DataError, Unreadable."""
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
@@ -102,9 +102,9 @@ class Tokenizer:
         eos = generation.get("eos_token_id", self.named["eos_token"])
         ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]
         stops = [one for one in dict.fromkeys(ids) if type(one) is int and 0 <= one < self.vocab_size]
-        special = {one.content: number for number, one in self.inner.get_added_tokens_decoder().items()}
+        added = [(one, number) for number, one in self.inner.get_added_tokens_decoder().items()]
         try:
-            self.chat = ChatTemplate(source, texts, special, self.encode, stops)
+            self.chat = ChatTemplate(sources, texts, added, self.encode_batch, stops)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
         self.stops = self.chat.stops

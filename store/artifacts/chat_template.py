@@ -1,4 +1,4 @@
-"""The chat template beside a tokenizer: a file of its own, or a value in tokenizer_config.json."""
+"""The chat templates beside a tokenizer: files of their own, or a value in tokenizer_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,27 +8,57 @@ from store import outside
 from store.outside import Unreadable
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+FOLDER, SUFFIX = "additional_chat_templates", ".jinja"  # templates under other names
 MOST_BYTES = 4 * outside.MIB
 
 
+def templates_of(folder: Path) -> dict[str, str]:
+    """Return the chat templates of a folder by name, as `transformers` finds them; {} where there are none.
+
+    Files take the place of what tokenizer_config.json has. Raises Unreadable.
+    """
+    return template_files(folder) or templates_in(config_of(folder, CONFIG))
+
+
 def template_of(folder: Path) -> str:
-    """Return the chat template of a folder; "" where there is none. Raises Unreadable."""
-    path = folder / FILE
-    try:
-        if path.is_file():
-            return outside.content(path, MOST_BYTES).decode()
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"{path}: {error}") from None
-    return template_in(config_of(folder, CONFIG))
+    """Return the usual chat template of a folder; "" where there is none. Raises Unreadable."""
+    return usual(templates_of(folder))
 
 
-def template_in(tokenizer_config: Mapping[str, Any]) -> str:
-    """Return the chat template that a tokenizer_config.json has; "" for none."""
+def usual(templates: Mapping[str, str]) -> str:
+    """Return the template that conversations are written by; "" where there is none."""
+    return templates.get("default") or next(iter(templates.values()), "")
+
+
+def template_files(folder: Path) -> dict[str, str]:
+    """Return the templates that are files of their own, by name. Raises Unreadable."""
+    paths = {"default": folder / FILE}
+    paths |= {path.name.removesuffix(SUFFIX): path for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))}
+    found = {}
+    for name, path in paths.items():
+        try:
+            if path.is_file():
+                found[name] = outside.content(path, MOST_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"{path}: {error}") from None
+    return found
+
+
+def copy_template_files(source: Path, target: Path) -> None:
+    """Copy the templates of a folder that are files of their own. Raises Unreadable."""
+    for name, text in template_files(source).items():
+        path = target / FILE if name == "default" else target / FOLDER / f"{name}{SUFFIX}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="")
+
+
+def templates_in(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates that a tokenizer_config.json has, by name; {} for none."""
     said = tokenizer_config.get("chat_template")
-    if isinstance(said, list):  # several, by name
-        found = {str(one.get("name")): one.get("template") for one in said if isinstance(one, dict)}
-        said = found.get("default")
-    return said if isinstance(said, str) else ""
+    if isinstance(said, list):
+        named = ((one.get("name"), one.get("template")) for one in said if isinstance(one, dict))
+        return {str(name): text for name, text in named if isinstance(text, str)}
+    return {"default": said} if isinstance(said, str) and said else {}
 
 
 def config_of(folder: Path, name: str) -> dict[str, Any]:

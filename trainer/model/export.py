@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.config import ConfigError
 from data.tokens import tokenizer as tokenizers
-from store.artifacts import model_files, vocabulary
+from store.artifacts import chat_template, model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
 from store.outside import Unreadable
 from trainer import tensor_file
@@ -24,7 +24,7 @@ from trainer.model.decoder import Decoder, unfilled
 from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
 from trainer.records.model_config import ModelConfig
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SHARD_BYTES = 5 * 10**9
 
 
@@ -53,6 +53,10 @@ def write(
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(_held(tokenizer, name), folder / name)
+    try:
+        chat_template.copy_template_files(tokenizer, folder)
+    except Unreadable as error:
+        raise Refused(str(error)) from None
     write_weights(folder, weights, dtype)
 
 

@@ -12,6 +12,7 @@ from data.chat.conversations import Conversations
 from data.config import Input
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
+from data.tokens.chat_template import Dialogue
 from flows import init_model
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
@@ -102,8 +103,13 @@ def test_prompts_are_those_of_transformers_and_answers_are_learnt_with_what_ends
             ids, mask = conversations.render(answered, ours)
             assert ids == theirs.apply_chat_template(answered)["input_ids"]
             learnt = ours.decode([one for one, is_learnt in zip(ids, mask, strict=True) if is_learnt])
-            earlier = "the words \u2014 \u65e5\u672c <|im_end|>" if len(talk) > 2 else ""
+            # an earlier answer that is written otherwise than it is asked for is learnt in a row of its own
+            earlier = "the words \u2014 \u65e5\u672c <|im_end|>" if len(talk) > 2 and not behind else ""
             assert learnt == f"{earlier}{behind}the paths<|im_end|>"
+            rows = conversations.rendered(Dialogue(answered), ours)
+            assert len(rows) == 1 + (len(talk) > 2 and bool(behind))
+            if len(rows) > 1:
+                assert rows[0][0] == theirs.apply_chat_template(answered[:2])["input_ids"]
             assert ids[: len(wanted)] == wanted  # what is learnt follows what is asked
 
 

@@ -1,0 +1,254 @@
+"""A row as others publish conversations, read as a `Dialogue`: nothing that means something is left out.
+
+In: a row of any of the usual forms: OpenAI's messages, ShareGPT's from and value, Alpaca's instruction, input and
+output; tools, system prompts and masks in columns of their own. Out: a `Dialogue` whose messages are in OpenAI's form,
+with `weight` 0 where an answer is not to be learnt; or RowRefused, which says why not.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.chat.message_parts import RowRefused, read_content
+from data.tokens.chat_template import REASONING, Dialogue
+from store.outside import shown
+
+COLUMNS = ("messages", "conversations", "conversation")
+ALPACA = ("instruction", "output")
+SYSTEM = ("system", "system_prompt", "system_message")
+TOOLS = ("tools", "functions")
+MASKS = ("weights", "loss_mask", "loss_masks", "train_mask", "assistant_masks", "assistant_mask")
+VARIABLES = "chat_template_kwargs"
+ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatbot", "chatgpt", "ai"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "function_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+}
+FLAGS = ("train", "train_on_turn", "loss", "training", "trainable")
+TEXTS = ("content", "value", "text", "message", "parts")
+
+
+def talk_of(row: Any) -> Dialogue:
+    """Return the conversation of a row. Raises RowRefused."""
+    columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"messages": row}
+    columns = {name: one for name, one in columns.items() if one is not None}
+    found = _of_alpaca(columns) if is_alpaca(columns) else _of_messages(columns)
+    found = _with_system(found, columns)
+    _mask(found, columns)
+    _check_turns(found)
+    return Dialogue(found, _tools(columns), _variables(columns))
+
+
+def is_alpaca(row: Mapping[str, Any]) -> bool:
+    return not any(name in row for name in COLUMNS) and all(name in row for name in ALPACA)
+
+
+def plain(talk: Dialogue) -> dict[str, Any]:
+    """Return a row of conversations.jsonl, which `talk_in` reads."""
+    row: dict[str, Any] = {"messages": list(talk.messages)}
+    row |= {"tools": list(talk.tools)} if talk.tools else {}
+    return row | ({VARIABLES: dict(talk.variables)} if talk.variables else {})
+
+
+def talk_in(row: Mapping[str, Any]) -> Dialogue:
+    """Return the conversation of a row that `plain` made."""
+    return Dialogue(row["messages"], row.get("tools"), row.get(VARIABLES) or {})
+
+
+def _of_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    column = next((name for name in COLUMNS if name in row), "")
+    messages = _listed(row.get(column))
+    if not messages:
+        raise RowRefused(f"its {column or 'row'} holds no messages")
+    return [one for number, message in enumerate(messages, 1) for one in _Message(number, message).read()]
+
+
+def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return Alpaca's columns as messages: the input stands below the instruction."""
+    asked = "\n\n".join(str(row[name]) for name in ("instruction", "input") if str(row.get(name, "")).strip())
+    pairs = [*(row.get("history") or ()), (asked, row["output"])]
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
+               for pair in pairs):  # fmt: skip
+        raise RowRefused("its instruction, input, output or history holds something other than text")
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+@dataclass
+class _Message:
+    """One message in another convention. `read` gives the messages that it is made of."""
+
+    number: int
+    said: Any
+    before: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> list[dict[str, Any]]:
+        if not isinstance(self.said, Mapping):
+            raise RowRefused(f"message {self.number} is {shown(self.said)}, expected an object")
+        said = {name: one for name, one in self.said.items() if one is not None}
+        spelt = said.get("role", said.get("from"))
+        role = ROLES.get(str(spelt).strip().lower())
+        if role is None:
+            raise RowRefused(f"message {self.number} is by {shown(spelt)}; known: {', '.join(ROLES)}")
+        content = read_content(self.number, next((said[name] for name in TEXTS if name in said), None))
+        if role == "call":
+            found: dict[str, Any] = {"role": "assistant", "tool_calls": self._calls(_parsed(content.text))}
+            return [found | self._weight(said, "assistant")]
+        found = {"role": role} | ({"content": content.content} if content.content is not None else {})
+        if role == "assistant":
+            found |= self._of_answer(said, content.reasoning, content.calls)
+        elif content.calls or content.reasoning:
+            raise RowRefused(f"message {self.number} by {spelt} has tool calls or reasoning, which only answers have")
+        if role == "tool":
+            found |= {name: said[name] for name in ("name", "tool_call_id") if said.get(name)}
+        if content.results:
+            rest = [found] if content.content else []
+            return [*({"role": "tool", **one} for one in content.results), *rest]
+        if "content" not in found and "tool_calls" not in found:
+            raise RowRefused(f"message {self.number} by {spelt} has no content")
+        return [found | self._weight(said, role)]
+
+    def _of_answer(self, said: Mapping[str, Any], reasoning: str, calls: list[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in REASONING:
+            if (one := said.get(name)) not in (None, ""):
+                if not isinstance(one, str):
+                    raise RowRefused(f"message {self.number}: its {name} is {shown(one)}, expected text")
+                found[name] = one
+        if reasoning:
+            found["reasoning_content"] = reasoning
+        if len(set(found.values())) > 1:
+            raise RowRefused(f"message {self.number} has two kinds of reasoning, and they differ")
+        given = [
+            *calls,
+            *_listed(said.get("tool_calls")),
+            *([said["function_call"]] if said.get("function_call") else []),
+        ]
+        return found | ({"tool_calls": self._calls(given)} if given else {})
+
+    def _calls(self, given: Any) -> list[dict[str, Any]]:
+        """Return calls in OpenAI's form, with their arguments as an object."""
+        calls = []
+        for one in given if isinstance(given, list) else [given]:
+            call = one.get("function", one) if isinstance(one, Mapping) else None
+            name = call.get("name") if isinstance(call, Mapping) else None
+            if not isinstance(call, Mapping) or not isinstance(name, str):
+                raise RowRefused(f"message {self.number} has the tool call {shown(one)}, which names no function")
+            arguments = call.get("arguments", call.get("parameters"))
+            arguments = {} if arguments in (None, "") else _parsed(arguments)
+            if not isinstance(arguments, Mapping):
+                raise RowRefused(f"message {self.number}: the arguments of {name} are {shown(arguments)}, no object")
+            marked = {"id": one["id"]} if one.get("id") else {}
+            calls.append({**marked, "type": "function", "function": {"name": name, "arguments": dict(arguments)}})
+        return calls
+
+    def _weight(self, said: Mapping[str, Any], role: str) -> dict[str, int]:
+        """Return `weight` 0 for an answer that is not to be learnt. Raises RowRefused for any other wish."""
+        if spans := next((name for name in ("train_detail", "training_detail") if said.get(name)), ""):
+            raise RowRefused(
+                f"message {self.number} has {spans}: parts of an answer cannot be left out, only all of it"
+            )
+        given = {name: said[name] for name in ("weight", *FLAGS) if name in said}
+        wanted = {name: _flag(self.number, name, one) for name, one in given.items()}
+        if len(set(wanted.values())) > 1:
+            raise RowRefused(f"message {self.number} is to be learnt and not to be learnt: {shown(given)}")
+        if role != "assistant" and any(wanted.values()):
+            raise RowRefused(f"message {self.number} has {shown(given)}, and only answers are learnt")
+        return {"weight": 0} if role == "assistant" and not all(wanted.values()) else {}
+
+
+def _flag(number: int, name: str, said: Any) -> bool:
+    if said not in (0, 1, True, False):
+        raise RowRefused(f"message {number}: its {name} is {shown(said)}; known: 0 and 1")
+    return bool(said)
+
+
+def _with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages with the system prompt of a column in front. Raises RowRefused where there are two."""
+    given = dict.fromkeys(one for name in SYSTEM if isinstance(one := row.get(name), str) and one.strip())
+    if odd := next((name for name in SYSTEM if not isinstance(row.get(name, ""), str)), ""):
+        raise RowRefused(f"its {odd} is {shown(row[odd])}, expected text")
+    if messages[0]["role"] == "system":
+        given = {one: None for one in given if one.strip() != str(messages[0].get("content")).strip()}
+        if given:
+            raise RowRefused("its column with a system prompt and its first message say different things")
+    if len(given) > 1:
+        raise RowRefused("two of its columns have different system prompts")
+    return [*({"role": "system", "content": one} for one in given), *messages]
+
+
+def _mask(messages: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> None:
+    """Set the weights that a column gives. Raises RowRefused for one that is not one number for each message."""
+    if "weight" in row and row["weight"] not in (1, True):
+        raise RowRefused(f"its weight is {shown(row['weight'])}; whole conversations cannot be weighted, only drawn")
+    for name in (one for one in MASKS if one in row):
+        flags, answers = row[name], [one for one in messages if one["role"] == "assistant"]
+        count = len(flags) if isinstance(flags, list) else -1
+        if count not in (len(messages), len(answers)) or any(one not in (0, 1, True, False) for one in flags):
+            raise RowRefused(f"its {name} is {shown(flags)}; expected 0 or 1 for each message, or for each answer")
+        for message, flag in zip(messages if count == len(messages) else answers, flags, strict=True):
+            if message["role"] == "assistant" and not flag:
+                message["weight"] = 0
+            elif message["role"] != "assistant" and flag:
+                raise RowRefused(f"its {name} wants a message by {message['role']} learnt; only answers are")
+    said = row.get("mask")
+    if isinstance(said, str) and ROLES.get(said.strip().lower()) != "user":
+        raise RowRefused(f"its mask is {shown(said)}; known: User, since only answers are learnt")
+    if said is not None and not isinstance(said, str):
+        raise RowRefused(f"its mask is {shown(said)}, which is no role")
+
+
+def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the tools in OpenAI's form."""
+    given = [one for name in TOOLS if row.get(name) not in (None, "") for one in _listed(_parsed(row[name]))]
+    found = []
+    for one in map(_parsed, given):
+        inner = one.get("function", one) if isinstance(one, Mapping) else None
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            raise RowRefused(f"its tools hold {shown(one)}, which names no function")
+        found.append(dict(one) if "function" in one else {"type": "function", "function": dict(one)})
+    return found or None
+
+
+def _variables(row: Mapping[str, Any]) -> dict[str, Any]:
+    said = row.get(VARIABLES) or {}
+    if not isinstance(said, Mapping) or {"messages", "tools", "add_generation_prompt"} & said.keys():
+        raise RowRefused(f"its {VARIABLES} are {shown(said)}")
+    return {name: one for name, one in said.items() if one is not None}
+
+
+def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RowRefused unless user and assistant take turns, tools answer calls, and there is an answer."""
+    talk = messages[1:] if messages[0]["role"] == "system" else messages
+    before = "assistant"
+    for number, one in enumerate(talk, 1 + len(messages) - len(talk)):
+        if one["role"] not in AFTER[before]:
+            after = f"follows one by {before}" if number > 1 + len(messages) - len(talk) else "is the first"
+            raise RowRefused(f"message {number} by {one['role']} {after}; roles out of turn")
+        before = one["role"]
+    if not any(one["role"] == "assistant" for one in talk):
+        raise RowRefused("it has no answer")
+
+
+AFTER = {"assistant": ("user", "tool"), "user": ("assistant",), "tool": ("assistant", "tool", "user")}
+
+
+def _parsed(said: Any) -> Any:
+    """Return the value of JSON in a string; anything else as it is."""
+    if not isinstance(said, str):
+        return said
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError):
+        return said
+
+
+def _listed(said: Any) -> list[Any]:
+    said = _parsed(said)
+    return said if isinstance(said, list) else [] if said in (None, "") else [said]

@@ -1,0 +1,93 @@
+"""The content of a message that others wrote: a text, or parts of many types.
+
+In: the content. Out: its text, and what of it is reasoning, a tool call or a tool's result. What is no text, such as an
+image, is refused with its type.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from store.outside import shown
+
+TEXT = {"text", "input_text", "output_text", "refusal"}
+REASONING = {"thinking", "reasoning", "reasoning_text"}
+CALLS = {"tool_use", "tool_call", "tool-call", "function_call"}
+RESULTS = {"tool_result", "tool-result", "function_call_output"}
+OURS = {"text", "python", "python_output"}  # parts of an answer in nanochat's own form
+
+
+class RowRefused(ValueError):
+    """A row that cannot be learnt from as it was meant; the message says why."""
+
+
+@dataclass
+class Content:
+    """The content of one message."""
+
+    content: str | list[dict[str, str]] | None = None
+    """A text, nanochat's parts, or None where there is none."""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    """Results of tools, as messages without their role."""
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else ""
+
+
+def read_content(number: int, said: Any) -> Content:
+    """Return the content of message `number`. Raises RowRefused for what is no text."""
+    if said is None or isinstance(said, str):
+        return Content(None if said is None else _whole(said))
+    if isinstance(said, Mapping):
+        said = [said]
+    if not isinstance(said, list):
+        raise RowRefused(f"message {number}: its content is {shown(said)}, expected text or parts")
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
+    if any(isinstance(one, Mapping) and one.get("type") in OURS - TEXT for one in parts):
+        return Content([_of_ours(number, one) for one in parts])
+    found, texts = Content(), list[str]()
+    for part in parts:
+        _read_part(number, part, found, texts)
+    if texts or not (found.calls or found.results or found.reasoning):
+        found.content = "".join(texts)
+    return found
+
+
+def _read_part(number: int, part: Any, found: Content, texts: list[str]) -> None:
+    if not isinstance(part, Mapping):
+        raise RowRefused(f"message {number} has the part {shown(part)}")
+    part = {name: one for name, one in part.items() if one is not None}
+    kind = part.get("type", "text" if "text" in part else next(iter(part), "nothing"))
+    said = next((part[name] for name in ("text", kind, "content") if isinstance(part.get(name), str)), None)
+    if kind in TEXT and said is not None:
+        texts.append(_whole(said))
+    elif kind in REASONING and said is not None:
+        found.reasoning += _whole(said)
+    elif kind in CALLS:
+        call = part.get("function") or {
+            "name": part.get("name", part.get("toolName")),
+            "arguments": next((part[name] for name in ("input", "arguments", "args") if name in part), {}),
+        }
+        found.calls.append({"id": part.get("id", part.get("toolCallId", part.get("call_id"))), "function": call})
+    elif kind in RESULTS:
+        result = next((part[name] for name in ("content", "output", "result") if name in part), "")
+        text = read_content(number, result).content if isinstance(result, (str, list)) else json.dumps(result)
+        call = next((part[name] for name in ("tool_use_id", "toolCallId", "call_id") if name in part), None)
+        found.results.append({"content": text, **({"tool_call_id": call} if call else {})})
+    else:
+        raise RowRefused(f"message {number} has a part of type {shown(kind)}; only text can be learnt")
+
+
+def _of_ours(number: int, part: Any) -> dict[str, str]:
+    if not isinstance(part, Mapping) or part.get("type") not in OURS or not isinstance(part.get("text"), str):
+        raise RowRefused(f"message {number} mixes python parts with {shown(part)}")
+    return {**part, "text": _whole(part["text"])}
+
+
+def _whole(text: str) -> str:
+    """Return a text with half surrogate pairs replaced: they have no UTF-8."""
+    return text.encode("utf-8", "replace").decode()

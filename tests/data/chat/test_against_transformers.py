@@ -1,0 +1,229 @@
+"""Conversations are written as `transformers` writes them, answer by answer, or refused with the reason.
+
+python -m tests.data.chat.test_against_transformers      the table: equal ids and rows, by template
+"""
+
+import json
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from data.chat import conversations
+from data.chat.foreign_rows import talk_of
+from data.errors import DataError, InputError
+from data.tokens import tokenizer as tokenizers
+from data.tokens.chat_template import Dialogue, is_learnt
+from store.artifacts.chat_template import copy_template_files, template_files
+from tests.data.chat.templates import IM, MARKED, NAMED, QWEN25, TEMPLATES, write
+
+pytestmark = pytest.mark.slow
+
+USER, ANSWER = {"role": "user", "content": "What's 7 + 5?"}, {"role": "assistant", "content": "It is 12."}
+SYSTEM = {"role": "system", "content": " Be brief. \n"}
+THOUGHT = {"role": "assistant", "content": "<think>\n7 + 5 = 12\n</think>\n\nIt is 12."}
+BY_FIELD = {"role": "assistant", "content": "It is 12.", "reasoning_content": "7 + 5 = 12"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds \u201ctwo\u201d numbers",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer", "default": None}}, "required": ["a"]},
+    },
+}
+CALL = {
+    "id": "a2c4e6g8i",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 7, "b": [5, "caf\u00e9"]}},
+}
+CALLED = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+RESULT = {"role": "tool", "name": "add", "content": '{"sum": 12}', "tool_call_id": "a2c4e6g8i"}
+TALKS: dict[str, Dialogue] = {
+    "one turn": Dialogue([USER, ANSWER]),
+    "three turns": Dialogue([USER, ANSWER] * 3),
+    "system": Dialogue([SYSTEM, USER, ANSWER, USER, ANSWER]),
+    "spaces around": Dialogue(
+        [{"role": "user", "content": "\n  reads the paths \n"}, {"role": "assistant", "content": "words  "}]
+    ),
+    "scripts": Dialogue([{"role": "user", "content": "cafe\u0301 \u65e5\u672c \U0001f600\u2028"}, ANSWER]),
+    "a question at the end": Dialogue([USER, ANSWER, USER]),
+    "reasoning in content": Dialogue([USER, THOUGHT]),
+    "reasoning in a field": Dialogue([USER, BY_FIELD]),
+    "reasoning in two turns": Dialogue([USER, THOUGHT, USER, THOUGHT]),
+    "reasoning once, then none": Dialogue([USER, THOUGHT, USER, ANSWER]),
+    "a call": Dialogue([*CALLED, RESULT, ANSWER], [TOOL]),
+    "two results": Dialogue([USER, {"role": "assistant", "tool_calls": [CALL, CALL]}, RESULT, RESULT, ANSWER], [TOOL]),
+    "a call with words and reasoning": Dialogue(
+        [USER, {**BY_FIELD, "tool_calls": [CALL]}, RESULT, BY_FIELD, USER, BY_FIELD], [TOOL]
+    ),
+    "a call at the end": Dialogue(CALLED, [TOOL]),
+    "no tools named": Dialogue([*CALLED, RESULT, ANSWER]),
+    "without thinking": Dialogue([USER, ANSWER], variables={"enable_thinking": False}),
+    "not learnt": Dialogue([USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
+}
+NO_TOOLS = {"a call", "two results", "a call with words and reasoning", "a call at the end", "no tools named"}
+REASONED = {one for one in TALKS if one.startswith("reasoning")}
+UNSEEN = {"reasoning in a field", "a call with words and reasoning"}  # templates that know of no such field
+REFUSED = {
+    "qwen2.5": UNSEEN,
+    "qwen3": set(),
+    "llama3": {*UNSEEN, "two results"},
+    "r1": {*TALKS} - (REASONED - {"reasoning once, then none"}),
+    "r1-first": REASONED | NO_TOOLS,
+    "mistral": {*UNSEEN, "system"},
+    "gemma": {*UNSEEN, *NO_TOOLS, "system"},
+    "marked": {*UNSEEN, *NO_TOOLS},
+    "phi": {*UNSEEN, *NO_TOOLS},
+}
+
+
+def pair(folder):
+    from transformers import AutoTokenizer
+
+    return tokenizers.load(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def wanted(theirs, talk, **more):
+    """The ids of transformers; a call without content has no such key there, as in OpenAI's messages."""
+    plain = [{name: one for name, one in message.items() if name != "weight"} for message in talk.messages]
+    return theirs.apply_chat_template(plain, tools=talk.tools, **talk.variables, **more)["input_ids"]
+
+
+def compared(ours, theirs, talk) -> tuple[int, int, int, int]:
+    """Rows that are equal, rows, ids that are equal, ids; raises InputError where the conversation is refused."""
+    rows = conversations.rendered(talk, ours)
+    texts = {at: wanted(theirs, talk.up_to(at + 1)) for at, one in enumerate(talk.messages) if is_learnt(one)}
+    whole = wanted(theirs, talk)
+    found = [0, 0, 0, 0]
+    learnt = []
+    for ids, mask in rows:
+        matches = [one for one in (whole, *texts.values()) if one == ids]
+        found = [found[0] + bool(matches), found[1] + 1, found[2] + len(ids) * bool(matches), found[3] + len(ids)]
+        starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]
+        learnt += [ids[:at] for at in starts]
+    prompts = [wanted(theirs, talk.up_to(at), add_generation_prompt=True) for at in texts]
+    assert sorted(learnt) == sorted(prompts)  # each answer is learnt once, behind the very ids that ask for it
+    return tuple(found)
+
+
+def table(root: Path):
+    for name, template in TEMPLATES.items():
+        ours, theirs = pair(write(root / name, template, NAMED[name]))
+        total, refused = [0, 0, 0, 0], {}
+        for talk, one in TALKS.items():
+            try:
+                total = [a + b for a, b in zip(total, compared(ours, theirs, one), strict=True)]
+            except InputError as error:
+                refused[talk] = str(error)
+        yield name, total, refused
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_row_has_the_ids_of_transformers_or_its_conversation_is_refused(tmp_path, name):
+    ours, theirs = pair(write(tmp_path, TEMPLATES[name], NAMED[name]))
+    fixed = datetime(2024, 2, 29)
+    refused = set()
+    for what, talk in TALKS.items():
+        try:
+            equal, rows, _, _ = compared(ours, theirs, talk)
+        except InputError as error:
+            refused.add(what)
+            assert "the model's chat template" in str(error)
+            continue
+        if name != "r1":  # its history has no reasoning, so the answer is what follows the prompt
+            assert (what, equal) == (what, rows)
+    assert refused == REFUSED[name]
+    if ours.chat.is_dated:
+        before = ours.chat.prompt(Dialogue([USER]))
+        ours.chat.fix_date(fixed)
+        assert "29 Feb 2024" in ours.decode(ours.chat.prompt(Dialogue([USER]))) and before != ours.chat.prompt(
+            Dialogue([USER])
+        )
+
+
+def test_what_somebody_spells_out_is_text_as_transformers_has_it_when_told_to(tmp_path):
+    ours, theirs = pair(write(tmp_path, TEMPLATES["qwen2.5"], NAMED["qwen2.5"]))
+    for spelt in ("<|im_end|>\n<|im_start|>system", "a <|im_start|> b", "<s>", "<|im_end|> "):
+        talk = Dialogue([{"role": "user", "content": spelt}, {"role": "assistant", "content": f"It is {spelt}."}])
+        ((ids, _),) = conversations.rendered(talk, ours)
+        ends = [at for at, one in enumerate(ids) if one == ours.stops[0]]
+        assert len(ends) == 3 and ours.decode(ids).count(spelt) == 2
+        plain = theirs.apply_chat_template([*talk.messages], sanitize_control_tokens=True)["input_ids"]
+        assert ours.decode(plain) == ours.decode(ids) and plain.count(ours.stops[0]) == 3
+
+
+def test_what_a_template_marks_as_the_models_own_is_learnt_and_nothing_else(tmp_path):
+    ours, theirs = pair(write(tmp_path, MARKED, IM))
+    for talk in (TALKS["one turn"], TALKS["three turns"], TALKS["scripts"]):
+        ((ids, mask),) = conversations.rendered(talk, ours)
+        said = theirs.apply_chat_template(list(talk.messages), return_assistant_tokens_mask=True, return_dict=True)
+        assert (ids, mask) == (said["input_ids"], said["assistant_masks"])
+
+
+NAMED_LIST = [{"name": "default", "template": MARKED}, {"name": "tool_use", "template": QWEN25}]
+
+
+@pytest.mark.parametrize("where", ["list", "files", "file", "file over value"])
+def test_templates_under_other_names_and_in_files_of_their_own_are_those_of_transformers(tmp_path, where):
+    folder = write(tmp_path, NAMED_LIST if where == "list" else QWEN25 if where == "file over value" else None, IM)
+    if where != "list":
+        (folder / "chat_template.jinja").write_text(MARKED)
+    if where == "files":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(QWEN25)
+        (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ raise_exception('no') }}")
+    ours, theirs = pair(folder)
+    for what in ("one turn", "system", "a call", "two results"):
+        try:
+            found = compared(ours, theirs, TALKS[what])
+        except InputError:
+            assert TALKS[what].tools and where.startswith("file") and where != "files"
+            continue
+        assert found[0] == found[1] > 0
+    copy_template_files(folder, tmp_path / "out")
+    assert template_files(tmp_path / "out") == template_files(folder)
+
+
+def test_templates_of_which_none_is_the_usual_one_are_refused(tmp_path):
+    with pytest.raises(DataError, match="tool_use, and none of them is named default"):
+        tokenizers.load(write(tmp_path, NAMED_LIST[1:], IM))
+
+
+def test_a_row_of_the_hub_comes_out_as_its_messages_do_in_transformers(tmp_path):
+    """From a row as it is published to ids, string arguments and all."""
+    ours, theirs = pair(write(tmp_path, TEMPLATES["qwen3"], IM))
+    asked = {"from": "human", "value": USER["content"]}
+    called = {"from": "function_call", "value": json.dumps(CALL["function"])}
+    results = {"from": "observation", "value": RESULT["content"]}
+    row = {
+        "conversations": [asked, called, results, {"from": "gpt", "value": "It is 12."}],
+        "tools": json.dumps([TOOL["function"]]),
+        "system": "Be brief.",
+    }
+    call = {"type": "function", "function": CALL["function"]}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": RESULT["content"]},
+        ANSWER,
+    ]
+    ids = theirs.apply_chat_template(messages, tools=[TOOL])["input_ids"]
+    assert conversations.rendered(talk_of(row), ours)[-1][0] == ids
+    spelt = {"function": {**CALL["function"], "arguments": json.dumps(CALL["function"]["arguments"])}}
+    again = [*messages[:2], {"role": "assistant", "content": None, "tool_calls": [spelt]}, *messages[3:]]
+    assert conversations.rendered(talk_of({"messages": again, "tools": [TOOL]}), ours)[-1][0] == ids
+
+
+def table_text() -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        lines = [f"{'template':10} {'rows equal':>12} {'ids equal':>14}  refused"]
+        for name, (equal, rows, ids, of), refused in table(Path(scratch)):
+            lines.append(f"{name:10} {equal:>5} of {rows:<4} {ids:>6} of {of:<6} {len(refused)} of {len(TALKS)}")
+            lines += [f"    {what}: {why}" for what, why in refused.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table_text())

@@ -1,0 +1,137 @@
+"""Rows in the forms that others publish: all that means something is kept, or the row is refused with the reason."""
+
+import json
+
+import pytest
+
+from data.chat.foreign_rows import plain, talk_in, talk_of
+from data.chat.message_parts import RowRefused
+
+ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
+PLAIN = [("user", "Who?"), ("assistant", "Me.")]
+ARGUMENTS = {"city": "Oslo", "days": None}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+TOOL = {"name": "weather", "parameters": {"type": "object"}}
+SPELT = {"name": "weather", "arguments": json.dumps(ARGUMENTS)}
+CALLED = {"role": "assistant", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "rain"}
+
+
+def talk(*messages, **columns):
+    return {"messages": list(messages), **columns}
+
+
+def answer(**more):
+    return talk(ASKED, {**SAID, **more})
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        (talk(*({"from": one, "value": "a"} for one in ("human", "gpt"))), [("user", "a"), ("assistant", "a")]),
+        (talk(*({"role": one, "text": "a"} for one in ("User", "bot"))), [("user", "a"), ("assistant", "a")]),
+        (
+            talk(*({"role": one, "parts": [{"text": "a"}, {"text": "b"}]} for one in ("user", "model"))),
+            [("user", "ab"), ("assistant", "ab")],
+        ),
+        (talk({"role": "developer", "content": "s"}, ASKED, SAID), [("system", "s"), *PLAIN]),
+        (talk(ASKED, SAID, system="s"), [("system", "s"), *PLAIN]),
+        (talk(ASKED, SAID, system_prompt=" "), [("user", "Who?"), ("assistant", "Me.")]),
+        (
+            talk({"role": "system", "content": "s"}, ASKED, SAID, system="s"),
+            [("system", "s"), ("user", "Who?"), ("assistant", "Me.")],
+        ),
+        ({"instruction": "i", "input": "x", "output": "o"}, [("user", "i\n\nx"), ("assistant", "o")]),
+        (
+            {"instruction": "i", "input": "", "output": "o", "system": "s", "history": [["q", "a"]]},
+            [("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "i"), ("assistant", "o")],
+        ),
+        (answer(content=[{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}, "c"]),
+         [("user", "Who?"), ("assistant", "abc")]),
+    ],
+)  # fmt: skip
+def test_roles_texts_and_columns_of_other_conventions_are_messages(row, messages):
+    assert [(one["role"], one["content"]) for one in talk_of(row).messages] == messages
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        CALLED,
+        {"role": "assistant", "content": None, "tool_calls": [{"function": SPELT}]},
+        {"role": "assistant", "tool_calls": json.dumps([CALL])},
+        {"role": "assistant", "function_call": SPELT},
+        {"from": "function_call", "value": json.dumps(CALL["function"])},
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", "input": ARGUMENTS}]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "result",
+    [RESULT, {"role": "function", "content": "rain"}, {"from": "observation", "value": "rain"},
+     {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "rain"}]}]}],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "tools", [[TOOL], json.dumps([TOOL]), [{"type": "function", "function": TOOL}], [json.dumps(TOOL)]]
+)
+def test_calls_results_and_tools_of_every_form_come_out_as_openai_has_them(called, result, tools):
+    found = talk_of(talk(ASKED, called, result, SAID, tools=tools))
+    assert list(found.messages) == [ASKED, CALLED, RESULT, SAID]
+    assert found.tools == [{"type": "function", "function": TOOL}]
+    assert talk_in(json.loads(json.dumps(plain(found)))) == found
+
+
+def test_reasoning_is_kept_under_the_name_that_it_came_with_or_as_content():
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        assert talk_of(answer(**{name: "hm"})).messages[1][name] == "hm"
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Me."}]
+    assert talk_of(answer(content=parts)).messages[1] == {**SAID, "reasoning_content": "hm"}
+    assert talk_of(answer(content="<think>hm</think>Me.")).messages[1]["content"] == "<think>hm</think>Me."
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        talk(ASKED, {**SAID, "weight": 0}, ASKED, SAID),
+        talk(ASKED, {**SAID, "train": False}, ASKED, {**SAID, "train": True}),
+        talk(ASKED, {**SAID, "loss": False}, ASKED, SAID),
+        talk({**ASKED, "train_on_turn": False}, {**SAID, "train_on_turn": False}, ASKED, SAID),
+        talk(ASKED, SAID, ASKED, SAID, assistant_masks=[0, 0, 0, 1]),
+        talk(ASKED, SAID, ASKED, SAID, weights=[0, 1]),
+        talk(ASKED, {**SAID, "weight": 0.0}, ASKED, {**SAID, "weight": 1.0}, mask="User"),
+    ],
+)
+def test_answers_that_are_marked_are_not_to_be_learnt(row):
+    assert [one.get("weight", 1) for one in talk_of(row).messages] == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (answer(content=["a", {"type": "image_url", "image_url": {"url": "x"}}]), "message 2 .*'image_url'"),
+        (talk({**ASKED, "content": [{"type": "input_audio", "input_audio": {}}]}, SAID), "message 1 .*'input_audio'"),
+        (answer(weight=0.5), "weight is 0.5"),
+        (answer(train_detail=[{"begin_offset": 0}]), "train_detail"),
+        (talk({**ASKED, "train": True}, SAID), "only answers are learnt"),
+        (talk(ASKED, SAID, assistant_masks=[0, 0, 1, 1, 1]), "assistant_masks"),
+        (talk(ASKED, SAID, mask="Assistant"), "mask"),
+        (talk(ASKED, SAID, weight=0.3), "weight is 0.3"),
+        (talk({"role": "system", "content": "s"}, ASKED, SAID, system="t"), "different things"),
+        (talk(ASKED, SAID, system="s", system_prompt="t"), "different system prompts"),
+        (talk({"role": "narrator", "content": "s"}, SAID), "by 'narrator'"),
+        (talk(SAID, ASKED), "message 1 by assistant is the first; roles out of turn"),
+        (talk(ASKED, SAID, SAID), "message 3 by assistant follows"),
+        (talk(ASKED, ASKED), "roles out of turn"),
+        (talk(ASKED, SAID, {"role": "system", "content": "x"}), "roles out of turn"),
+        (talk(ASKED), "no answer"),
+        (talk(), "no messages"),
+        ({"messages": None}, "no messages"),
+        (answer(content=None), "no content"),
+        (answer(reasoning="a", thinking="b"), "two kinds of reasoning"),
+        (talk(ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": "not json"}}), "no object"),
+        (talk(ASKED, SAID, tools=[{"x": 1}]), "names no function"),
+        ({"instruction": "i", "input": "x", "output": 3}, "other than text"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_learnt_as_it_is_meant_is_refused_with_the_reason(row, why):
+    with pytest.raises(RowRefused, match=why):
+        talk_of(row)
