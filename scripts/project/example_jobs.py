@@ -107,4 +107,6 @@ def _hours(spec: LaunchSpec, given: tuple[str, ...]) -> float:
 
 def _settings(profile: str, given: tuple[str, ...]) -> Settings:
     flags = {"provider": "runpod", "profile": profile}
-    return Settings.load(ROOT, flags, given, environ={"HOME": str(ROOT), "RUNPOD_API_KEY": "nobody is asked"})
+    return Settings.load(
+        ROOT, flags, given, environ={"HOME": str(ROOT), "RUNPOD_API_KEY": "of nobody, who is not asked"}
+    )

@@ -18,6 +18,7 @@ from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.records import PodView
 from infra.runs.settle import settle
+from infra.runs.sync import room
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
@@ -33,6 +34,8 @@ SHOWN = 4  # runs of a budget that are shown
 def status(spec: StatusFlags) -> None:
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
+    if why := room.lacks(settings.homes, settings.reserve_bytes):
+        render.say(why)
     with open_journal(settings) as journal:
         if every_s is None:
             with moving_line.waiting("asking every pod"):

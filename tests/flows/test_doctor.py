@@ -21,13 +21,17 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
         hosts = [
             {"ip": "127.0.0.1", "port": host.address.port, "identity_file": host.address.key} for host in (one, two)
         ]
-        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": hosts}}))
+        bad = {"identity_file": "/no/such/key", "hosts": ["192.0.2.1"]}
+        pools = {"keyless": bad, "box": {"user": one.address.user, "hosts": hosts}}
+        (tmp_path / "pools.yaml").write_text(json.dumps(pools))
         two.stop()
         found = json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=1))
         assert [(one["name"], one["state"]) for one in found] == [
             (f"ssh box/127.0.0.1:{one.address.port}", "ok"),
             (f"ssh box/127.0.0.1:{two.address.port}", "bad"),
+            ("ssh keyless/192.0.2.1", "bad"),
         ]
+        assert "there is no key /no/such/key" in found[2]["detail"]
         assert (
             "reachable: " in found[0]["detail"]
             and "CPUs" in found[0]["detail"]

@@ -85,6 +85,7 @@ class Keeper:
     terms: Terms = launch.PLAIN
     lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
     back: Callable[[Op], None] = lambda _: None  # gets the run each time it was brought back
+    reserve_bytes: int = 0  # of this machine's disk, which stay free
     lease: Lease | None = None  # None: another process has it, and this one only follows
 
     @classmethod
@@ -100,6 +101,7 @@ class Keeper:
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
             lost=lambda gone: tell_end(gone, "preempted", journal, settings, say, aside=True),
             back=lambda op: tell_back(op, settings, say),
+            reserve_bytes=settings.reserve_bytes,
         )
 
     @contextlib.contextmanager

@@ -59,7 +59,7 @@ class RunKeeper(Keeper):
     downloads: Downloads = field(init=False)
 
     def __post_init__(self) -> None:
-        self.downloads = Downloads(self.folder, self.say)
+        self.downloads = Downloads(self.folder, self.say, self.reserve_bytes)
 
     def keep(self, op: Op) -> Iterator[Seen]:
         """Yield at every look until the verdict of the run's last pod.

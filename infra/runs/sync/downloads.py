@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
-from infra.runs.sync import mirror, snapshot
+from infra.runs.sync import mirror, room, snapshot
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store
@@ -27,6 +27,8 @@ class Downloads:
 
     folder: Path
     say: Say
+    reserve_bytes: int = 0
+    """Bytes of this machine's disk that stay free: below them only the pod's last words are fetched."""
     running: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
 
     @contextlib.contextmanager
@@ -68,11 +70,11 @@ class Downloads:
                     self.say(f"{op.run}: bringing home: {error}")
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
-        """Return the downloads, in this order."""
-        parts: list[Callable[[], object]] = [
-            lambda: mirror.bring_logs(op, transport, self.folder),
-            lambda: mirror.bring_words(op, transport, self.folder),
-        ]
+        """Return the downloads, in this order; without room on this disk there is one, and the reason why no more."""
+        words = [lambda: mirror.bring_words(op, transport, self.folder)]
+        if room.lacks(self.folder, self.reserve_bytes):
+            return [*words, lambda: room.refuse_without_room(self.folder, self.reserve_bytes)]
+        parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.folder), *words]
         if pod_store:  # else the pod itself brings them to the store
             parts += [
                 lambda: snapshot.bring(op, transport, self.folder),

@@ -1,0 +1,41 @@
+"""This machine's disk keeps a reserve: below it only the last words of pods are fetched, and `status` says so."""
+
+import shutil
+
+import pytest
+
+from infra.errors import SlipwayError
+from infra.ledger.op import Op
+from infra.runs.sync import mirror, room
+from infra.runs.sync.downloads import Downloads
+from infra.transport.protocol import ThisMachine
+from tests.world import World
+
+OP = Op(token="sw1-aaaaaaaa-bbbbbbbb", run="brave-otter-1", vendor="ssh")
+
+
+def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_path, monkeypatch):
+    fetched, said = [], []
+    monkeypatch.setattr(mirror, "bring_words", lambda *_: fetched.append("words"))
+    monkeypatch.setattr(mirror, "bring_logs", lambda *_: fetched.append("logs"))
+    Downloads(tmp_path / "logs" / "run", said.append, 1 << 60).last(OP, ThisMachine(), "")
+    assert fetched == ["words"]
+    assert "logs and results of runs are not fetched; they stay on the pods while those live; make room" in said[1]
+    Downloads(tmp_path / "logs" / "run", said.append, 1).last(OP, ThisMachine(), "")
+    assert fetched == ["words", "logs", "words"] and len(said) == 3
+
+
+def test_the_disk_is_that_of_the_next_folder_that_exists(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    assert room.lacks(tmp_path / "a" / "b", free // 2) == ""
+    assert f"are free on the disk of {tmp_path}, and " in room.lacks(tmp_path / "a" / "b", free * 2)
+    with pytest.raises(SlipwayError, match="SLIPWAY_RESERVE_BYTES"):
+        room.refuse_without_room(tmp_path, free * 2)
+
+
+@pytest.mark.process
+def test_status_says_that_nothing_is_fetched_any_more(tmp_path):
+    process = World(tmp_path, {"SLIPWAY_RESERVE_BYTES": str(1 << 60)}).begin("status", "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and out == "[]\n", (out, err)
+    assert "are kept free (SLIPWAY_RESERVE_BYTES): logs and results of runs are not fetched" in " ".join(err.split())
