@@ -26,6 +26,7 @@ from typing import Any
 from infra import own_code, train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
+from infra.interrupts import Replaced
 from infra.journal_file import Fenced
 from infra.ledger import budgets, service_rows, spend
 from infra.ledger.journal import Journal
@@ -374,7 +375,7 @@ async def keep(name: str) -> None:
         try:
             controller = Controller(name, settings, journal, lease, say)
             await controller.run()
-        except Fenced:
+        except (Fenced, Replaced):
             raise
         except BaseException as error:
             row = service_rows.find(journal, name)
@@ -394,6 +395,9 @@ def main() -> None:
     except SlipwayError as error:
         say(f"serve.controller: {error}")
         sys.exit(error.exit_code)
+    except Replaced as error:
+        say(f"serve.controller: {error}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,27 @@ def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, comm
     assert at_once(user, *commands)[0] == [0] * len(commands)  # it is told once
 
 
+@pytest.mark.nightly
+def test_a_pod_whose_launch_was_stopped_in_its_terminal_is_ended_at_its_limit(user):
+    """Ctrl-Z stops a launch that follows its run, and that holds the lease of the run."""
+    launch = user.begin("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n",
+                        "otter", "--spend-limit", "1.50", "--yes")  # fmt: skip
+    with journal_of(user) as journal:
+        until(lambda: identify(launch.pid) == journal.leases.holder(keeper_lease("otter")), "its keeper")
+        (op,) = journal.ops(run="otter")
+        os.killpg(launch.pid, signal.SIGSTOP)
+        assert hang(op.token)
+        past_limit(user, op.token)
+        codes, said = at_once(user, "status")
+        assert codes == [5] and user.truth()["billing"] == 0, said
+        assert "otter: last heard " in said and "it was ended, and nothing of it bills" in said
+        os.killpg(launch.pid, signal.SIGCONT)
+        _, err = launch.communicate(timeout=120)
+        assert launch.returncode not in (0, None) and "Traceback" not in err, err
+        assert [one.event for one in journal.events("otter")].count("end") == 1
+    assert user.calls("create") == user.calls("delete") == 1
+
+
 SILENT_S = 62.0  # longer than a supervisor may be silent
 
 

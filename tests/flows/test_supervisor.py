@@ -18,7 +18,9 @@ from infra.journal_file import JournalFull
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
+from infra.runs import settle
 from infra.runs.keepers.recovery import RUN
+from infra.runs.sight import Sight
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT
@@ -84,6 +86,27 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
     assert kept(journal, settings) == ["busy-4"]
     journal.leases.release(lease)
     assert kept(journal, settings) == ["far-1", "busy-4"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "minutes_past", "is_left"),
+    [({}, 1, False), ({"state": "limit"}, 1, True), ({"state": "limit"}, 6, False)],
+    ids=["nothing is heard of it", "its results are brought home", "for too long"],
+)
+def test_a_pod_past_its_limit_ends_whoever_keeps_it(journal, settings, monkeypatch, verdict, minutes_past, is_left):
+    """A living keeper has minutes for the results of one that has its verdict; without one there is nothing to save."""
+    settings, now = replace(settings, runpod_api_key="k" * 32), int(time.time())
+    common = {"vendor": "runpod", "rate": 2_000_000, "ttl_s": 3600.0}
+    past = begun(journal, "over-1", **common)
+    past = journal.note(past, sent_at=now - 3600 - 60 * minutes_past)
+    begun(journal, "young-2", **common)
+    journal.leases.take(keeper_lease("over-1"))
+    monkeypatch.setattr(settle, "is_kept_by_another", lambda op, journal: True)  # as this process holds the lease
+    assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]
+    assert due.is_needed(journal, settings)
+    assert settle.is_being_concluded(past, Sight(verdict=verdict), journal, settings) is is_left
+    journal.advance(past, "end", reason="its limit", outcome="limit")
+    assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until it is proven gone
 
 
 def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings, monkeypatch):
