@@ -22,7 +22,7 @@ from infra.ledger.leases import Held
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.money import per_hour
-from infra.providers import LAG_S, Provider, clock_scale, market
+from infra.providers import LAG_S, PartialListing, Provider, clock_scale, market
 from infra.records import Pod
 
 EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
@@ -187,6 +187,9 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     began, problems = clock(), []
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
+    except PartialListing as error:
+        problems.append(in_words(error))
+        listing = Listing(began=began, pods=error.pods, is_complete=False)
     except Exception as error:
         problems.append(f"{provider.name}: {in_words(error)}")
         listing = Listing(began=began, is_complete=False)

@@ -4,15 +4,24 @@ A verb asks and returns; waiting for something to become true, ranking and print
 retried within a deadline when its answer was lost; what rents or ends is asked once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from infra.agent.job import Call, Limits
+from infra.errors import SlipwayError
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Transport
 
 LAG_S = 120.0  # time for which a vendor may not show, in a listing or asked for its id, what it has just created
+
+
+class PartialListing(SlipwayError):
+    """Some machines or clusters of a provider have not answered: `pods` are those of the others."""
+
+    def __init__(self, words: str, pods: Sequence[Pod]) -> None:
+        super().__init__(words)
+        self.pods = tuple(pods)
 
 
 class Provider(Protocol):

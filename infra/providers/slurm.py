@@ -30,7 +30,7 @@ from infra.machines.inventory import Unusable, tell_unusable
 from infra.machines.partitions import Nodes, fit, kinds_of, options_of, state_of
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
-from infra.providers import Provider
+from infra.providers import PartialListing, Provider
 from infra.providers.pod_keys import is_token
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
@@ -125,9 +125,10 @@ class SlurmClusters(Provider):
         deaf = [f"{one.place}: {one.why}" for one in self.unusable]
         deaf += [f"{cluster.name}: {one}" for cluster, one in zip(self.clusters, found, strict=True)
                  if isinstance(one, SlipwayError)]  # fmt: skip
+        pods = [pod for one in found if not isinstance(one, SlipwayError) for pod in one]
         if deaf:
-            raise SlipwayError(f"slurm: not every cluster has answered: {'; '.join(deaf)}")
-        return [pod for one in found if not isinstance(one, SlipwayError) for pod in one]
+            raise PartialListing(f"slurm: not every cluster has answered: {'; '.join(deaf)}", pods)
+        return pods
 
     def delete(self, pod_id: str) -> None:
         """End the work, cancel its job, then take its marker and its secrets away; what it has made stays."""

@@ -22,7 +22,7 @@ from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_scri
 from infra.machines.inventory import Host, OwnMachines, Unusable, load, tell_unusable
 from infra.machines.survey import LOOK_S, Connect, contact, has, lacks, misfit, shortfall
 from infra.names import check_name
-from infra.providers import Provider
+from infra.providers import PartialListing, Provider
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport
@@ -119,7 +119,7 @@ class SshPools(Provider):
             else:
                 pods.extend(one)
         if deaf:
-            raise SlipwayError(f"{self.name}: not every machine has answered: {'; '.join(deaf)}")
+            raise PartialListing(f"{self.name}: not every machine has answered: {'; '.join(deaf)}", pods)
         return pods
 
     def delete(self, pod_id: str) -> None:

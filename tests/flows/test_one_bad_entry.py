@@ -12,8 +12,12 @@ from flows.reading import services, status
 from flows.sweeps import results
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.providers import offers, registry
-from infra.records import Request
+from infra.ledger.reconcile import look
+from infra.machines.clusters import SlurmCluster
+from infra.machines.inventory import Unusable
+from infra.providers import PartialListing, offers, registry
+from infra.providers.slurm import SlurmClusters
+from infra.records import Address, Pod, Request
 from infra.settings import Settings
 from serve.policy import service_state
 from tests.hostile import mistyped, spliced
@@ -86,3 +90,21 @@ def test_any_file_of_a_sweep_is_read_or_left_out(environ, tmp_path_factory, raw)
     for one in kept:
         status.unfolded(one, [])
         json.dumps([trial.state for trial in one.trials.values()])
+
+
+def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_used(environ, tmp_path):
+    bad = Unusable("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: there is no key")
+    mine = Pod(provider="slurm", pod_id="t@fx", token="sw1-aaaaaaaa-0000000000000000", run="r", address="")
+
+    class Seen(SlurmClusters):
+        def _on(self, cluster):
+            return [mine]
+
+    cluster = SlurmCluster(name="fx", address=Address("a", "192.0.2.2", 22, "/key", "/"), partitions={})
+    engine = Seen((cluster,), lambda _: None, (bad,))
+    with pytest.raises(PartialListing, match="not every cluster has answered: keyless/192.0.2.1: ") as error:
+        engine.list()
+    assert error.value.pods == (mine,)
+    with Journal.open(of(environ, tmp_path).state_file) as journal:
+        seen = look(engine, journal)
+    assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
