@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
-from flows.jobs import memory_check
+from flows.jobs import memory_check, sandbox_check
 from flows.planning import Work
 from flows.reading import learned
 from flows.same_request import TypedLaunch
@@ -45,8 +45,6 @@ from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
-
-RUNS_CODE = ("mbpp",)  # tasks whose answers are programs, which are run
 
 
 S = TypeVar("S", bound=LaunchSpec)
@@ -212,7 +210,9 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if vendor.fleeting:
             check_work(plan, settings, meant.spec.with_missing, again)
         if vendor.is_here:
-            memory_check.check(memory_check.phases_of(plan.job.steps), meant.request.num_gpus)
+            phases = memory_check.phases_of(plan.job.steps)
+            memory_check.check(phases, meant.request.num_gpus)
+            sandbox_check.check(phases)
         if meant.spec.dry_run:
             choose.of_machines(vendor, meant.request)  # refuse a plan that no machine can carry out before it is shown
     return found
@@ -238,7 +238,7 @@ def _code_of_others(config: Mapping[str, Any]) -> str:
         return f"extension {', '.join(sorted(own))}"
     if rl.get("reward"):
         return "--reward"
-    if tasks := set(spec.get("mixture") or {}) & set(RUNS_CODE) if rl else set():
+    if tasks := set(spec.get("mixture") or {}) & set(sandbox_check.RUNS_CODE) if rl else set():
         return f"task {', '.join(sorted(tasks))}"
     return "--unsafe-rewards" if rl.get("unsafe_rewards") else ""
 

@@ -49,6 +49,7 @@ LIGHT += (
     "trainer.reporting.run_report",
     "trainer.reporting.compared",
     "trainer.reporting.comparison",
+    "trainer.rewards.jail",
 )
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (

@@ -15,6 +15,7 @@ from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
+from trainer.rewards import jail
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +36,7 @@ def journal(settings):
 
 
 def meant(settings, made="", **flags):
-    found = launch.understand(LaunchSpec(phase="base", **flags), settings, print)
+    found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings, print)
     return replace(found, work=replace(found.work, made=made or found.work.made))
 
 
@@ -84,6 +85,17 @@ def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal)
     with pytest.raises(NoOffer, match=r"asked for \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
     assert launch.check(replace(found, meant=meant(settings)), settings, "", print).offers == ()
+
+
+def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(settings, journal, monkeypatch):
+    asked = [meant(settings, phase="sft+rl", task="mbpp", unsafe_rewards=one) for one in (False, True)]
+    held, unheld = (launch.prepare(one, journal, settings, print) for one in asked)
+    assert launch.check(held, settings, "", print).offers == ()
+    monkeypatch.setattr(jail, "kind", lambda: "")
+    monkeypatch.setattr(jail, "problem", lambda one: "the kernel has none")
+    with pytest.raises(UsageError, match="rl: .*landlock: the kernel has none; .*--unsafe-rewards.*Nothing has begun"):
+        launch.check(held, settings, "", print)
+    launch.check(unheld, settings, "", print)
 
 
 @pytest.mark.parametrize(("rl", "mixture", "why"), [

@@ -17,6 +17,7 @@ from trainer.rewards.assertions import parsed
 from trainer.rewards.reward import Reward, Said
 
 SHORT = 50  # most characters that may follow the answer
+MOST_SIDE_BY_SIDE = 32  # answers at the same time: each has a starter of its own, with 25 MB
 
 
 class Mbpp:
@@ -30,15 +31,10 @@ class Mbpp:
         """Look for a jail. Raises Refused where there is none, unless `is_unsafe`."""
         kind = jail.kind()
         if not kind and not is_unsafe:
-            raise Refused(
-                "mbpp runs code that the model writes, and this machine has nothing to lock it in: "
-                f"{'; '.join(f'{one}: {jail.problem(one)}' for one in jail.KINDS)}. Use a machine with either, or "
-                "--unsafe-rewards, which runs it with limits of time and memory alone: it can read your keys and use "
-                "the network"
-            )
+            raise Refused(jail.refusal())
         self.jail = jail.Jail(kind)
         emit("note", text=f"rl: {jail.words(kind, self.jail.layers())}", alarm=not kind)
-        self.pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+        self.pool = ThreadPoolExecutor(min(MOST_SIDE_BY_SIDE, len(os.sched_getaffinity(0))))
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         return list(self.pool.map(self._one, some))

@@ -12,6 +12,7 @@ import functools
 import platform
 import queue
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def problem(jail: str, version: int = 0) -> str:
 
     version: of Landlock, to use no more than it has; 0 = the kernel's.
     """
+    if sys.platform != "linux":
+        return "it needs Linux"
     if platform.machine() not in system_calls.AUDIT:
         return f"{platform.machine()} is not {' or '.join(system_calls.AUDIT)}"
     if jail == "landlock" and not kernel.abi():
@@ -92,6 +95,16 @@ def problem(jail: str, version: int = 0) -> str:
     if seen.error or not isinstance(seen.plain, list):
         return f"a probe did not come to its end: {seen.error or seen.plain!r}"
     return f"it lets {', '.join(map(str, seen.plain))} through" if seen.plain else ""
+
+
+def refusal() -> str:
+    """Return why code cannot be run on this machine, and what to do."""
+    seen = "; ".join(f"{one}: {problem(one)}" for one in KINDS)
+    return (
+        "mbpp runs code that the model writes, and this machine has nothing to lock it in: "
+        f"{seen}. Use a machine with either, or --unsafe-rewards, which runs the code with limits of time and memory "
+        "alone: it can read your keys and use the network"
+    )
 
 
 def words(kind: str, layers: Mapping[str, Any]) -> str:

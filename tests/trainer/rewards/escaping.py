@@ -8,11 +8,9 @@ import contextlib
 import ctypes
 import errno
 import json
-import os
 import platform
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 from tests.trainer.rewards.escapes import PREFIX, here
@@ -23,7 +21,7 @@ from trainer.rewards.sandbox import system_calls
 # Refused before the kernel looks at what is asked.
 UNSEEN = {errno.EPERM, errno.ENOSYS, errno.ENOTTY}
 OUT_OF_REACH = UNSEEN | {errno.EACCES, errno.ENOENT}
-# unshare, setns, mount, umount2, pivot_root, clone3; keyctl and the like play no part here
+# unshare, setns, mount, umount2, pivot_root, clone3
 DOCKER = {"x86_64": (272, 308, 165, 166, 155, 435), "aarch64": (97, 268, 40, 39, 41, 435)}
 
 
@@ -72,10 +70,11 @@ def docker() -> None:
     program = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(steps), ctypes.addressof(program))
     libc = ctypes.CDLL(None, use_errno=True)
-    if os.geteuid() != 0:  # root keeps what it has: no_new_privs would not be a container's
-        libc.prctl(38, 1, 0, 0, 0)
+    if libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0) == 0:
+        return
+    libc.prctl(38, 1, 0, 0, 0)  # without CAP_SYS_ADMIN a filter is taken only from who can gain no rights
     if libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0):
-        raise OSError(ctypes.get_errno(), Path(__file__).name)
+        raise OSError(ctypes.get_errno(), "the container's own filter")
 
 
 if __name__ == "__main__":

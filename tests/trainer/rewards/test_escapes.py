@@ -19,9 +19,12 @@ import pytest
 
 from tests.trainer.rewards.escapes import CALLS, PREFIX
 from tests.world import ROOT
+from trainer.errors import Refused
+from trainer.records.rl_config import RlConfig
 from trainer.rewards import jail
 from trainer.rewards.code import Mbpp
 from trainer.rewards.sandbox import kernel, system_calls
+from trainer.rewards.task_rewards import judge_of
 
 NOBODY = kernel.NOBODY
 IS_ROOT = os.geteuid() == 0
@@ -102,6 +105,15 @@ def test_no_escape_gets_through_for_a_user_without_rights(world, place):
                   env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
     assert found["through"] == {}
     assert not found["layers"]["has_changed_user"]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="needs root, and setpriv")
+@pytest.mark.parametrize("rights", ["-all", "-setuid,-setgid", "-sys_admin", "-setpcap"])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_escape_gets_through_for_root_with_fewer_rights(world, rights, place):
+    python = ["setpriv", f"--bounding-set={rights}", sys.executable]
+    assert tried(world, "landlock", 1, place, python)["through"] == {}
 
 
 BOMBS = {
@@ -257,3 +269,20 @@ def decided(code, audit, number, arguments=()):
         true = {system_calls.EQUAL: register == value, system_calls.AT_LEAST: register >= value,
                 system_calls.BITS: bool(register & value)}[kind]  # fmt: skip
         place += yes if true else no
+
+
+def test_a_phase_is_refused_at_its_start_where_nothing_holds_code(monkeypatch):
+    monkeypatch.setattr(jail, "kind", lambda: "")
+    monkeypatch.setattr(kernel, "abi", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(Refused, match="landlock: the kernel has no Landlock.*bubblewrap: bwrap is not installed"):
+        judge_of("mbpp", RlConfig())
+    judge_of("mbpp", RlConfig(unsafe_rewards=True)).close()
+
+
+def test_a_sandbox_that_lets_something_through_is_none(monkeypatch):
+    assert jail.problem("landlock") == "" == jail.problem("landlock", 1)
+    monkeypatch.setattr(jail, "PROBE", "seen = ['a socket']")
+    assert jail.problem("landlock") == "it lets a socket through"
+    monkeypatch.setattr(jail, "PROBE", "1 / 0")
+    assert "ZeroDivisionError" in jail.problem("landlock")
