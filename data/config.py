@@ -21,8 +21,20 @@ from store import strict_records
 T = TypeVar("T")
 
 
-ENDS_ANSWER = "<|assistant_end|>"  # one of the chat tokens of ours: data.tokens.tokenizer.SPECIALS
-LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokens.tokenizer.SPECIALS
+SPECIALS = (
+    "<|bos|>",
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+"""The chat tokens of ours, which are the last ids of a tokenizer of ours."""
+ENDS_ANSWER = "<|assistant_end|>"  # one of them
+LEAST_VOCAB = 256 + len(SPECIALS)  # ids of any tokenizer of ours: the bytes, and the chat tokens
 LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
 SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}
 JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi

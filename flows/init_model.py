@@ -6,15 +6,16 @@ come where the steps run.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.config import ENDS_ANSWER, ConfigError
+from data.config import ENDS_ANSWER, SPECIALS, ConfigError
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
-from store.artifacts import model_files
+from store.artifacts import model_files, vocabulary
 from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
@@ -71,7 +72,14 @@ def in_folder(init: str) -> ImportSpec:
     except outside.Unreadable as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(usual(templates))
+    if has_tokenizer:
+        try:
+            raw = outside.content(model_files.held(folder, vocabulary.TOKENIZER), vocabulary.MOST_BYTES)
+        except (OSError, outside.Unreadable) as error:
+            raise UsageError(f"--init {init}: {vocabulary.TOKENIZER}: {error}") from None
+        refuse_tokenizer(init, raw, own_chat)
     if own_chat:
+        refuse_templates(init, templates)
         content.update("\0".join(part for one in sorted(templates.items()) for part in one).encode())
     return ImportSpec(
         source=str(folder),
@@ -80,6 +88,19 @@ def in_folder(init: str) -> ImportSpec:
         content=content.hexdigest()[:12],
         own_chat=own_chat,
     )
+
+
+def refuse_tokenizer(init: str, raw: bytes, own_chat: bool) -> None:
+    """Raise UsageError for a tokenizer.json that the import would refuse."""
+    if wrong := vocabulary.import_problem(raw, SPECIALS, own_chat):
+        raise UsageError(f"--init {init}: {vocabulary.TOKENIZER}: {wrong}")
+
+
+def refuse_templates(init: str, templates: Mapping[str, str]) -> None:
+    """Raise UsageError for chat templates of which none is the usual one."""
+    if "default" not in templates:
+        names = ", ".join(sorted(templates))
+        raise UsageError(f"--init {init}: the chat templates are {names}, and none of them is named default")
 
 
 def is_foreign(template: str) -> bool:
@@ -105,7 +126,12 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
     own_chat = has_tokenizer and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
     if has_tokenizer and not own_chat and "tokenizer_config.json" in names:
         said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
-        own_chat = is_foreign(usual(templates_in(said)))
+        templates = templates_in(said)
+        own_chat = is_foreign(usual(templates))
+        if own_chat:
+            refuse_templates(init, templates)
+    if has_tokenizer:
+        refuse_tokenizer(init, get(f"{repo}/resolve/{commit}/tokenizer.json", init, settings).encode(), own_chat)
     return ImportSpec(
         source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer, own_chat=own_chat
     )
@@ -144,6 +170,6 @@ def get(path: str, init: str, settings: Settings) -> str:
 
 def read_json(text: str, init: str) -> dict[str, Any]:
     try:
-        return outside.mapping(text)
+        return outside.mapping(text, integer=outside.clamped)
     except outside.Unreadable as error:
         raise UsageError(f"--init {init}: the answer cannot be used: {error}") from None

@@ -10,14 +10,14 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 MIB = 1 << 20
 DEPTH = 32
 VALUES = 1_000_000
-INTEGER_DIGITS = 20
+INTEGER_DIGITS, HUGE_DIGITS = 20, 400
 NAME_BYTES = 255
 PATH_BYTES = 2048
 
@@ -34,11 +34,13 @@ def parse(
     most_values: int = VALUES,
     nan_is_null: bool = False,
     half_pairs: str = "strict",
+    integer: Callable[[str], Any] | None = None,
 ) -> Any:
     """Return the value of a JSON document. Raises Unreadable.
 
     nan_is_null: for what Python's own writers have written. half_pairs: "surrogateescape" where names of files stand,
-    which need not be UTF-8 and come as `os.fsdecode` gives them.
+    which need not be UTF-8 and come as `os.fsdecode` gives them. integer: reads whole numbers; by default those that
+    fit 64 bits.
     """
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
@@ -51,7 +53,7 @@ def parse(
             object_pairs_hook=_pairs,
             parse_constant=_null if nan_is_null else _constant,
             parse_float=_float,
-            parse_int=_integer,
+            parse_int=integer or _integer,
         )
         if "\\u" in text:  # half of a pair cannot be written anywhere
             json.dumps(value, ensure_ascii=False).encode(errors=half_pairs)
@@ -71,9 +73,10 @@ def mapping(
     most_values: int = VALUES,
     nan_is_null: bool = False,
     half_pairs: str = "strict",
+    integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
     """Return the object that a JSON document holds, as `parse` does. Raises Unreadable."""
-    value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs)
+    value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs, integer)
     if type(value) is not dict:
         raise Unreadable(f"it is a {type(value).__name__}, expected an object")
     return value
@@ -115,9 +118,10 @@ def load(
     most_bytes: int = 16 * MIB,
     most_values: int = VALUES,
     half_pairs: str = "strict",
+    integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
     """Return the object in a JSON file. Raises Unreadable, OSError."""
-    return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs)
+    return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs, integer=integer)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:
@@ -197,6 +201,16 @@ def _float(word: str) -> float:
     if not math.isfinite(number := float(word)):
         raise Unreadable(f"{shown(word)} is no finite number")
     return number
+
+
+def clamped(word: str) -> int:
+    """Return a whole number, the largest of 64 bits in place of a larger one: "no limit" is written as int(1e30).
+
+    Raises Unreadable for one of very many digits.
+    """
+    if len(word) > HUGE_DIGITS:
+        raise Unreadable(f"{shown(word)} has more than {HUGE_DIGITS} digits")
+    return max(-(2**63), min(int(word), 2**63 - 1))
 
 
 def _integer(word: str) -> int:

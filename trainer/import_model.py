@@ -100,9 +100,13 @@ def fetch(spec: ImportSpec) -> Path:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return bfloat16 for weights of 16 bits, else float32."""
+    """Return bfloat16 for weights that are stored so, else float32; older configs do not say which they are."""
     raw = model_files.load(folder)  # was read as a config just now
-    return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
+    said = raw.get("dtype") or raw.get("torch_dtype")
+    if said is None:
+        stored = {one.dtype for file in model_files.weight_files(folder) for one in model_files.header(file).values()}
+        return torch.bfloat16 if stored == {"BF16"} else torch.float32
+    return torch.bfloat16 if str(said).removeprefix("torch.") == "bfloat16" else torch.float32
 
 
 def keep_words(source: Path, folder: Path) -> None:

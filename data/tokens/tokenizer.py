@@ -14,29 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from data.config import ENDS_ANSWER
+from data.config import ENDS_ANSWER, SPECIALS
 from data.errors import DataError
 from data.tokens.chat_template import NAMES, ChatTemplate
 from store import outside
-from store.artifacts.chat_template import config_of, templates_of
+from store.artifacts.chat_template import config_of, named_tokens, templates_of
 
 if TYPE_CHECKING:
     import fastokens
     import numpy as np
 
-SPECIALS = (
-    "<|bos|>",
-    "<|user_start|>",
-    "<|user_end|>",
-    "<|assistant_start|>",
-    "<|assistant_end|>",
-    "<|python_start|>",
-    "<|python_end|>",
-    "<|output_start|>",
-    "<|output_end|>",
-)
 BOS, END = "<|bos|>", ENDS_ANSWER
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -95,8 +84,7 @@ class Tokenizer:
         """Make ready what somebody else's model says of its own tokens. Raises DataError, Unreadable."""
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
-        said = {**config_of(folder, "special_tokens_map.json"), **config_of(folder, "tokenizer_config.json")}
-        texts = {name: one for name in NAMES if (one := _text(said.get(name)))}
+        texts = named_tokens(folder)
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
         generation = {**config_of(folder, "config.json"), **config_of(folder, "generation_config.json")}
         eos = generation.get("eos_token_id", self.named["eos_token"])
@@ -158,12 +146,6 @@ class Tokenizer:
 def load(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
     return Tokenizer(Path(folder))
-
-
-def _text(said: Any) -> str:
-    """Return the text of a named token, which stands by itself or in an object."""
-    said = said.get("content") if isinstance(said, dict) else said
-    return said if isinstance(said, str) else ""
 
 
 def encode_flat(encoder: "fastokens.Tokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:

@@ -8,6 +8,7 @@ from store import outside
 from store.outside import Unreadable
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"
 FOLDER, SUFFIX = "additional_chat_templates", ".jinja"  # templates under other names
 MOST_BYTES = 4 * outside.MIB
 
@@ -61,10 +62,30 @@ def templates_in(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     return {"default": said} if isinstance(said, str) and said else {}
 
 
+def named_tokens(folder: Path) -> dict[str, str]:
+    """Return the texts of the tokens that a tokenizer names: `bos_token` and the like, as `transformers` finds them.
+
+    A tokenizer_config.json that lists its added tokens says all; with an older one, special_tokens_map.json counts.
+    Raises Unreadable.
+    """
+    said = config_of(folder, CONFIG)
+    if "added_tokens_decoder" not in said:
+        said = {**said, **config_of(folder, SPECIAL_MAP)}
+    extra = said.get("extra_special_tokens")
+    said = {**said, **(extra if isinstance(extra, dict) else {})}
+    return {name: text for name, one in said.items() if name.endswith("_token") and (text := _text(one))}
+
+
+def _text(said: Any) -> str:
+    """Return the text of a token, which stands by itself or in an object."""
+    said = said.get("content") if isinstance(said, dict) else said
+    return said if isinstance(said, str) else ""
+
+
 def config_of(folder: Path, name: str) -> dict[str, Any]:
     """Return the content of a small JSON file; {} where there is none. Raises Unreadable."""
     path = folder / name
     try:
-        return outside.load(path, MOST_BYTES) if path.is_file() else {}
+        return outside.load(path, MOST_BYTES, integer=outside.clamped) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path}: {error}") from None

@@ -58,7 +58,7 @@ def held(folder: Path, name: str) -> Path:
 def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the content of a small JSON file of a model. Raises Unreadable, FileNotFoundError."""
     try:
-        return outside.load(held(folder, name), CONFIG_BYTES)
+        return outside.load(held(folder, name), CONFIG_BYTES, integer=outside.clamped)
     except FileNotFoundError:
         raise
     except (Unreadable, OSError) as error:

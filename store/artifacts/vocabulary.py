@@ -6,7 +6,8 @@ loaded or served.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,13 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
     about: of the artifact; its `tokenizer_sha256` and `vocab` are compared where they are told.
     """
     try:
-        config, content = outside.mapping(read(CONFIG), MOST_BYTES), read(TOKENIZER)
+        config, content = _mapping(read(CONFIG)), read(TOKENIZER)
     except FileNotFoundError:
         return ""
     except ValueError as error:
         return f"{CONFIG} cannot be read ({error})"
     try:
-        ids = _ids(outside.mapping(content, MOST_BYTES, MOST_VALUES))
+        ids = ids_of(outside.mapping(content, MOST_BYTES, MOST_VALUES, integer=outside.clamped))
     except outside.Unreadable as error:
         return f"{TOKENIZER} cannot be read ({error})"
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -70,7 +71,11 @@ def about_of(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+def _mapping(raw: bytes) -> dict[str, Any]:
+    return outside.mapping(raw, MOST_BYTES, integer=outside.clamped)
+
+
+def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Return the ids by token. Raises ValueError, TypeError, KeyError, AttributeError for what is no tokenizer."""
     vocab = tokenizer["model"]["vocab"]
     known = {str(pair[0]): number for number, pair in enumerate(vocab)} if type(vocab) is list else dict(vocab)
@@ -80,11 +85,35 @@ def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
+def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
+    """Return why a tokenizer.json cannot be taken over, in words; "" where nothing speaks against it.
+
+    ours: the chat tokens of ours, which it gets unless it keeps its ids.
+    """
+    try:
+        said = outside.mapping(raw, MOST_BYTES, MOST_VALUES, integer=outside.clamped)
+        ids = ids_of(said)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"not a tokenizer: {str(error)[:200]}"
+    if "ByteLevel" not in json.dumps(said.get("decoder")):
+        return "only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported"
+    # ids of added tokens are counted on from the others by the library, whatever they say
+    of_model = ids_of({"model": said["model"]})
+    if max(of_model.values(), default=0) >= max(1, len(ids)):
+        return f"some of its {len(ids)} ids are larger: a model would have no row for them"
+    missing = [name for name in ours if name not in ids]
+    if not keeps_ids and 0 < len(missing) < len(ours):
+        return f"has some of our chat tokens and lacks {', '.join(missing)}"
+    if keeps_ids and len(ids) < len(ours):
+        return f"its {len(ids)} ids are fewer than the chat tokens"
+    return ""
+
+
 def _odd_special(read: Read, config: Mapping[str, Any], ids: Mapping[str, int]) -> str:
     """Compare the ids that the model stops and begins with to those of the tokens that are named for that."""
     try:
-        named = outside.mapping(read(NAMED))
-        generation = {**config, **outside.mapping(read(GENERATION))}
+        named = _mapping(read(NAMED))
+        generation = {**config, **_mapping(read(GENERATION))}
     except FileNotFoundError:
         return ""
     except ValueError as error:

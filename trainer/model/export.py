@@ -21,7 +21,18 @@ from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder, unfilled
-from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
+from trainer.model.huggingface import (
+    EMBEDDING,
+    HEAD,
+    OURS,
+    differences,
+    is_spare,
+    kind_of,
+    model_config,
+    odd_parts,
+    only_head,
+    written,
+)
 from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -136,8 +147,12 @@ def opened(folder: Path, machine: Machine) -> Decoder:
 def load(model: Decoder, folder: Path) -> None:
     """Load the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
-    for file in _weight_files(folder):
+    files = _weight_files(folder)
+    is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
+    for file in files:
         for name, one in _tensors(file).items():
+            if is_only_head and name == HEAD:
+                name = EMBEDDING
             if is_spare(name, model.config):
                 head = one if name == "lm_head.weight" else head
                 continue

@@ -3,7 +3,7 @@
 In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -45,6 +45,17 @@ MOST = {  # limits some powers of two above any decoder: a config of somebody el
     "original_max_position_embeddings": 1 << 30,
     "head_dim": 1 << 12,
 }
+COMMON: dict[str, Any] = {
+    **dict.fromkeys(SHAPE[:5]),  # these five must be said
+    **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10_000.0},
+}
+UNSAID: dict[str, dict[str, Any]] = {
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "bitnet": {"num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+}
+"""Values of `transformers` where a config says none: those of all kinds, and by kind those that differ."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROUNDED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 RANGES = {  # above the first, up to the second
     "rms_norm_eps": (0.0, 1.0),
@@ -152,14 +163,14 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"hidden_act is {act!r}; this decoder has silu")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
-    positions = 32768 if kind in ("qwen2", "qwen3") else 2048
-    shape: dict[str, Any] = {"max_position_embeddings": positions, "num_key_value_heads": heads, "rms_norm_eps": 1e-6}
-    shape["tie_word_embeddings"] = False
-    shape |= {name: raw[name] for name in SHAPE if raw.get(name) is not None}
+    unsaid = {"num_key_value_heads": heads, **COMMON, **UNSAID.get(kind, {})}
+    if "num_key_value_heads" in raw:  # null: one for each head
+        unsaid["num_key_value_heads"] = heads
+    shape: dict[str, Any] = {name: unsaid[name] if raw.get(name) is None else raw[name] for name in SHAPE}
     return ModelConfig(
         **shape,
         head_dim=raw.get("head_dim") or default_head,
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or unsaid["rope_theta"]),
         rope_scaling=_scaling(rope, shape["max_position_embeddings"]),
         qk_norm=kind == "qwen3" or kind == OURS and raw.get("qk_norm") is True,
         sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
@@ -278,13 +289,21 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
     """Return the differences between a model's file headers and its config.json, in words. Nothing is allocated."""
-    stored = {name: one.shape for header in headers for name, one in header.items() if not is_spare(name, config)}
+    found = {name: one.shape for header in headers for name, one in header.items()}
+    if only_head(config, found):
+        found[EMBEDDING] = found.pop(HEAD)
+    stored = {name: shape for name, shape in found.items() if not is_spare(name, config)}
     # a few more than there are tensors, however many layers the config promises
     wanted = dict(islice(shapes(config), len(stored) + 100))
     odd = [f"{name} is unknown" for name in stored if name not in wanted]
     odd += [f"{name} is missing" for name in wanted if name not in stored]
     both = ((name, stored[name], shape) for name, shape in wanted.items() if name in stored)
     return odd + [f"{name} is {there} instead of {shape}" for name, there, shape in both if there != shape]
+
+
+def only_head(config: ModelConfig, names: Collection[str]) -> bool:
+    """Return whether files hold tied weights under the name of the head alone, as some writers of safetensors do."""
+    return config.tie_word_embeddings and HEAD in names and EMBEDDING not in names
 
 
 def is_spare(name: str, config: ModelConfig) -> bool:

@@ -1,0 +1,171 @@
+"""Files of tokenizers and models as every version of transformers writes them: read, or refused by the dry run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.chat import conversations
+from data.tokens import tokenizer as tokenizers
+from flows import init_model
+from infra.errors import UsageError
+from infra.settings import Settings
+from store.artifacts.chat_template import named_tokens, template_of
+from tests.data.chat.templates import IM, MARKED, QWEN25, write
+from tests.trainer.model.test_init import configured, foreign, gpt2_like
+from tests.trainer.test_plan import ROOT
+from trainer import import_model, tensor_file
+from trainer.__main__ import main
+from trainer.model import export
+from trainer.model.huggingface import model_config
+
+pytestmark = pytest.mark.slow
+NO_LIMIT = int(1e30)
+DROPPED = (
+    *("max_position_embeddings", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "head_dim"),
+    *("rope_parameters", "attention_bias", "dtype"),
+)
+
+
+def changed(folder, name="tokenizer_config.json", without=(), **more):
+    path = folder / name
+    said = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({key: one for key, one in {**said, **more}.items() if key not in without}))
+    return folder
+
+
+def look(folder):
+    return init_model.look(str(folder), Settings.load(ROOT))
+
+
+@pytest.mark.parametrize("limit", [NO_LIMIT, 10**39, 1e30, None])
+def test_a_length_without_a_limit_is_read_in_every_spelling(tmp_path, limit):
+    folder = changed(write(foreign("Qwen2", tmp_path, vocab=400), QWEN25, IM), model_max_length=limit)
+    changed(folder, "config.json", max_length=limit)
+    changed(folder, "special_tokens_map.json", eos_token="<|im_end|>", model_max_length=limit)
+    assert template_of(folder) == QWEN25 and tokenizers.load(folder).chat is not None
+    assert look(folder).own_chat
+    with pytest.raises(UsageError, match="hidden_size"):
+        look(changed(folder, "config.json", hidden_size=NO_LIMIT))
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        lambda folder: changed(folder, eos_token="<|im_end|>", added_tokens_decoder={}),
+        lambda folder: changed(folder, eos_token={"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False}),
+        lambda folder: changed(changed(folder, eos_token=None), "special_tokens_map.json", eos_token="<|im_end|>"),
+        lambda folder: changed(folder, "special_tokens_map.json", eos_token={"content": "<|im_end|>"}),
+        lambda folder: changed(folder, extra_special_tokens=["<|user|>"], backend="tokenizers"),
+        lambda folder: changed(folder, extra_special_tokens={"image_token": "<|user|>"}),
+        lambda folder: changed(folder, additional_special_tokens=["<|user|>", "<|end|>"], unk_token=None),
+        lambda folder: changed(folder, without=("tokenizer_class", "pad_token", "model_max_length")),
+        lambda folder: changed(folder, "added_tokens.json", **{"<think>": 999}),
+    ],
+)
+def test_named_tokens_are_those_of_transformers_however_they_are_spelt(tmp_path, spelt):
+    from transformers import AutoTokenizer
+
+    folder = spelt(write(tmp_path, MARKED, IM))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    found = named_tokens(folder)
+    assert {name: found.get(name) for name in ("bos_token", "eos_token", "pad_token", "image_token")} == {
+        name: theirs.special_tokens_map.get(name) for name in ("bos_token", "eos_token", "pad_token", "image_token")
+    }
+    ours = tokenizers.load(folder)
+    talk = [{"role": "user", "content": "reads"}]
+    asked = theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    assert conversations.prompt(talk, ours) == asked
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_a_config_without_a_field_has_the_value_that_transformers_takes(tmp_path, kind):
+    from transformers import AutoConfig
+
+    folder = foreign(kind, tmp_path, head_dim=16)
+    whole = json.loads((folder / "config.json").read_text())
+    for name in DROPPED:
+        said = {key: one for key, one in whole.items() if key != name}
+        (folder / "config.json").write_text(json.dumps(said))
+        theirs = AutoConfig.from_pretrained(folder)
+        if name == "num_key_value_heads" and kind != "Llama":  # 32, which these four heads cannot share
+            with pytest.raises(ValueError, match="heads"):
+                model_config(said)
+            continue
+        ours = model_config(said)
+        for key in ("max_position_embeddings", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings"):
+            assert getattr(ours, key) == getattr(theirs, key), (name, key)
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"], name
+
+
+def test_weights_are_stored_as_they_came_whichever_field_says_so(tmp_path):
+    for number, (dtype, fields) in enumerate(
+        ((torch.bfloat16, {"dtype": "bfloat16"}), (torch.bfloat16, {"torch_dtype": "bfloat16"}), (torch.bfloat16, {}),
+         (torch.float16, {}), (torch.float32, {"dtype": "float32"}))
+    ):  # fmt: skip
+        folder = foreign("Llama", tmp_path / str(number), dtype=dtype)
+        changed(folder, "config.json", without=("dtype", "torch_dtype"))
+        changed(folder, "config.json", **fields)
+        assert import_model.stored_dtype(folder) == (dtype if dtype == torch.bfloat16 else torch.float32)
+
+
+@pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_tied_weights_that_are_stored_once_are_read_under_either_name(tmp_path, kept):
+    folder = foreign("Qwen3", tmp_path)
+    wanted = export.read(folder).head
+    tensors = tensor_file.read(folder / "model.safetensors")
+    tensors[kept] = tensors.pop("model.embed_tokens.weight")
+    (folder / "model.safetensors").unlink()
+    tensor_file.write(folder / "model.safetensors", tensors)
+    changed(folder, "config.json", _tied_weights_keys=["lm_head.weight"])
+    assert torch.equal(export.read(folder).head, wanted)
+    assert look(folder).model == export.read_config(folder)
+
+
+def word_level(folder):
+    from tokenizers import Tokenizer, models
+
+    (folder / "tokenizer.json").write_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str())
+
+
+def holes(folder):
+    write(folder, MARKED, IM)
+    said = json.loads((folder / "tokenizer.json").read_text())
+    vocab = said["model"]["vocab"]
+    vocab[max(vocab, key=vocab.get)] += 5000
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+
+
+def some_of_ours(folder):
+    gpt2_like(folder / "tokenizer.json")
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(["<|bos|>", "<|user_start|>"])
+    made.save(str(folder / "tokenizer.json"))
+
+
+def unnamed(folder):
+    write(folder, [{"name": "tool_use", "template": QWEN25}], IM)
+
+
+def broken(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize("make", [word_level, holes, some_of_ours, unnamed, broken])
+def test_what_the_import_refuses_the_dry_run_refuses_too(world, monkeypatch, capfd, make):
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = foreign("Qwen2", world.root / "theirs", vocab=400)
+    write(folder, MARKED, IM)
+    spec = look(folder)
+    (folder / "tokenizer_config.json").unlink()
+    make(folder)
+    own_chat = (folder / "tokenizer_config.json").is_file()
+    making = replace(world.making("imported"), name="imported/theirs")
+    file = configured(world, "import", making, replace(spec, own_chat=own_chat))
+    assert main(["import", "--config", str(file)]) in (1, 2)
+    assert "Traceback" not in capfd.readouterr().err
+    with pytest.raises(UsageError, match="tokenizer.json|chat templates"):
+        look(folder)
