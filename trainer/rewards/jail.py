@@ -231,10 +231,15 @@ def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Seque
     return outcomes
 
 
-def relayed(said: Any) -> dict[str, str]:
+def relayed(said: Any) -> dict[str, Any]:
     """Return what the answer's process said as the check hears it: plain data, or two short texts."""
     outcome = found(said)
     if not outcome.error:
-        return {"value": said["value"]}
+        given = said.get("given")
+        changed = given.items() if isinstance(given, dict) else ()
+        return {
+            "value": said["value"],
+            "given": {name: text for name, text in changed if not found({"value": text}).error},
+        }
     raised = said.get("raised") if isinstance(said, dict) else None
     return {"error": outcome.error, "raised": raised[:60] if isinstance(raised, str) else ""}

@@ -7,6 +7,7 @@ import pytest
 
 from data.problems.problem import Problem
 from tests.trainer.rewards.programs import programs
+from trainer.records.rl_config import RlConfig
 from trainer.rewards import math_answers
 from trainer.rewards.assertions import Test as OneTest
 from trainer.rewards.assertions import parsed
@@ -14,6 +15,7 @@ from trainer.rewards.code import Mbpp
 from trainer.rewards.math_answers import Math
 from trainer.rewards.reward import Said
 from trainer.rewards.sandbox import plain
+from trainer.rewards.task_rewards import judge_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
@@ -66,6 +68,27 @@ def judge():
 @pytest.mark.process
 def test_an_answer_that_is_right_passes_each_form_of_test(judge):
     assert [one for one in TESTS if judge.passed(RIGHT, SETUP, [one]) != 1.0] == []
+
+
+OTHER_FORMS = (
+    ("class P:\n    def __init__(self, x): self.x = x", "assert P(3).x == 3"),
+    ("class P:\n    def twice(self, x): return 2 * x", "assert P().twice(2) == 2 + 2"),
+    ("class P:\n    def __str__(self): return 'P'\ndef f(): return P()", "assert str(f()) == 'P'"),
+    ("def f(x): x.sort()", "x = [2, 1]\nf(x)\nassert x == [1, 2]"),
+    ("def f(x): x.update(b=2)", "x = {'a': 1}\nf(x)\nassert x == {'a': 1, 'b': 2}"),
+    ("def f(g, x): return g(x)", "assert f(lambda one: one + 1, 2) == 3 * 1"),
+    ("def f(x): return x", "assert list(map(f, (1, 2))) == [1] + [2]"),
+    ("def f(x): raise ValueError('no')", "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"),
+    ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+    ("def sum(some): return 5", "assert sum([1]) == 5"),
+)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("code", "words"), OTHER_FORMS)
+def test_a_test_of_another_form_holds_for_an_honest_answer_alone(judge, code, words):
+    assert judge.passed(code, "", [words]) == 1.0
+    assert judge.passed("def f(*some): return None\nclass P: pass", "", [words]) == 0.0
 
 
 @pytest.mark.process
@@ -144,5 +167,28 @@ def test_the_first_answer_of_math_does_not_end_the_run(monkeypatch):
             Problem(question="", answer="$\\boxed{x+1}$"), f"<SOLUTION>{'(x+' * 400}1{')' * 400}</SOLUTION>", True
         )
         assert [one.is_right for one in judge([slow])] == [False]
+    finally:
+        judge.close()
+
+
+HOSTILE_TEXTS = (
+    "", "\x00", "\ud800", "9" * 20_000, "1e999999999", "-" * 5_000, "1,000," * 3_000, "." * 5_000, "\u0662", "\u00b2",
+    "\u2212\u221e", "NaN", "Infinity", "sNaN", "1_000", "$" * 5_000, "\\boxed{" * 2_000, "\\frac{" * 1_000, "(" * 3_000,
+    "{" * 3_000 + "}" * 3_000, "\\text{" * 1_000, "10**400", "1/0", "\\frac{1}{0}", "0^{-1}", "x" * 399, "<SOLUTION>",
+    "</SOLUTION>1", "\r\n", "\u202e1",
+)  # fmt: skip
+GOLDS = ("#### 72", "", "9" * 5_000, "\\boxed{", "\\boxed{\\frac{1}{0}}", "#### \u0662", "\ud800")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("task", ["gsm8k", "grail", "sort", "math"])
+def test_no_answer_to_any_task_ends_a_batch(task):
+    judge = judge_of("gsm8k" if task == "grail" else task, RlConfig(grail_compat=task == "grail"))
+    try:
+        for gold in GOLDS:
+            some = [
+                Said(Problem(question="", answer=gold), f"<SOLUTION>{one}</SOLUTION>", True) for one in HOSTILE_TEXTS
+            ]
+            assert len(judge(some)) == len(some)
     finally:
         judge.close()

@@ -32,9 +32,12 @@ def answer(lines: JsonPipe) -> None:
         lines.write(_found(asked, names))
 
 
-def _found(asked: Any, names: dict[str, Any]) -> dict[str, str]:
+def _found(asked: Any, names: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of an expression, with those of its variables that it has changed in place."""
     try:
         given = {name: plain.read(text) for name, text in asked["given"].items()}
-        return {"value": plain.write(eval(asked["ask"], {**names, **given} if given else names))}
+        value = plain.write(eval(asked["ask"], {**names, **given} if given else names))
+        after = {name: plain.write(one) for name, one in given.items() if isinstance(one, plain.CHANGEABLE)}
+        return {"value": value, "given": {name: one for name, one in after.items() if one != asked["given"][name]}}
     except BaseException as error:
         return problem(error)

@@ -6,6 +6,7 @@ process that runs the answer; only plain data comes back. Whatever the answer re
 
 import ast
 import builtins
+from collections import deque
 from typing import Any
 
 from trainer.rewards.sandbox import plain
@@ -32,10 +33,16 @@ class RemoteObject:
     def __init__(self, asking: "AnswerClient", words: str, given: dict[str, Any]) -> None:
         self.asking_, self.words_, self.given_ = asking, words, given
 
-    def __getattr__(self, name: str) -> "RemoteObject":
+    def __getattr__(self, name: str) -> Any:
         if name in METHODS:
             raise AnswerFailed(f"{self.words_} is no plain data, and {name} is a method of plain data")
-        return RemoteObject(self.asking_, f"({self.words_}).{name}", self.given_)
+        return self.asking_.ask(f"({self.words_}).{name}", self.given_)
+
+    def __str__(self) -> str:
+        return str(self.asking_.ask(f"str({self.words_})", self.given_))
+
+    def __repr__(self) -> str:
+        return str(self.asking_.ask(f"repr({self.words_})", self.given_))
 
     def __call__(self, *some: Any, **named: Any) -> Any:
         given, words = dict(self.given_), []
@@ -63,6 +70,8 @@ class AnswerClient:
         self.lines.write({"ask": words, "given": {name: plain.write(one) for name, one in given.items()}})
         found = self.lines.read()
         if "value" in found:
+            for name, text in found.get("given", {}).items():
+                change(given.get(name), plain.read(text))
             return plain.read(found["value"])
         if found["raised"] == plain.NotPlain.__name__:
             return RemoteObject(self, words, given)
@@ -70,6 +79,20 @@ class AnswerClient:
         if isinstance(raised, type) and issubclass(raised, Exception):
             raise raised(found["error"])
         raise AnswerFailed(found["error"])
+
+
+def change(old: Any, new: Any) -> None:
+    """Give a variable of the test the contents that the answer has given to its copy of it."""
+    if type(old) is not type(new):
+        return
+    if isinstance(old, (list, bytearray)):
+        old[:] = new
+    elif isinstance(old, (dict, set)):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, deque):
+        old.clear()
+        old.extend(new)
 
 
 def check(lines: JsonPipe) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 MOST_BYTES, MOST_ITEMS, DEEPEST = 1 << 18, 20_000, 60
+CHANGEABLE = (list, dict, set, bytearray, deque)
 VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 
 

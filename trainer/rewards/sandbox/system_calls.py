@@ -31,15 +31,16 @@ FREE = {
     "futex": (202, 98), "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "fstat": (5, 80),
     "newfstatat": (262, 79), "stat": (4, -1), "lstat": (6, -1), "brk": (12, 214), "munmap": (11, 215),
     "mremap": (25, 216), "madvise": (28, 233), "getdents64": (217, 61), "readlink": (89, -1), "readlinkat": (267, 78),
-    "access": (21, -1), "faccessat": (269, 48), "getcwd": (79, 17), "pread64": (17, 67), "readv": (19, 65),
-    "writev": (20, 66), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24), "poll": (7, -1), "ppoll": (271, 73),
+    "access": (21, -1), "faccessat": (269, 48), "getcwd": (79, 17), "pread64": (17, 67), "dup": (32, 23),
+    "dup2": (33, -1), "dup3": (292, 24), "poll": (7, -1), "ppoll": (271, 73),
     "select": (23, -1), "pselect6": (270, 72), "exit": (60, 93), "exit_group": (231, 94), "rseq": (334, 293),
-    "set_robust_list": (273, 99), "set_tid_address": (218, 96), "sched_yield": (24, 124),
-    "restart_syscall": (219, 128), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+    "set_robust_list": (273, 99), "sched_yield": (24, 124), "restart_syscall": (219, 128),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
     "sigaltstack": (131, 132), "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115),
-    "nanosleep": (35, 101), "gettimeofday": (96, 169), "time": (201, -1), "getpid": (39, 172), "getppid": (110, 173),
+    "nanosleep": (35, 101), "gettimeofday": (96, 169), "getpid": (39, 172), "getppid": (110, 173),
     "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
-    "uname": (63, 160), "getrusage": (98, 165), "getrlimit": (97, 163), "getrandom": (318, 278),
+    "alarm": (37, -1), "setitimer": (38, 103), "times": (100, 153), "uname": (63, 160),
+    "getrusage": (98, 165), "getrlimit": (97, 163), "getrandom": (318, 278),
 }  # fmt: skip
 FILTERED = {
     "open": (2, -1), "openat": (257, 56), "mmap": (9, 222), "mprotect": (10, 226), "clone": (56, 220),
@@ -51,6 +52,7 @@ OTHERWISE = {"ioctl": ((16, 29), ENOTTY), "clone3": ((435, 435), ENOSYS), "opena
              "statx": ((332, 291), ENOSYS), "faccessat2": ((439, 439), ENOSYS)}  # fmt: skip
 # What the process that starts the others needs beside these; bubblewrap gives it the list from outside.
 STARTER = {
+    "set_tid_address": (218, 96), "readv": (19, 65), "writev": (20, 66),
     "execve": (59, 221), "open": (2, -1), "openat": (257, 56), "mmap": (9, 222), "mprotect": (10, 226),
     "clone": (56, 220), "fork": (57, -1), "vfork": (58, -1), "wait4": (61, 260), "waitid": (247, 95),
     "kill": (62, 129), "tgkill": (234, 131), "fcntl": (72, 25), "ioctl": (16, 29), "prctl": (157, 167),
