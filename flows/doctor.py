@@ -281,7 +281,7 @@ def _store(settings: Settings) -> list[DoctorLine]:
 
 def _uploads(settings: Settings) -> list[DoctorLine]:
     """Tell how the last run whose courier's log is here fared with the store; [] where none went to one."""
-    logs = sorted((settings.pods.parent / "logs").glob("*/carry.log"), key=lambda one: one.stat().st_mtime)
+    logs = sorted(settings.homes.glob("*/pod/logs/carry.log"), key=lambda one: one.stat().st_mtime)
     said = (
         [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
     )
@@ -289,7 +289,7 @@ def _uploads(settings: Settings) -> list[DoctorLine]:
         return []
     is_well = not any(words in said[-1] for words in (" not carried, ", " not in the store: ", "courier: "))
     words = "".join(one for one in said[-1] if one.isprintable())
-    return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parent.name}: {words}")]
+    return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parents[2].name}: {words}")]
 
 
 def lint(path: str) -> list[DoctorLine]:

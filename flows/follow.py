@@ -12,6 +12,7 @@ from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
 from infra.runs.keepers.keeper import asked_at
 from infra.runs.keepers.run_keeper import RunKeeper
+from infra.runs.run_home import RunHome
 from infra.runs.settle import end_others, settle
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
@@ -51,5 +52,5 @@ def conclude(
     settle(journal, settings, tell, only)
     end_others(op, journal, settings, state, tell)
     if state == "succeeded":
-        snapshot.forget(settings.homes / op.run)
+        snapshot.forget(RunHome.of(op.run, settings.homes))
         run_leases.release(op.store, op.run, journal.installation, tell)

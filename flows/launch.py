@@ -35,6 +35,7 @@ from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import has_machine, last_verdict
+from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
@@ -285,7 +286,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     paid_from = ""
 
     def keep(op: Op) -> None:
-        snapshot.keep_code(op, ROOT, settings.homes / op.run, plan.carried)
+        snapshot.keep_code(op, ROOT, RunHome.of(op.run, settings.homes), plan.carried)
 
     def rent() -> Op:
         found_now = offers

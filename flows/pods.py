@@ -23,6 +23,7 @@ from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings, is_secret
@@ -91,7 +92,7 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
     secrets = job_environment.secrets(settings)
 
     def keep(given: Op) -> None:
-        snapshot.keep_code(given, ROOT, settings.homes / given.run)
+        snapshot.keep_code(given, ROOT, RunHome.of(given.run, settings.homes))
 
     terms = street.Terms(sync=sync, keep=None if vendor.is_here else keep)
     return street.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)

@@ -1,12 +1,12 @@
 """Names: readable ones for runs, random ones for what a vendor bills."""
 
 import difflib
-import re
 import secrets
 import string
 from collections.abc import Collection, Iterable
 
 from infra.errors import UsageError
+from store.untrusted_names import is_part
 
 ADJECTIVES = (
     "able agile amber ample azure bold brave breezy bright brisk calm clear clever cosy crisp daring deft eager "
@@ -23,7 +23,6 @@ ANIMALS = (
     "quail raven robin salmon seal shrew skua sparrow squid stork swan swift tern thrush tiger toad trout tuna "
     "turtle vole walrus weasel whale wolf wren yak zebra"
 ).split()
-_NAME = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -39,7 +38,7 @@ def run_name(taken: Collection[str] = (), stem: str = "") -> str:
 
 def check_name(name: str) -> str:
     """Return `name` itself, safe as a file name and a word. Raises UsageError."""
-    if not _NAME.fullmatch(name):
+    if not is_part(name):
         raise UsageError(
             f"{name!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.' "
             "or '-'"

@@ -203,8 +203,8 @@ class Settings:
 
     @property
     def homes(self) -> Path:
-        """Return the folder of the local mirrors of all runs, by the run's name."""
-        return self.pods.parent / "logs"
+        """Return the folder that holds the home of each run (`infra.runs.run_home`), by the run's name."""
+        return self.pods.parent / "runs"
 
     def shown(self) -> list[ShownSetting]:
         """Return every setting, secrets hidden, in the table's order."""

@@ -4,6 +4,7 @@ import time
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
+from infra.runs.run_home import RunHome
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
@@ -71,7 +72,7 @@ def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
 
 
 def last_words(one: Member, settings: Settings) -> str:
-    log = settings.homes / one.run / "engine.log"
+    log = RunHome.of(one.run, settings.homes).pod.log("engine")
     return controller_process.tail(log, 4)
 
 

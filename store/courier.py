@@ -28,7 +28,8 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.mounts import WORK, MountFolder
 from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
-from store.run_sync.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
+from store.run_sync.run_folder import ACKNOWLEDGED, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
+from store.untrusted_names import CHECKPOINT
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5

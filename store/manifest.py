@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store import outside
+from store.untrusted_names import is_inside, is_part
 
 SCHEMA = 1
 MISSING = "it is missing"
@@ -17,7 +18,6 @@ MANIFEST = "ARTIFACT.json"  # in the artifact's folder
 FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
 BY_FINGERPRINT = "by-fingerprint"  # <kind>/<fingerprint>: every artifact once; the names beside it are pointers
 STAGE_NAME = re.compile(r"(?!datasets/|by-fingerprint/|runs/)(?:[A-Za-z0-9._-]+/){2,}stage(1|1\.9|2|3)")  # of 1.58 bits
-_PART = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -128,7 +128,7 @@ def entry_of(said: Any) -> FileEntry:
         raise ValueError(f"entry {outside.shown(said)}")
     path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
     size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
-    if not is_harmless(path) or not _SHA256.fullmatch(sha256) or size < 0:
+    if not is_inside(path) or not _SHA256.fullmatch(sha256) or size < 0:
         raise ValueError(f"entry {outside.shown(path)}")
     return FileEntry(path, size, sha256, version)
 
@@ -150,7 +150,7 @@ def kind_of(name: str) -> str:
 
 def kept_name(name: str, fingerprint: str) -> str:
     """Return the permanent name of an artifact, whatever it is called."""
-    part = fingerprint if _PART.fullmatch(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
+    part = fingerprint if is_part(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
     return f"{BY_FINGERPRINT}/{kind_of(name)}/{part}"
 
 
@@ -192,7 +192,7 @@ def places(name: str) -> tuple[str, str]:
 
 
 def is_name(name: str) -> bool:
-    return all(_PART.fullmatch(part) for part in name.split("/"))
+    return all(is_part(part) for part in name.split("/"))
 
 
 def check_name(name: str) -> str:
@@ -200,11 +200,6 @@ def check_name(name: str) -> str:
     if not is_name(name):
         raise StoreError(f"{name!r} cannot name an artifact: letters, digits, '.', '_' and '-', in parts joined by '/'")
     return name
-
-
-def is_harmless(path: str) -> bool:
-    """Return whether a path that somebody wrote down stays inside of the folder that it is taken from."""
-    return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_manifest(path: str) -> bool:

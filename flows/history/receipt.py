@@ -19,16 +19,17 @@ from flows import extensions
 from infra.agent.environments import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
 from infra.money import per_hour
 from infra.records import Offer
+from infra.runs.run_home import RunHome, read_record, write_record
 from infra.settings import Settings
 from infra.units import count
+from store import strict_records
 from store.artifacts.artifacts import Store
 
 SCHEMA = 1
-FILE, DIFF = "run.json", "run.diff"
 MOST_DIFF_BYTES = 8 << 20
 WEIGHTS = ".safetensors"
 
@@ -62,7 +63,7 @@ class Receipt:
 
 def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
     """Write the receipt of a run that begins; return its file."""
-    folder, diff = settings.homes / op.run, _git("diff", "HEAD", "--binary")
+    home, diff = RunHome.of(op.run, settings.homes), _git("diff", "HEAD", "--binary")
     job = json.loads(op.job)
     torch = job.get("torch") or "cpu"
     made = Receipt(
@@ -82,25 +83,38 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         ),
     )
     if diff and len(diff) <= MOST_DIFF_BYTES:
-        write_durably(folder / DIFF, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())
-    write_durably(folder / FILE, json.dumps(asdict(made), indent=1, default=str))
-    return folder / FILE
+        write_durably(home.receipt_diff, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())
+    write_record(home.receipt, asdict(made))
+    return home.receipt
 
 
 def read(op: Op, settings: Settings) -> Receipt:
-    """Return the receipt of a run. Raises UsageError when it has none."""
-    path = settings.homes / op.run / FILE
+    """Return the receipt of a run. Raises UsageError when it has none, or one that does not fit the journal's row.
+
+    Its words are run on this machine, so they have to be those that the journal has of the run.
+    """
+    path = RunHome.of(op.run, settings.homes).receipt
     try:
-        said = json.loads(path.read_bytes())
-        if said["schema"] != SCHEMA:
-            raise UsageError(f"{path}: schema {said['schema']}, this Slipway reads {SCHEMA}")
-        found = Receipt(**said)
+        said = read_record(path)
+        if said.get("schema") != SCHEMA:
+            raise UsageError(f"{path}: schema {said.get('schema')}, this Slipway reads {SCHEMA}")
+        found = strict_records.read(Receipt, said)
         Job.from_json(json.dumps(found.job))
-        return found
     except FileNotFoundError:
         raise UsageError(f"{op.run} has no receipt: {path} is not there; runs have one since they write it") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except UsageError:
+        raise
+    except (SlipwayError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
+    if found.run != op.run or found.store != op.store or _work_of(found.job) != _work_of(json.loads(op.job)):
+        raise UsageError(f"{path} is not the receipt of {op.run}: the journal has other steps of the run; nothing was "
+                         "done; look at the file before you use it")  # fmt: skip
+    return found
+
+
+def _work_of(job: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the steps of a job that make something: their names, their words and their configurations."""
+    return [(one["name"], one["words"], one["config"]) for one in job["steps"] if "making" in one["config"]]
 
 
 def differences(one: Receipt, settings: Settings) -> list[str]:

@@ -25,6 +25,7 @@ from infra.records import PodView
 from infra.runs import sight
 from infra.runs.lookup import find_run
 from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from infra.units import count, duration, moment
 from serve.policy import service_state
@@ -138,14 +139,14 @@ def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
         if found := last_verdict(op, settings):
             return found
     with contextlib.suppress(SlipwayError, OSError, ValueError):
-        found = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
+        found = mirror.words_at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return found if found.get("token") == op.token else {}
     return {}
 
 
 def _tail(op: Op, step: str, settings: Settings) -> str:
     """Return the last lines of a step's log, as they are on this machine; "" where they are not."""
-    places = [settings.homes / op.run / f"{step}.log"]
+    places = [RunHome.of(op.run, settings.homes).pod.log(step)]
     places += [folder_of(op).log(step)] if op.address and not op.address.startswith("ssh://") else []
     return next((text for path in places if step and (text := _end_of(path))), "")
 

@@ -90,7 +90,7 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
         if not (before and there.about):
-            homes.send(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
+            homes.send(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
                        archive.runs_over(text))  # fmt: skip
         about = host.call(there, "accept", {
             "archive": text, "installation": installation or archive.installation_of(text),
@@ -117,7 +117,7 @@ def down(settings: Settings, tell: Say) -> CameHome:
         released = host.call(there, "release", {"to": this_machine().host})
         text, left = host.told(released, "archive", str), host.told(released, "left", list)
         host.copy.keep(text)
-        homes.fetch(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
+        homes.fetch(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
                     archive.runs_over(text))  # fmt: skip
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")

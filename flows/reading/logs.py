@@ -7,6 +7,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -27,12 +28,13 @@ def is_gone(op: Op, settings: Settings) -> bool:
         return True
 
 
-def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say) -> bool:
+def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
     """Bring the logs home; tell whether what is there, and in the store, has to do: the pod is deaf or gone."""
     if not op.address or is_gone(op, settings):
         return True
     try:
-        mirror.bring_logs(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
+        transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
+        mirror.bring_logs(op, transport, RunHome.of(op.run, settings.homes))
         return False
     except SlipwayError as error:
         if is_gone(journal.op(op.token), settings):  # meanwhile
@@ -46,12 +48,12 @@ def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say)
         return True
 
 
-def bring_from_store(op: Op, folder: Path, tell: Say) -> None:
+def bring_from_store(op: Op, settings: Settings, tell: Say) -> None:
     """Bring what the pod itself has brought to the store: it may be gone."""
     if not op.store:
         return
     try:
-        mirror.bring_logs_from_store(op, folder)
+        mirror.bring_logs_from_store(op, RunHome.of(op.run, settings.homes))
     except StoreError as error:  # then the copies on this machine are used
         tell(f"{op.run}: {error}")
 

@@ -10,7 +10,8 @@ from infra.ledger.life_cycle import TERMINATING
 from infra.ledger.op import Op
 from infra.runs.lookup import way
 from infra.runs.pods import folder_of
-from infra.runs.sync import mirror
+from infra.runs.run_home import RunHome
+from infra.runs.sync import fetched, mirror
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
 from store import credentials, outside
@@ -58,8 +59,14 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
                 return b"".join(left.pieces(name)) if name in names else None
 
             yield store
-    kept = settings.homes / op.run
-    yield lambda phase, file: read(kept / "pod" / _inside(phase, file) if phase else kept / file)
+    kept = RunHome.of(op.run, settings.homes).pod.root
+
+    def home(phase: str, file: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return fetched.content(kept, _inside(phase, file))
+        return None
+
+    yield home
 
 
 def gpu_memory(spoken: Sequence[Place], scale: float) -> list[tuple[float, float]]:

@@ -47,6 +47,7 @@ from infra.runs import pods
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper, recovers
 from infra.runs.keepers.recovery import RUN
+from infra.runs.run_home import RunHome
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -231,7 +232,7 @@ class Supervisor:
 
     def _log_of(self, run: str, settings: Settings) -> Say:
         """Return what writes to the log of a run that is kept from now on, which is told."""
-        log = settings.homes / run / "keep.log"
+        log = RunHome.of(run, settings.homes).keep_log
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def tell(text: str) -> None:

@@ -23,6 +23,7 @@ from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.providers import registry
 from infra.providers.local import Local
+from infra.runs.run_home import RunHome
 from infra.settings import Settings
 
 START_S = 60.0
@@ -90,7 +91,7 @@ def hand_on(op: Op, settings: Settings) -> str:
         journal.leases.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
-    log = settings.homes / op.run / "keep.log"
+    log = RunHome.of(op.run, settings.homes).keep_log
     return f"{who} copies its results here, and continues it if its machine fails; its log: {log}; see: inv supervisor"
 
 

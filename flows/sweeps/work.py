@@ -35,6 +35,7 @@ from infra.money import dollars
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run
+from infra.runs.run_home import RunHome
 from infra.runs.settle import settle
 from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
@@ -250,13 +251,13 @@ class SweepWork:
         words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
         words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
-        home = self.settings.homes / run
-        home.mkdir(parents=True, exist_ok=True)
+        home = RunHome.of(run, self.settings.homes)
+        home.folder.mkdir(parents=True, exist_ok=True)
         self._say(run, "begins", place)
-        with (home / "launch.json").open("wb") as said, (home / "launch.log").open("ab") as log:
+        with home.launch_answer.open("wb") as said, home.launch_log.open("ab") as log:
             child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
                                      start_new_session=True)  # fmt: skip
-        self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log",
+        self.running[run] = TrialAtWork(run, lane, child, home.launch_answer, home.launch_log,
                                         recoveries=self._recoveries(run))  # fmt: skip
         self._set(run, state=kept.RUNNING, pod=place, reason="")
 

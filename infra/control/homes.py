@@ -5,8 +5,6 @@ its logs and last words. In: the folders with the logs of runs, here and there, 
 """
 
 import contextlib
-import io
-import json
 import logging
 import os
 import secrets
@@ -21,8 +19,8 @@ from infra.control import unpack
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
-from infra.runs.sync.snapshot import CARRIED
 from infra.transport import large_files
 from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
@@ -33,11 +31,13 @@ BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
 MOST_NAMED = 20  # links that are left out
 TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
-# Whole folders by their names as words, only the files that lie in them by their names on stdin.
+# Whole folders by their names as words; by their names on stdin only receipts, logs and reports.
 GIVE = """
 cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
 { for one in "$@"; do [ ! -d "$one" ] || printf '%s\\n' "$one"; done
-  while read -r one; do [ ! -d "$one" ] || find "$one" -maxdepth 1 -type f; done; } > "$draft.list"
+  while read -r one; do for folder in "$one" "$one/pod/logs" "$one/pod/state"; do
+      [ ! -d "$folder" ] || find "$folder" -maxdepth 1 -type f
+  done; done; } > "$draft.list"
 [ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
 code=$?; rm -f "$draft.list"; [ ! -f "$draft" ] || wc -c < "$draft"; exit $code
 """
@@ -66,22 +66,21 @@ def gather(journal: Journal, here: Path) -> None:
     for run in journal.runs():
         op = journal.ops(run=run)[-1]
         if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
-            mirror.bring_logs(op, ThisMachine(), here / run)
-            mirror.bring_words(op, ThisMachine(), here / run)
+            home = RunHome.of(run, here)
+            mirror.bring_logs(op, ThisMachine(), home)
+            mirror.bring_words(op, ThisMachine(), home)
 
 
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
     """Copy the kept files of these runs there; of those that are over no folders. Raises SlipwayError."""
     names = [name for name in runs if (here / name).is_dir()]
-    files = [one for name in over if (here / name).is_dir() for one in sorted((here / name).iterdir()) if one.is_file()]
+    files = [one for name in over for one in _files_of(RunHome.of(name, here))]
     if not (names or files):
         return
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
             for name in names:
-                tar.add(here / name, name, filter=lambda one: None if one.name == f"{name}/{CARRIED}" else one)  # noqa: B023
-                if (here / name / CARRIED).is_file():
-                    _add(tar, f"{name}/{CARRIED}", _moved((here / name / CARRIED).read_bytes(), there / name))
+                tar.add(here / name, name)
             for one in files:
                 tar.add(one, one.relative_to(here))
         limit_s = BASE_S + file.tell() / SLOWEST_BYTES_PER_S
@@ -91,6 +90,12 @@ def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over:
         raise SlipwayError(
             f"what is kept of {', '.join(names) or 'earlier runs'} cannot be sent: {done.stderr.strip()}"
         )
+
+
+def _files_of(home: RunHome) -> list[Path]:
+    """Return the files that are kept of a run that is over: its receipt, its logs and its reports."""
+    folders = [one for one in (home.folder, home.pod.logs, home.pod.state) if one.is_dir()]
+    return [one for folder in folders for one in sorted(folder.iterdir()) if one.is_file() and not one.is_symlink()]
 
 
 def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
@@ -111,8 +116,6 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
         kept = unpack.made(folder, "all")
         links = _extract(folder / "packed", kept, lambda name: _is_kept(name, runs, over), unpack.ArchiveBounds())
         _tell_left_out(unpack.make_links(kept, links))
-        for path in kept.glob(f"*/{CARRIED}"):
-            path.write_bytes(_moved(outside.content(path), here / path.parent.name))
         unpack.put(kept, here)
 
 
@@ -223,7 +226,7 @@ def _is_under(name: str, top: str) -> bool:
 def _is_kept(name: str, runs: Sequence[str], over: Sequence[str]) -> bool:
     """Return whether `fetch` has asked for it: all of a run at work, the files of one that is over."""
     run, *rest = name.split("/")
-    return run in runs or run in over and len(rest) <= 1
+    return run in runs or run in over and (len(rest) <= 1 or rest[0] == "pod" and len(rest) <= 3)
 
 
 def _tell_left_out(sentences: Sequence[str]) -> None:
@@ -275,21 +278,6 @@ def _fetch(machine: Transport, source: str, path: Path, size: int, meter: Meter)
 
 def _log(words: str) -> None:
     logging.getLogger(__name__).warning("%s", words)
-
-
-def _moved(carried: bytes, folder: Path) -> bytes:
-    """Return the list of files that go along with the code of a run, with paths in `folder`."""
-    found = outside.parse(carried)
-    if type(found) is not list or any(type(one) is not dict for one in found):
-        raise Unreadable(f"its {CARRIED} is no list of files")
-    sources = [str(folder / os.path.basename(outside.typed(one, "source", str))) for one in found]
-    return json.dumps([{**one, "source": source} for one, source in zip(found, sources, strict=True)]).encode()
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    about = tarfile.TarInfo(name)
-    about.size = len(content)
-    tar.addfile(about, io.BytesIO(content))
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -138,7 +138,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
     if is_in_use(places):
         with Journal.open(places.state_file) as journal:
             refuse_ties(journal, "this control host")
-            homes.gather(journal, places.var / "logs")
+            homes.gather(journal, places.homes)
         told: list[str] = []
         left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
         journal_moves.move_away(places.state_file, to, is_home=True)

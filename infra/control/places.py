@@ -65,6 +65,11 @@ class HostPlaces:
         return self.root / "var"
 
     @property
+    def homes(self) -> Path:
+        """Return what `Settings.homes` is on the control host."""
+        return self.var / "runs"
+
+    @property
     def current(self) -> Path:
         return self.root / "current"
 

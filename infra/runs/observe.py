@@ -22,7 +22,9 @@ from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs import sight
+from infra.runs.run_home import RunHome
 from infra.runs.sight import STOPPED, Sight
+from infra.runs.sync.fetched import cuts_at_home
 from infra.runs.sync.mirror import words_at_home
 from infra.units import duration, moment
 
@@ -50,7 +52,14 @@ def snapshot(
     found = {op.token: it if isinstance(it, Sight) else _silent(op, providers, homes, str(it)) for op, it in sights}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
-    return [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
+    views = [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
+    return [replace(one, note="; ".join(filter(None, (one.note, *_cuts(one.run, homes))))) for one in views]
+
+
+def _cuts(run: str, homes: Path) -> list[str]:
+    """Return in words which files of the run's pod are on this machine only in part."""
+    cuts = cuts_at_home(RunHome.of(run, homes))
+    return [f"not all that its pod has is here: {'; '.join(cuts)}"] if cuts else []
 
 
 def _shown(
@@ -249,7 +258,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) ->
 def _from_home(op: Op, homes: Path, seen: Sight) -> Sight:
     """Return the sight with what was downloaded of the pod."""
     try:
-        told = sight.of(op, words_at_home(op, homes / op.run))
+        told = sight.of(op, words_at_home(op, RunHome.of(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:
         return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
     return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

@@ -26,6 +26,7 @@ from infra.providers import Provider, registry
 from infra.providers.offers import own_names
 from infra.runs import pods, sight
 from infra.runs.lookup import way
+from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
@@ -203,7 +204,7 @@ def reconcile_accounts(
 def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
     """Return the verdict of a pod that is gone, perhaps by itself; {} when none can be read just now."""
     try:
-        return mirror.last_words(op, settings.homes / op.run)
+        return mirror.last_words(op, RunHome.of(op.run, settings.homes))
     except StoreError as error:
         tell(f"{op.run}: {error}")
         return {}
@@ -236,12 +237,12 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
 
     Raises SlipwayError, StoreError.
     """
-    transport, folder = vendor.reach(pods.pod_of(op)), settings.homes / op.run
-    mirror.bring_logs(op, transport, folder)
-    mirror.bring_words(op, transport, folder)
+    transport, home = vendor.reach(pods.pod_of(op)), RunHome.of(op.run, settings.homes)
+    mirror.bring_logs(op, transport, home)
+    mirror.bring_words(op, transport, home)
     if not vendor.pod_store or op.slot > 0:  # other nodes keep what they make for themselves
         return []
-    return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), folder, meter)
+    return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), home, meter)
 
 
 def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: Say) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
+from infra.runs.sync.listing import LIST, LOGS
 from infra.skypilot.client import NoServer, NotAnswered, SkyPilotAnswer
 from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, Result, Unreachable
+from store.untrusted_names import is_part
 
 OVER = {  # SkyPilot's last states of a managed job
     "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
@@ -54,7 +56,7 @@ def read(text: str) -> JobLog:
                     report = json.loads(said.removeprefix(REPORT))
             continue
         name, between, rest = said.partition(BETWEEN)
-        is_step = bool(between) and re.fullmatch(r"[A-Za-z0-9._-]+", name)
+        is_step = bool(between) and is_part(name)
         step = f"{name}.{rank}" if is_step and rank else name if is_step else "skypilot"
         steps.setdefault(step, []).append(rest if is_step else line)
     return JobLog({name: "\n".join(lines) + "\n" for name, lines in steps.items()}, report)
@@ -104,9 +106,9 @@ class JobView:
         if verb[1:4] == ["-m", "infra.agent", "stop"]:
             self.end()
             return Result(0, "{}", "")
-        if verb[:1] == ["sh"] and verb[-1].endswith("logs"):
-            logs = self._all_logs().steps
-            return Result(0, "".join(f"{len(text.encode())} {name}.log\n" for name, text in logs.items()), "")
+        if verb[1:3] == ["-c", LIST]:
+            logs = self._all_logs().steps if LOGS in verb else {}
+            return Result(0, "".join(f"{len(text.encode())} logs/{name}.log\0" for name, text in logs.items()), "")
         raise self._refusal(f"running {' '.join(verb[:4])}")
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
@@ -120,7 +122,7 @@ class JobView:
         return self._log_bytes(path)
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        return self._log_bytes(path)[offset:][:READ_BYTES]
+        return self.get(path)[offset:][:READ_BYTES]
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         raise self._refusal(f"writing {Path(path).name}")

@@ -17,6 +17,7 @@ from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
+from infra.runs.run_home import RunHome
 from infra.runs.settle import bring_home
 from infra.runs.sync import mirror
 from infra.runs.sync.send_code import send_code
@@ -156,7 +157,7 @@ def pull(spec: PullFlags) -> None:
     if spec.json:
         print_json({"run": op.run, "brought": names, "store": op.store, **about(meter)})
         return
-    render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")
+    render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {RunHome.of(op.run, settings.homes).pod.logs}")
     if names:
         render.say(moved(meter))
 

@@ -44,7 +44,9 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
      "yes; the next launch makes them again"),
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
-    ("`var/logs`", "", "copies of the logs and verdict of each run", "yes"),
+    ("`var/runs`", "", "the home of each run: its receipt `run.json`; in `kept/` the code that its next pod gets; in "
+     "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted", "yes"),
+    ("`var/logs`", "", "tracebacks of errors in Slipway itself", "yes"),
     ("`var/code.json`", "", "a cache of the code that plans have read", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
     ("`var/sweeps`", "", "which runs belong to one sweep, for the page of `./inv ui`", "yes"),

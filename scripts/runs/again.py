@@ -12,6 +12,7 @@ from flows.history.receipt import Receipt
 from infra.checkout import ROOT
 from infra.runs.lookup import find_run
 from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
@@ -83,7 +84,7 @@ def eject(spec: EjectFlags) -> None:
         op = find_run(journal, spec.run)
         one = receipt.read(op, settings)
     folder = Path(spec.out or f"{one.run}-plain").absolute()
-    kept = [settings.homes / op.run / "code"]
+    kept = [RunHome.of(op.run, settings.homes).kept.code]
     kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
     code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
     files = ejecting.eject(one, folder, code)

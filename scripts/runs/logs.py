@@ -23,8 +23,10 @@ from infra.runs import pods
 from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
 from infra.runs.lookup import find_run, waits
+from infra.runs.run_home import RunHome
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
+from infra.runs.sync.fetched import cuts_at_home
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from scripts.cli import context, render
@@ -47,11 +49,14 @@ def logs(spec: LogsFlags) -> None:
 
 def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    folder = settings.homes / op.run
+    home = RunHome.of(op.run, settings.homes)
+    folder = home.pod.logs
     wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
-    if bring(op, journal, settings, folder, say) or not op.is_live:
-        bring_from_store(op, folder, say)
+    if bring(op, journal, settings, say) or not op.is_live:
+        bring_from_store(op, settings, say)
+    for one in cuts_at_home(home):
+        say(f"{op.run}: not all that its pod has is here: {one}")
 
     def paths() -> list[Path]:
         return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
@@ -69,9 +74,9 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     told: dict[str, tuple[str, float]] | None = None
     for op, (progress, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
         deadline = time.monotonic() + LAST_S
-        while bring(op, journal, settings, folder, say) and verdict and time.monotonic() < deadline:
+        while bring(op, journal, settings, say) and verdict and time.monotonic() < deadline:
             if is_gone(op := journal.op(op.token), settings):
-                bring_from_store(op, folder, say)
+                bring_from_store(op, settings, say)
                 break
             time.sleep(RETRY_S)
         for path in paths():

@@ -21,6 +21,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import way
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.settings import Settings
 from scripts.cli import context, render
@@ -119,11 +120,11 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
         raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
-    folder = settings.homes / rows[-1].run
+    home = RunHome.of(rows[-1].run, settings.homes)
     if rows[-1].is_live and rows[-1].address:
-        mirror.bring_logs(rows[-1], way(settings, rows[-1]), folder)
-    log = folder / "engine.log"
-    return log if log.exists() else folder / "environment.log"  # the folder of the log is made before
+        mirror.bring_logs(rows[-1], way(settings, rows[-1]), home)
+    log = home.pod.log("engine")
+    return log if log.exists() else home.pod.log("environment")  # the folder of the log is made before
 
 
 def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) -> int:

@@ -29,6 +29,7 @@ from infra.providers import Provider, registry
 from infra.records import Plan
 from infra.runs import launch, pods
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.run_home import RunHome
 from infra.runs.sight import Asks, Sight, look
 from infra.runs.sync import mirror
 from infra.settings import Settings
@@ -183,12 +184,12 @@ class Landing:
 
     def log_of(self, run: str) -> Path:
         """Return the folder of its engine's log once it has ended."""
-        return self.settings.pods.parent / "logs" / run
+        return RunHome.of(run, self.settings.homes).pod.logs
 
     def _bring_log(self, op: Op) -> None:
         """Fetch its log with best effort: an unreachable one is ended all the same."""
         try:
-            mirror.bring_logs(op, self.reach(op), self.log_of(op.run))
+            mirror.bring_logs(op, self.reach(op), RunHome.of(op.run, self.settings.homes))
         except (SlipwayError, OSError) as error:
             self.say(f"{op.run}: its log stays behind: {error}")
 

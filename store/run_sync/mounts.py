@@ -14,8 +14,9 @@ from pathlib import Path
 from store import local_files
 from store.backends.backend import ListedFile
 from store.backends.by_uri import open_place
-from store.manifest import check_name, is_harmless
+from store.manifest import check_name
 from store.run_sync.run_folder import spool
+from store.untrusted_names import is_inside
 
 WORK = "work/mounts"
 
@@ -98,7 +99,7 @@ class MountFolder:
     def _there(self) -> dict[str, ListedFile]:
         listed = self._place.listing(self.under)
         named = {path.removeprefix(f"{self.under}/"): one for path, one in listed.items()}
-        return {name: one for name, one in named.items() if is_harmless(name)}
+        return {name: one for name, one in named.items() if is_inside(name)}
 
     def _read_kept(self) -> dict[str, Stamp]:
         try:

@@ -6,7 +6,6 @@ where they ended. Where there is nothing, nothing is done: that is the first sta
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
 from store.run_sync.mounts import MountFolder
-from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Damaged, ListedCheckpoint, RunFolder, by_folder, step_of
+from store.run_sync.run_folder import ACKNOWLEDGED, Damaged, ListedCheckpoint, RunFolder, by_folder, step_of
+from store.untrusted_names import FIGURES, LOG
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
-FIGURES = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/(metrics|samples)\.jsonl")
 
 T = TypeVar("T")
 

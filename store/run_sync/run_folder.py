@@ -25,14 +25,13 @@ from pathlib import Path
 from store import local_files, outside
 from store.backends.backend import PART_BYTES, ListedFile, NotSmall, Source
 from store.backends.by_uri import open_place
-from store.manifest import FileEntry, StoreError, check_name, entry_of, is_harmless
+from store.manifest import FileEntry, StoreError, check_name, entry_of
+from store.untrusted_names import CHECKPOINT, is_inside
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"
 ENDING = "state/ending.json"
-CHECKPOINT = re.compile(r"(work/checkpoints/(?!\.)[A-Za-z0-9._-]{1,128})/step-([0-9]{1,18})")
 _STEP = re.compile(r"step-[0-9]{1,18}")
-LOG = re.compile(r"logs/(?!\.)[A-Za-z0-9._-]{1,128}\.(log|times)")
 
 
 class Damaged(StoreError):
@@ -107,7 +106,7 @@ class RunFolder:
         found = {path.removeprefix(f"{self._root}/"): one.size for path, one in self._listing().items()}
         for path, one in self._place.listing(self._logs).items():
             found[f"logs/{path.removeprefix(f'{self._logs}/')}"] = one.size
-        return {name: size for name, size in found.items() if is_harmless(name) and not _is_draft(name)}
+        return {name: size for name, size in found.items() if is_inside(name) and not _is_draft(name)}
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raises FileNotFoundError, StoreError when it is not small."""

@@ -35,7 +35,7 @@ def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
     until(lambda: list(saved.glob("smooth-*/step-*/MANIFEST.json")), "the phase has saved", 300)
     world.inv("down", "mine")
 
-    receipt = json.loads((world.folder / "logs" / "mine" / "run.json").read_text())
+    receipt = json.loads((world.folder / "runs" / "mine" / "run.json").read_text())
     assert {(one["name"], one["kind"]) for one in receipt["extensions"]} == {
         ("sentences", "source"), ("smooth", "phase"), ("tracker", "tracker"),
     }  # fmt: skip

@@ -135,7 +135,7 @@ def test_a_launch_that_is_killed_at_the_hand_over_has_kept_the_code_for_another_
                             timeout=150)  # fmt: skip
     assert launch.returncode == -signal.SIGKILL
     (run,) = [row["run"] for row in world.json("status")]
-    assert (world.folder / "logs" / run / "code" / "trainer").is_dir()
+    assert (world.folder / "runs" / run / "kept" / "code" / "trainer").is_dir()
     world.inv("down", run)
 
 

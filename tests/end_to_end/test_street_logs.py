@@ -74,7 +74,7 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
                 assert follow.wait(60) == 0
                 written = pods.folder_of(op).log("count").read_bytes()
                 assert heard.read_bytes() == written
-                assert (tmp_path / "logs" / "a-1" / "count.log").read_bytes() == written
+                assert (tmp_path / "runs" / "a-1" / "pod" / "logs" / "count.log").read_bytes() == written
                 assert written.endswith(b"the end\n")
             finally:
                 follow.kill()

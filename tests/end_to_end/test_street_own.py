@@ -126,7 +126,7 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
     (view,) = until(lambda: [one for one in world.json("status") if "lab's timer" in str(one["ends"])], "it runs")
     assert (view["run"], view["provider"], view["state"]) == ("racked", "lab", "running")
     assert any("guard alive" in end for end in view["ends"])
-    receipt = json.loads((folder / "logs" / "racked" / "run.json").read_text())
+    receipt = json.loads((folder / "runs" / "racked" / "run.json").read_text())
     (code,) = receipt["extensions"]
     assert (code["name"], code["kind"], code["word"]) == ("lab", "provider", str(ROOT / "examples/own/lab.py"))
 

@@ -109,7 +109,7 @@ class Site:
 
     def said_last(self, run: str, what: str = "state") -> str:
         """A word of the verdict of a run that was brought to the control host, "" while there is none."""
-        path = self.places.var / "logs" / run / "verdict.json"
+        path = self.places.homes / run / "pod" / "state" / "verdict.json"
         return str(json.loads(path.read_text()).get(what, "")) if path.exists() else ""
 
     def rows(self, **wanted: Any) -> list[Op]:

@@ -113,7 +113,7 @@ def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
     assert doctor._uploads(settings) == []
-    log = tmp_path / "logs" / "calm-wren-1" / "carry.log"
+    log = tmp_path / "runs" / "calm-wren-1" / "pod" / "logs" / "carry.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-11-22T03:04:02Z step-000000012 is in the store\n2026-11-22T03:04:10Z all is in the store\n")
     (well,) = doctor._uploads(settings)

@@ -10,6 +10,8 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
+from infra.runs.run_home import RunHome
+from infra.runs.sync.fetched import cuts_at_home
 from serve.processes import controller_process
 from ui.desk import ELSEWHERE_S, Desk, Fresh
 from ui.views.ask import View, ViewQuery
@@ -29,14 +31,15 @@ def shown(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
             return {"runs": [], "lines": [], "command": "inv logs"}
         op = find_run(journal, asked.word("run"))
         found = _brought(desk, op, journal)
-    paths = {path.stem: path for path in [*found, *sorted((desk.settings.homes / op.run).glob("*.log"))]}
+    home = RunHome.of(op.run, desk.settings.homes)
+    paths = {path.stem: path for path in [*found, *sorted(home.pod.logs.glob("*.log"))]}
     file = asked.word("file")
     if file and file not in paths:
         raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(paths)}")
     meant = [paths[file]] if file else found
     command = f"inv logs {op.run}" + (" --follow" if op.is_live else "") + (f" --file {file}" if file else "")
     about = {"run": op.run, "runs": runs, "files": list(paths), "is_live": op.is_live, "command": command}
-    return {**about, **searched(meant, asked)}
+    return {**about, "cuts": cuts_at_home(home), **searched(meant, asked)}
 
 
 VIEW = View(shown)
@@ -58,12 +61,12 @@ def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
 
 def _brought(desk: Desk, op: Op, journal: Journal) -> list[Path]:
     """Bring the logs home, at most so often; return them in the order of the steps."""
-    folder = desk.settings.homes / op.run
+    folder = RunHome.of(op.run, desk.settings.homes).pod.logs
 
     def bring() -> tuple[None, float]:
         with desk.journal() as own:
-            if logs.bring(op, own, desk.settings, folder, desk.tell) or not op.is_live:
-                logs.bring_from_store(op, folder, desk.tell)
+            if logs.bring(op, own, desk.settings, desk.tell) or not op.is_live:
+                logs.bring_from_store(op, desk.settings, desk.tell)
         return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
 
     desk.keep(("logs", op.token, op.is_live), lambda: Fresh(bring)).get()

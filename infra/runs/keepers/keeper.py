@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from infra import job_environment, own_code
@@ -32,6 +31,7 @@ from infra.records import Offer, Request
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
+from infra.runs.run_home import RunHome
 from infra.runs.sight import Asks, Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
@@ -74,12 +74,12 @@ FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedMea
 
 @dataclass
 class Keeper:
-    """The supervisor of one row; `folder` holds what is downloaded of its run."""
+    """The supervisor of one row; `home` holds what is downloaded of its run."""
 
     journal: Journal
     vendors: Vendors
     find: Find  # offers that satisfy a request, in the order in which they are tried; raises NoOffer
-    folder: Path
+    home: RunHome
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
@@ -95,7 +95,7 @@ class Keeper:
             journal,
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
-            folder=settings.homes / op.run,
+            home=RunHome.of(op.run, settings.homes),
             secrets=job_environment.secrets_for(op.read_job().secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
@@ -180,7 +180,7 @@ class Keeper:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # as its guard reported last
-            guard = mirror.words_at_home(op, self.folder).get("guard", {})
+            guard = mirror.words_at_home(op, self.home).get("guard", {})
             if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)

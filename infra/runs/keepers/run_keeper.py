@@ -59,7 +59,7 @@ class RunKeeper(Keeper):
     downloads: Downloads = field(init=False)
 
     def __post_init__(self) -> None:
-        self.downloads = Downloads(self.folder, self.say, self.reserve_bytes)
+        self.downloads = Downloads(self.home, self.say, self.reserve_bytes)
 
     def keep(self, op: Op) -> Iterator[Seen]:
         """Yield at every look until the verdict of the run's last pod.
@@ -97,7 +97,7 @@ class RunKeeper(Keeper):
                     raise  # it lives, and only we cannot read it
                 failure = error
                 if last := self._last_words(now):
-                    at_home = mirror.words_at_home(now, self.folder).get("progress", {})
+                    at_home = mirror.words_at_home(now, self.home).get("progress", {})
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
                 if is_over:
@@ -123,7 +123,7 @@ class RunKeeper(Keeper):
         tries, verdict = 0, None
         while verdict is None:
             try:
-                verdict = mirror.last_words(op, self.folder)
+                verdict = mirror.last_words(op, self.home)
             except StoreError as error:
                 tries += 1
                 problem = f"its pod is gone, and it is not known whether its work is done: {error}"
@@ -336,7 +336,7 @@ class RunKeeper(Keeper):
         `is_asked`: somebody asks for it, also of a run that was ended before.
         Raises LimitHit when nothing is left.
         """
-        code = self.folder / "code"
+        code = self.home.kept.code
         if not code.is_dir():
             raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
         request = request_of(op)
@@ -346,10 +346,10 @@ class RunKeeper(Keeper):
         op = self.journal.op(op.token)  # ended by now: its cost stands
         job, budget = self.rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
-                    carried=snapshot.carried_of(self.folder))  # fmt: skip
+                    carried=snapshot.carried_of(self.home))  # fmt: skip
 
         def prepare(new: Op, transport: Transport) -> None:
-            snapshot.restore(new, transport, self.folder, Store(op.store))
+            snapshot.restore(new, transport, self.home, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms_after(op, recoveries, budget, may_be_over=is_asked),

@@ -8,10 +8,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, room, snapshot
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
@@ -23,9 +23,9 @@ EVERY_S = 2.0
 
 @dataclass
 class Downloads:
-    """The downloads of one run into `folder`."""
+    """The downloads of one run into its home."""
 
-    folder: Path
+    home: RunHome
     say: Say
     reserve_bytes: int = 0
     """Bytes of this machine's disk that stay free: below them only the pod's last words are fetched."""
@@ -71,13 +71,13 @@ class Downloads:
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
         """Return the downloads, in this order; without room on this disk there is one, and the reason why no more."""
-        words = [lambda: mirror.bring_words(op, transport, self.folder)]
-        if room.lacks(self.folder, self.reserve_bytes):
-            return [*words, lambda: room.refuse_without_room(self.folder, self.reserve_bytes)]
-        parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.folder), *words]
+        words = [lambda: mirror.bring_words(op, transport, self.home)]
+        if room.lacks(self.home.folder, self.reserve_bytes):
+            return [*words, lambda: room.refuse_without_room(self.home.folder, self.reserve_bytes)]
+        parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]
         if pod_store:  # else the pod itself brings them to the store
             parts += [
-                lambda: snapshot.bring(op, transport, self.folder),
-                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.folder),
+                lambda: snapshot.bring(op, transport, self.home),
+                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.home),
             ]
         return parts

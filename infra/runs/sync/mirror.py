@@ -1,7 +1,7 @@
 """The local mirror of a run, so that it outlives its pod: logs as they grow, last reports, artifacts.
 
-In: a journal row and the transport to its pod. Out: files under `<homes>/<run>/`, artifacts in the local store. All of
-it may be repeated: what is here already is not fetched again.
+In: a journal row and the transport to its pod. Out: files under `pod/` in the run's home, artifacts in the local store.
+All of it may be repeated: what is here already is not fetched again.
 """
 
 import contextlib
@@ -9,70 +9,85 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from infra.agent.job import Job, PodFolder, write_durably
+from infra.agent.job import Job, PodFolder
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.pod_reports import SAID_BYTES, parse
 from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
+from infra.runs.sync import fetched
+from infra.runs.sync.fetched import MOST_FILES, FetchRoom
+from infra.runs.sync.listing import LIST_S, LOGS, listed
+from infra.runs.sync.room import refuse_large
 from infra.transport import large_files
 from infra.transport.meter import Meter
 from infra.transport.protocol import READ_BYTES, Transport
 from store.artifacts.artifacts import Store
-from store.local_files import write_whole
 from store.manifest import MISSING, Manifest, StoreError, kept_name, places
 from store.run_sync.restore import EARLIER
-from store.run_sync.run_folder import ENDING, LOG, RunFolder
+from store.run_sync.run_folder import ENDING, RunFolder
+from store.untrusted_names import LOG, NamedSizes
 
-LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
-INCOMING = "incoming"
 OVERLAP_BYTES = 256  # at the end of a copy of a log, by which it is known to be of the same log
-# Size of a log, size of what an earlier pod has written of it, name. Times are those of this pod's bytes only.
-LIST_LOGS = (
-    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] || continue; '
-    'before="$2/${log%.*}.log"; if [ ! -f "$before" ]; then echo $(wc -c < "$log") 0 "$log"; '
-    'elif [ "$log" = "${log%.times}" ]; then echo $(wc -c < "$log") $(wc -c < "$before") "$log"; fi; done; exit 0'
-)
+REPORTS = ("progress", "verdict", "guard")
 
 
-def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
-    """Append to the copies in `folder` what the pod's logs have grown by; the logs that there are, by name."""
-    pod = folder_of(op)
-    before = pod.root / EARLIER
-    done = transport.run(["sh", "-c", LIST_LOGS, "sh", str(pod.logs), str(before)], timeout_s=LIST_S)
-    if done.exited != 0:
-        raise SlipwayError(f"{op.run}: listing its logs: {done.stderr.strip() or f'exit code {done.exited}'}")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for line in done.stdout.splitlines():
-        size, size_before, name = line.split(maxsplit=2)
-        path = folder / PurePosixPath(name).name
-        parts = [(str(before / path.name), int(size_before)), (str(pod.logs / path.name), int(size))]
-        if not _append(transport, parts, path):
-            path.unlink()
-            _append(transport, parts, path)
-        paths.append(path)
-    return sorted(paths)
+def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
+    """Append to the copies at home what the pod's logs have grown by; the logs that there are, by name."""
+    listing, room = listed(op, transport, LOGS), FetchRoom.of(home)
+    paths, cuts = list[Path](), fetched.cuts_of(listing)
+    for name in sorted(path for path in listing.sizes if LOG.fullmatch(path)):
+        parts = _parts_of(name, folder_of(op).root, listing)
+        if not parts:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
+            there = sum(size for _, size in parts)
+            size = room.share(fetched.held_bytes(home.pod.root / name), there)
+            _copy_log(transport, parts, home, name, size)
+            paths.append(home.pod.root / name)
+            cuts += [fetched.cut(name, size, there)] if size < there else []
+    fetched.note_cuts(home, "logs", cuts)
+    return paths
 
 
-def _append(transport: Transport, parts: Sequence[tuple[str, int]], path: Path) -> bool:
-    """Append to a copy what it lacks of these parts; return False if it is a copy of something else."""
-    size, here = sum(size for _, size in parts), path.stat().st_size if path.exists() else 0
+def _parts_of(name: str, root: Path, listing: NamedSizes) -> list[tuple[str, int]]:
+    """Return where the parts of a log are on the pod, with their sizes: that of earlier pods, and that of this one.
+
+    Times are those of this pod's bytes only: with an earlier part before them they are of no use.
+    """
+    earlier = f"{EARLIER}/{Path(name).stem}.log"
+    before = listing.sizes.get(earlier)
+    if before is None:
+        return [(str(root / name), listing.sizes[name])]
+    if name.endswith(".times"):
+        return []
+    return [(str(root / earlier), before), (str(root / name), listing.sizes[name])]
+
+
+def _copy_log(transport: Transport, parts: Sequence[tuple[str, int]], home: RunHome, name: str, size: int) -> None:
+    if not _append(transport, parts, home, name, size):
+        fetched.place(home.pod.root, name).unlink()
+        _append(transport, parts, home, name, size)
+
+
+def _append(transport: Transport, parts: Sequence[tuple[str, int]], home: RunHome, name: str, size: int) -> bool:
+    """Append to a copy what it lacks of the first `size` bytes; return False if it is a copy of something else."""
+    here = fetched.held_bytes(home.pod.root / name)
     if here and here >= size:
         return here == size
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+    with fetched.opened(home.pod.root, name) as file:
         file.seek(max(0, here - OVERLAP_BYTES))
         known = file.read(here - file.tell())
-        pieces, head = _pieces(transport, parts, here - len(known)), b""
+        pieces, head = _pieces(transport, parts, here - len(known), size), b""
         while len(head) < len(known):
             head += next(pieces)
         if not head.startswith(known):
@@ -83,45 +98,56 @@ def _append(transport: Transport, parts: Sequence[tuple[str, int]], path: Path) 
     return True
 
 
-def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int) -> Iterator[bytes]:
-    """Yield the bytes of these parts together, from there on."""
-    for source, size in parts:
+def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of these parts together, from one offset to another."""
+    for source, listed_size in parts:
+        size = min(listed_size, end)
         while begin < size:
             piece = transport.read(source, begin)[: size - begin]
             if not piece:
                 raise SlipwayError(f"{source} has shrunk while it was read")
             yield piece
             begin += len(piece)
-        begin -= size
+        begin, end = begin - size, end - size
 
 
-def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
-    """Copy to `folder` the logs that the pod's courier has brought to the store and that are longer than those here.
+def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
+    """Copy home the logs that the pod's courier has brought to the store and that are longer than those here.
 
     For a pod that does not answer any more. Raises StoreError when the store cannot be read.
     """
-    paths = []
+    paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
         there = RunFolder(op.store or "", op.run)
-        for name, size in sorted(there.names().items()):
-            path = folder / PurePosixPath(name).name
-            if LOG.fullmatch(name) and (not path.exists() or path.stat().st_size < size):
-                write_whole(path, there.pieces(name))
-                paths.append(path)
+        for name, size in sorted(there.names().items())[:MOST_FILES]:
+            here = fetched.held_bytes(home.pod.root / name)
+            if LOG.fullmatch(name) and here < (most := room.share(here, size)):
+                paths.append(fetched.replace(home.pod.root, name, _first(there.pieces(name), most)))
+                cuts += [fetched.cut(name, most, size)] if most < size else []
     except StoreError:
         raise
     except Exception as error:  # whatever a store's client raises
         raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
+    fetched.note_cuts(home, "logs of the store", cuts)
     return paths
 
 
-def last_words(op: Op, folder: Path) -> dict[str, Any]:
+def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """Yield so many bytes at most."""
+    for piece in pieces:
+        yield piece[:most]
+        most -= len(piece)
+        if most <= 0:
+            return
+
+
+def last_words(op: Op, home: RunHome) -> dict[str, Any]:
     """Return the verdict of a pod that is gone: from the mirror, else as its courier left it in the store.
 
     What the store has is kept in the mirror. {} when neither has one: the pod was taken away from its work. Raises
     StoreError when the store cannot be read.
     """
-    verdict = words_at_home(op, folder).get("verdict", {})
+    verdict = words_at_home(op, home).get("verdict", {})
     if verdict.get("token") == op.token:
         return dict(verdict)
     try:
@@ -136,33 +162,39 @@ def last_words(op: Op, folder: Path) -> dict[str, Any]:
         raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
     if verdict.get("token") != op.token:
         return {}
-    write_durably(folder / "verdict.json", json.dumps(verdict))
+    _keep_report(home, "verdict", verdict)
     return dict(verdict)
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:
     """Return the reports of this very pod, by kind: progress, verdict, guard."""
-    pod, said = folder_of(op), {}
-    for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
+    said = {}
+    for kind in REPORTS:
         with contextlib.suppress(FileNotFoundError):
-            found = parse(transport.get(path, SAID_BYTES), f"the {kind} of {op.run}")
+            content = transport.get(folder_of(op).state / f"{kind}.json", SAID_BYTES)
+            found = parse(content, f"the {kind} of {op.run}")
             if found.get("token") == op.token:
                 said[kind] = found
     return said
 
 
-def bring_words(op: Op, transport: Transport, folder: Path) -> None:
+def bring_words(op: Op, transport: Transport, home: RunHome) -> None:
     """Keep what the pod says of itself."""
     for kind, found in words_there(op, transport).items():
-        write_durably(folder / f"{kind}.json", json.dumps(found))
+        _keep_report(home, kind, found)
 
 
-def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
+def _keep_report(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
+    fetched.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
+
+
+def words_at_home(op: Op, home: RunHome) -> dict[str, Any]:
     """Return the reports that `bring_words` kept, by kind."""
     said = {}
-    for kind in ("progress", "verdict", "guard"):
+    for kind in REPORTS:
         with contextlib.suppress(FileNotFoundError):
-            said[kind] = parse((folder / f"{kind}.json").read_bytes(), f"the {kind} of {op.run} at home")
+            content = fetched.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
+            said[kind] = parse(content, f"the {kind} of {op.run} at home")
     return said
 
 
@@ -191,36 +223,36 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
 
 
 def bring_artifacts(
-    op: Op, pod_store: str, transport: Transport, home: Store, folder: Path, meter: Meter | None = None
+    op: Op, pod_store: str, transport: Transport, store: Store, home: RunHome, meter: Meter | None = None
 ) -> list[str]:
-    """Publish at home what the job of this row has made on its pod; the names of what was brought.
+    """Publish in the store here what the job of this row has made on its pod; the names of what was brought.
 
-    `folder`: of the run at home; what is cut off stays in `incoming` there, and is gone on with.
-
-    Raises StoreError when what arrived is not what the pod's manifest says.
+    What is cut off stays in the run's home, and is gone on with. Raises StoreError when what arrived is not what the
+    pod's manifest says, SlipwayError when there is no room for it.
     """
     pod, brought, meter = folder_of(op), [], meter or Meter()
     for step in op.read_job().steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
-        if name and is_home(home, name, fingerprint):
-            if home.check(name).problem == MISSING:  # a kill came between keeping it and naming it
-                home.point(name, fingerprint)
+        if name and is_home(store, name, fingerprint):
+            if store.check(name).problem == MISSING:  # a kill came between keeping it and naming it
+                store.point(name, fingerprint)
             continue
         if not name:
             continue
         manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
         if manifest is None:
             continue
-        with _draft(folder / INCOMING, fingerprint) as draft:
+        refuse_large(name, sum(entry.size for entry in manifest.files), home.folder)
+        with _draft(home, fingerprint) as draft:
             keep_only(draft, {entry.path for entry in manifest.files})
             for entry in manifest.files:
                 source = str(pod.code / pod_store / manifest.place(entry.path))
-                if fetch(transport, source, draft / entry.path, entry.size, meter) != entry.sha256:
+                if fetch(transport, source, fetched.place(draft, entry.path), entry.size, meter) != entry.sha256:
                     raise StoreError(
                         f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
                     )
-            home.publish(draft, name, fingerprint, manifest.about, flat=name == "identity_conversations")
+            store.publish(draft, name, fingerprint, manifest.about, flat=name == "identity_conversations")
         brought.append(name)
     return brought
 
@@ -244,7 +276,7 @@ def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, tra
 
 
 def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter) -> str:
-    """Copy the first `size` bytes of a file of the pod, however long it is there; the sha256 of what arrived.
+    """Copy the first `size` bytes of a file of the pod; return the sha256 of what arrived.
 
     Of a large file, what is in `path` already is not fetched.
     """
@@ -296,20 +328,21 @@ def _log(words: str) -> None:
 
 
 @contextlib.contextmanager
-def _draft(folder: Path, key: str) -> Iterator[Path]:
+def _draft(home: RunHome, key: str) -> Iterator[Path]:
     """Yield a folder for what is being fetched, with what an earlier attempt has left; it goes when all has come.
 
     Another process may be fetching the same: then it is a new one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{key}.lock").open("w") as lock:
+    path = fetched.place(home.pod.root, f"{home.incoming.name}/{key}.lock")
+    folder = path.parent
+    with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=folder) as own:
                 yield Path(own)
             return
-        draft = folder / key
+        draft = fetched.place(home.pod.root, f"{home.incoming.name}/{key}")
         draft.mkdir(exist_ok=True)
         yield draft
         shutil.rmtree(draft, ignore_errors=True)  # the store may have taken it

@@ -9,10 +9,12 @@ from pathlib import Path
 from infra.errors import SlipwayError
 from infra.units import size
 
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # the smaller of the two stays free, whatever a pod sends
+
 
 def lacks(folder: Path, reserve_bytes: int) -> str:
     """Return that the disk of a folder has less than the reserve left; "" while there is room."""
-    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    there = _that_exists(folder)
     free = shutil.disk_usage(there).free
     if free >= reserve_bytes:
         return ""
@@ -25,3 +27,20 @@ def refuse_without_room(folder: Path, reserve_bytes: int) -> None:
     """Raise SlipwayError when the reserve of the disk is reached."""
     if why := lacks(folder, reserve_bytes):
         raise SlipwayError(why)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that what a pod sends may take on the disk of a folder."""
+    disk = shutil.disk_usage(_that_exists(folder))
+    return max(0, disk.free - min(RESERVE_BYTES, int(RESERVE_SHARE * disk.total)))
+
+
+def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
+    """Raise SlipwayError when so many bytes find no room on the disk of a folder."""
+    if num_bytes > (free := free_bytes(folder)):
+        raise SlipwayError(f"{what} has {size(num_bytes)}, and {folder} has room for {size(free)}; "
+                           "it is not brought here; make room on this disk")  # fmt: skip
+
+
+def _that_exists(folder: Path) -> Path:
+    return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))

@@ -1,82 +1,99 @@
 """The local snapshot of a run, from which it can resume elsewhere; it is updated while the run is followed.
 
-In: a journal row and the transport to its pod. Out: under `<homes>/<run>/`: `code/` as it was sent, `pod/` with marks
-of steps, metrics, and of each folder of checkpoints the newest that is whole. `restore` puts all of it, logs too, onto
-another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json says its step, and of each of its files
-the size and sha256.
+In: a journal row and the transport to its pod. Out, in the run's home: `kept/` with the code as it was sent and what
+goes along; `pod/` with marks of steps, metrics, and of each folder of checkpoints the newest that is whole. `restore`
+puts the latter, logs too, onto another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json says its
+step, and of each of its files the size and sha256.
 """
 
 import contextlib
-import json
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from infra.agent.job import write_durably
 from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.records import Carried
 from infra.runs.pods import folder_of
-from infra.runs.sync import mirror
+from infra.runs.run_home import RunHome, own_folder, read_record, write_record
+from infra.runs.sync import fetched, mirror
+from infra.runs.sync.fetched import MARK_BYTES, FetchRoom
+from infra.runs.sync.listing import LIST_S, RESULTS, listed
+from infra.runs.sync.room import refuse_large
 from infra.transport.meter import Meter
-from infra.transport.protocol import ThisMachine, Transport
+from infra.transport.protocol import READ_BYTES, ThisMachine, Transport
 from infra.transport.push import push
 from store import outside
 from store.artifacts.artifacts import Store
-from store.run_sync.run_folder import Damaged, ListedCheckpoint
+from store.run_sync.run_folder import MANIFEST, Damaged, ListedCheckpoint, by_folder, step_of
+from store.untrusted_names import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 
-MANIFEST = "MANIFEST.json"
-CARRIED = "carried.json"
-OURS = ("keep.log", "launch.log")  # written at home
-FIGURES_BYTES = 64 << 20  # of the figures of one training
-LIST = """cd -- "$1" 2>/dev/null || exit 0
-for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json; do
-    [ ! -f "$file" ] || printf '%s\\n' "$file"
-done"""
+OURS = ("code", "state", "logs", "work")  # names beside the code that no folder which goes along may have
 
 
-def keep_code(op: Op, root: Path, folder: Path, carried: Sequence[Carried] = ()) -> Path:
+def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()) -> Path:
     """Copy the code of `root` and what goes along, as a push sends them, for other pods; return the code's folder."""
-    write_durably(folder / "POD.json", json.dumps({"token": op.token, "run": op.run}))
-    code = folder / "code"
-    push(ThisMachine(), root, code, op.token)
-    subprocess.run(["git", "init", "-q", str(code)], check=True, stdin=subprocess.DEVNULL)  # else it is ignored by ours
+    write_record(home.kept.root / "POD.json", {"token": op.token, "run": op.run})
+    push(ThisMachine(), root, home.kept.code, op.token)
+    # else it is ignored by the repository of this checkout
+    subprocess.run(["git", "init", "-q", str(home.kept.code)], check=True, stdin=subprocess.DEVNULL)
     for one in carried:
-        push(ThisMachine(), Path(one.source), folder / one.name, op.token, one.file)
+        folder = home.kept.root / _checked(one.name, one.file)
+        push(ThisMachine(), Path(one.source), folder, op.token, one.file)
         for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # listed, also what its own .gitignore names
-            git = ["git", "-C", str(folder / one.name), *words]
-            subprocess.run(git, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    kept = [asdict(replace(one, source=str(folder / one.name))) for one in carried]
-    write_durably(folder / CARRIED, json.dumps(kept))
-    return code
+            subprocess.run(["git", "-C", str(folder), *words], check=True, stdin=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)  # fmt: skip
+    write_record(home.carried, {"carried": [{"name": one.name, "file": one.file} for one in carried]})
+    return home.kept.code
 
 
-def carried_of(folder: Path) -> tuple[Carried, ...]:
-    """Return the folders that go along with the code that `keep_code` kept there."""
-    with contextlib.suppress(FileNotFoundError):
-        return tuple(Carried(**one) for one in json.loads((folder / CARRIED).read_bytes()))
-    return ()
+def carried_of(home: RunHome) -> tuple[Carried, ...]:
+    """Return the folders that go along with the code that `keep_code` kept; each lies in `kept/`.
+
+    Raises SlipwayError when the record says anything else: then nothing is sent.
+    """
+    try:
+        said = outside.typed(read_record(home.carried), "carried", list)
+        return tuple(_kept_one(home, one) for one in said)
+    except FileNotFoundError:
+        return ()
+    except outside.Unreadable as error:
+        raise SlipwayError(f"{home.carried} cannot be used, and nothing of it is sent: {error}") from None
 
 
-def bring(op: Op, transport: Transport, folder: Path) -> None:
+def _kept_one(home: RunHome, said: Any) -> Carried:
+    if type(said) is not dict or set(said) - {"name", "file"}:
+        raise outside.Unreadable(f"entry {outside.shown(said)}")
+    name, file = outside.typed(said, "name", str), outside.typed(said, "file", str, "")
+    return Carried(name=name, source=str(own_folder(home, home.kept.root / _checked(name, file))), file=file)
+
+
+def _checked(name: str, file: str) -> str:
+    """Return the name of a folder that goes along. Raises Unreadable unless it, and its file, are names of the kind."""
+    if not is_part(name) or name in OURS or file and not is_inside(file):
+        raise outside.Unreadable(f"{outside.shown(name)} with {outside.shown(file)} is no folder that goes along")
+    return name
+
+
+def bring(op: Op, transport: Transport, home: RunHome) -> None:
     """Bring home what there is now; may be repeated. What the pod has tidied away meanwhile is left out.
 
-    Raises SlipwayError when something arrived damaged.
+    Raises SlipwayError when something arrived damaged, or finds no room here.
     """
-    root, names = folder_of(op).root, _list(op, transport)
-    newest = {str(Path(name).parents[1]): str(Path(name).parent) for name in names if name.endswith(MANIFEST)}
-    drafts = []
-    for name in newest.values():
+    pod, listing, drafts = folder_of(op).root, listed(op, transport, RESULTS), []
+    for checkpoints in by_folder(listing.sizes).values():
         with contextlib.suppress(FileNotFoundError):  # only the newest few are kept there
-            drafts += _fetch_checkpoint(transport, root / name, folder / "pod" / name)
-    for name in names:  # between the two: figures reach as far as any checkpoint that is here, whenever the pod is lost
-        if not name.endswith(MANIFEST):
+            drafts += _fetch_checkpoint(transport, pod, home, checkpoints[0])
+    # between the two: figures reach as far as any checkpoint that is here, whenever the pod is lost
+    cuts = [*fetched.cuts_of(listing), *_bring_figures(transport, pod, home, listing.sizes)]
+    for name, there in listing.sizes.items():
+        if MARK.fullmatch(name) and there <= MARK_BYTES:
             with contextlib.suppress(FileNotFoundError):
-                write_durably(folder / "pod" / name, transport.get(root / name, FIGURES_BYTES).decode())
+                fetched.replace(home.pod.root, name, [transport.get(pod / name, MARK_BYTES)])
+    fetched.note_cuts(home, "results", cuts)
     for draft, target in drafts:
         draft.rename(target)
         for old in (*target.parent.glob("step-*"), *target.parent.glob(".step-*.draft")):
@@ -84,36 +101,39 @@ def bring(op: Op, transport: Transport, folder: Path) -> None:
                 shutil.rmtree(old)
 
 
-def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
+def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mapping[str, int]) -> list[str]:
+    """Bring the figures of each phase; return in words which of them are here only in part."""
+    cuts, room = [], FetchRoom.of(home)
+    for name, there in sizes.items():
+        if FIGURES.fullmatch(name):
+            most = room.share(fetched.held_bytes(home.pod.root / name), there + READ_BYTES)  # it may grow meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                fetched.replace(home.pod.root, name, fetched.pieces_of(transport, str(pod / name), most))
+                cuts += [fetched.cut(name, most, there)] if most < there else []
+    return cuts
+
+
+def restore(op: Op, transport: Transport, home: RunHome, store: Store) -> None:
     """Send a new pod what the one before has made; `store` is the one at home. Done before its job is started.
 
     Its machine may have had this run before. A checkpoint there that is the one at home is not sent again; one that
     never came home is put aside, since the run has gone on without it.
     """
-    pod, kept = folder_of(op), folder / "pod"
+    pod, kept = folder_of(op), home.pod.root
     there = _clear(op, transport, kept)
     steps = op.read_job().steps
     lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
-    for path in sorted(path for path in kept.rglob("*") if path.is_file()):
-        name = path.relative_to(kept)
-        if any(part.startswith(".") for part in name.parts):  # a draft that was cut off
-            continue
-        if name.parts[:2] == ("state", "marks") and name.stem in lost:
-            continue  # its output went with its pod: it is made again
-        if str(name.parent) in there:
-            continue
-        mirror.put(transport, path, str(pod.root / name))
-    for path in sorted((*folder.glob("*.log"), *folder.glob("*.times"))):
-        if path.name not in OURS:  # the pod's go on where they ended
-            mirror.put(transport, path, str(pod.logs / path.name))
+    remade = [f"state/marks/{name}.json" for name in lost]  # their output went with their pod
+    for name in sorted(fetched.files_below(kept)):
+        if is_of_run(name) and name not in remade and name.rpartition("/")[0] not in there:
+            mirror.put(transport, kept / name, str(pod.root / name))  # logs go on where they ended
 
 
-def forget(folder: Path) -> None:
+def forget(home: RunHome) -> None:
     """Remove the snapshot of a run that has succeeded: what it made is in the store."""
-    for name in ("pod", "code", "state", *(one.name for one in carried_of(folder))):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("POD.json", CARRIED):
-        (folder / name).unlink(missing_ok=True)
+    for folder in (home.kept.root, home.pod.work, home.pod.state / "marks"):
+        with contextlib.suppress(SlipwayError):  # it is not there, or is not ours
+            shutil.rmtree(own_folder(home, folder), ignore_errors=True)
 
 
 def _is_made_here(config: dict[str, Any], store: Store) -> bool:
@@ -121,34 +141,30 @@ def _is_made_here(config: dict[str, Any], store: Store) -> bool:
     return making is None or mirror.is_home(store, making["name"], making["fingerprint"])
 
 
-def _list(op: Op, transport: Transport) -> list[str]:
-    """Return the files on the pod to be kept, by path in its folder."""
-    done = transport.run(["sh", "-c", LIST, "sh", str(folder_of(op).root)], timeout_s=mirror.LIST_S)
-    if done.exited != 0:
-        raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")
-    names = sorted(done.stdout.splitlines())
-    if any(".." in PurePosixPath(name).parts or name.startswith("/") for name in names):
-        raise SlipwayError(f"{op.run}: its pod lists files outside of its folder")
-    return names
-
-
 def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
     """Return the checkpoints that are on the pod as they are here; put away what is newer there."""
     root, same = folder_of(op).root, set()
-    for name in (name for name in _list(op, transport) if name.endswith(MANIFEST)):
-        checkpoint = PurePosixPath(name).parent
-        at_home = max((one.name for one in (kept / checkpoint.parent).glob("step-*")), default="")
-        if checkpoint.name == at_home and _manifest(transport.get(root / name)) == _manifest(
-            (kept / name).read_bytes()
-        ):  # fmt: skip
-            same.add(str(checkpoint))
-        elif checkpoint.name >= at_home:
-            there = root / checkpoint
-            words = ["mv", "--", str(there), str(there.with_name(f".aside-{op.token}-{checkpoint.name}"))]
-            done = transport.run(words, timeout_s=mirror.LIST_S)
-            if done.exited != 0:
-                raise SlipwayError(f"{op.run}: putting {there} aside: {done.stderr.strip()}")
+    for folder, checkpoints in by_folder(listed(op, transport, RESULTS).sizes).items():
+        here = [f"{folder}/{one.name}" for one in (kept / folder).glob("step-*")]
+        at_home = max((step_of(one) for one in here if CHECKPOINT.fullmatch(one)), default=-1)
+        for checkpoint in checkpoints:
+            if step_of(checkpoint) == at_home and _is_same(transport, root, kept, checkpoint):
+                same.add(checkpoint)
+            elif step_of(checkpoint) >= at_home:
+                _put_aside(op, transport, root / checkpoint)
     return same
+
+
+def _is_same(transport: Transport, root: Path, kept: Path, checkpoint: str) -> bool:
+    there = transport.get(root / checkpoint / MANIFEST)
+    return bool(_manifest(there) == _manifest(fetched.content(kept, f"{checkpoint}/{MANIFEST}")))
+
+
+def _put_aside(op: Op, transport: Transport, there: Path) -> None:
+    words = ["mv", "--", str(there), str(there.with_name(f".aside-{op.token}-{there.name}"))]
+    done = transport.run(words, timeout_s=LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: putting {there} aside: {done.stderr.strip()}")
 
 
 def _manifest(content: bytes) -> Any:
@@ -157,20 +173,23 @@ def _manifest(content: bytes) -> Any:
         return outside.mapping(content)
 
 
-def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[tuple[Path, Path]]:
+def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str) -> list[tuple[Path, Path]]:
     """Return a checkpoint's draft and its place, once the draft is whole; nothing when it is here already."""
+    target = fetched.place(home.pod.root, name)
     if target.exists():
         return []
-    draft = target.with_name(f".{target.name}.draft")  # with what an earlier attempt has left
+    source, above = pod / name, name.rpartition("/")[0]
     try:
-        checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), source.name)
+        checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), target.name)
     except Damaged as error:
         raise SlipwayError(f"{source}: {error}") from None
+    refuse_large(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
+    draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # with what an earlier attempt has left
     meter = Meter()
-    mirror.keep_only(draft, {PurePosixPath(file.path).name for file in checkpoint.files})
+    mirror.keep_only(draft, {file.path for file in checkpoint.files})
     for file in checkpoint.files:
-        name = PurePosixPath(file.path).name
-        if mirror.fetch(transport, str(source / name), draft / name, file.size, meter) != file.sha256:
-            raise SlipwayError(f"{source / name} arrived damaged; it is fetched again")
-    write_durably(draft / MANIFEST, checkpoint.raw.decode())
+        path = fetched.place(draft, file.path)
+        if mirror.fetch(transport, str(source / file.path), path, file.size, meter) != file.sha256:
+            raise SlipwayError(f"{source / file.path} arrived damaged; it is fetched again")
+    fetched.replace(draft, MANIFEST, [checkpoint.raw])
     return [(draft, target)]

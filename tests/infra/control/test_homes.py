@@ -26,19 +26,17 @@ def names(folder):
 def test_a_run_at_work_goes_whole_and_one_that_is_over_without_its_folders_there_and_back(tmp_path):
     here, there, back = (tmp_path / name for name in ("here", "there", "back"))
     for run in ("works", "is-over", "of-somebody"):
-        for path in ("base.log", "verdict.json", "code/tasks.py"):
+        for path in ("run.json", "pod/logs/base.log", "pod/state/verdict.json", "pod/work/large", "kept/code/tasks.py"):
             (here / run / path).parent.mkdir(parents=True, exist_ok=True)
             (here / run / path).write_text(f"{run} {path}")
-    (here / "works" / "carried.json").write_text(json.dumps([{"name": "data", "source": str(here / "works" / "data")}]))
-    whole = [f"works/{name}" for name in ("base.log", "carried.json", "code/tasks.py", "verdict.json")]
-    kept = ["is-over/base.log", "is-over/verdict.json", *whole]
+    small = ["pod/logs/base.log", "pod/state/verdict.json", "run.json"]
+    whole = [f"works/{name}" for name in sorted([*small, "kept/code/tasks.py", "pod/work/large"])]
+    kept = [*(f"is-over/{name}" for name in small), *whole]
     homes.send(ThisMachine(), there, here, ["works", "has-nothing"], ["is-over", "is-gone"])
     assert names(there) == kept
     homes.fetch(ThisMachine(), there, back, ["works", "has-nothing"], ["is-over", "is-gone"])
     assert names(back) == kept and names(there) == kept
-    assert (back / "is-over" / "base.log").read_text() == "is-over base.log"
-    (carried,) = json.loads((back / "works" / "carried.json").read_bytes())
-    assert carried["source"] == str(back / "works" / "data")
+    assert (back / "is-over" / "run.json").read_text() == "is-over run.json"
     homes.fetch(ThisMachine(), there, tmp_path / "none", [], [])
     homes.send(ThisMachine(), tmp_path / "none", here, [], ["is-gone"])
     homes.fetch(ThisMachine(), tmp_path / "nowhere", tmp_path / "none", ["works"], ["is-over"])
@@ -201,7 +199,7 @@ def test_files_that_lie_about_their_size_or_never_end_are_cut_at_what_was_said(t
 
 
 def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
-    here = tmp_path / "logs"
+    here = tmp_path / "runs"
 
     def fetch(content, runs=("top",), over=()):
         homes.fetch(Lying(str(len(content)), content), Path("/srv"), here, runs, over)
@@ -216,13 +214,12 @@ def test_what_is_kept_of_runs_holds_these_runs_and_no_path_of_anybody(tmp_path):
             SlipwayError, match="the control host's answer cannot be used: .*; nothing was changed here"
         ):
             fetch(content)
-    with pytest.raises(SlipwayError, match="was not asked for"):
-        fetch(small("top/code/x"), (), ("top",))
-    with pytest.raises(SlipwayError, match="carried.json is no list|cannot be used"):
-        fetch(small("top/carried.json"))
+    for name in ("top/kept/x", "top/pod/work/x/y", "top/pod/logs/x/y"):
+        with pytest.raises(SlipwayError, match="was not asked for"):
+            fetch(small(name), (), ("top",))
     assert not [one for one in tmp_path.rglob("*") if not one.is_dir()]
-    fetch(small("top/base.log"), (), ("top",))
-    assert names(here) == ["top/base.log"]
+    fetch(small("top/pod/logs/base.log"), (), ("top",))
+    assert names(here) == ["top/pod/logs/base.log"]
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

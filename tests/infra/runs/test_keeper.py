@@ -30,6 +30,7 @@ from infra.runs.keepers import keeper as keep
 from infra.runs.keepers import run_keeper
 from infra.runs.keepers.recovery import RUN
 from infra.runs.keepers.run_keeper import RunKeeper
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
@@ -73,7 +74,9 @@ def kill_all_of(op: Op) -> None:
 
 
 def keeper_of(journal: Journal, provider: Provider, home: Path) -> RunKeeper:
-    return RunKeeper(journal, lambda _: provider, lambda request: of_machines(provider, request), home, {}, print)
+    return RunKeeper(
+        journal, lambda _: provider, lambda request: of_machines(provider, request), RunHome(home), {}, print
+    )
 
 
 def keeping(keeper: RunKeeper, op: Op) -> Iterator[tuple]:
@@ -125,8 +128,8 @@ def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_suc
     (folder.code / "GO").touch()
     until(folder.verdict.exists, "its verdict")
     keeper = keeper_of(journal, provider, tmp_path / "home")
-    keeper.folder.mkdir(parents=True)
-    shutil.copy(folder.verdict, keeper.folder / "verdict.json")
+    keeper.home.pod.state.mkdir(parents=True)
+    shutil.copy(folder.verdict, keeper.home.pod.verdict)
     if is_settled:
         pods.end(provider, journal.op(op.token), journal, "its work has ended: succeeded", "succeeded")
     else:
@@ -156,7 +159,7 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
     request = Request(run="a-1")
     op = journal.advance(pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal), "armed")
     gone = pods.end(local, op, journal, sight.GONE)
-    (home / "code").mkdir(parents=True)
+    RunHome(home).kept.code.mkdir(parents=True)
 
     def find(wanted):
         assert not pods.is_over(pods.end(local, journal.op(gone.token), journal))  # there is nothing left to end
@@ -202,7 +205,7 @@ with Journal.open({str(journal.path)!r}) as journal:
 )
 def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal, tmp_path, error, is_left):
     """A pod may go at that very moment: then only this says that its run was still to go on."""
-    keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), tmp_path, {}, print)
+    keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), RunHome(tmp_path), {}, print)
     with pytest.raises(type(error)), keeper.keeping("a-1"):
         raise error
     assert journal.leases.holder(keeper_lease("a-1")) is None
@@ -293,7 +296,7 @@ def test_whether_a_pod_that_is_gone_was_done_is_asked_until_its_store_answers(jo
     said, answers = list[str](), [StoreError("nobody answers"), StoreError("nobody answers"), {"state": "succeeded"}]
     keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
 
-    def words(op, folder):
+    def words(op, home):
         answer = answers.pop(0)
         if isinstance(answer, StoreError):
             raise answer
@@ -327,7 +330,7 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
             link.python = host.python
         provider = SshPools((one, two), links.__getitem__, HostMemory(tmp_path / "hosts.json"))
         op = launch_on(provider, plan_of("ssh"), journal, code, print)
-        snapshot.keep_code(op, code, home)
+        snapshot.keep_code(op, code, RunHome(home))
         (code / "count.py").write_text("raise SystemExit('the code of later is not the code of this run')")
         keeper = keeper_of(journal, provider, home)
         try:

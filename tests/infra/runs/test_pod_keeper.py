@@ -15,6 +15,7 @@ from infra.runs.keepers import keeper, pod_keeper, run_keeper
 from infra.runs.keepers.pod_keeper import PodKeeper, recovers
 from infra.runs.keepers.recovery import POD
 from infra.runs.pod_set import set_lease
+from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
 
 
@@ -37,7 +38,7 @@ def pod(journal, role="pod:lab", recovers=True, **more):
 def kept(journal, tmp_path, monkeypatch):
     """A keeper whose pod is gone, and what it says; `pods.end` believes that."""
     said = []
-    one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], tmp_path, {}, said.append)
+    one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], RunHome(tmp_path), {}, said.append)
     monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)
     monkeypatch.setattr(one, "look_at", lambda op, asks: Sight(False, why="lium has it no more"))
 

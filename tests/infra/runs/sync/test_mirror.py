@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.ledger.op import Op
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.transport.protocol import ThisMachine
 
@@ -12,8 +13,8 @@ pytestmark = pytest.mark.process
 
 
 def bring(root: Path, home: Path) -> str:
-    mirror.bring_logs(Op(token="sw1-test", run="a-1", vendor="ssh", address=str(root)), ThisMachine(), home)
-    return (home / "fetch.log").read_text()
+    mirror.bring_logs(Op(token="sw1-test", run="a-1", vendor="ssh", address=str(root)), ThisMachine(), RunHome(home))
+    return RunHome(home).pod.log("fetch").read_text()
 
 
 def write(root: Path, text: str, folder: str = "logs") -> None:

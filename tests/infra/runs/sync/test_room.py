@@ -6,6 +6,7 @@ import pytest
 
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
+from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror, room
 from infra.runs.sync.downloads import Downloads
 from infra.transport.protocol import ThisMachine
@@ -18,10 +19,10 @@ def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_pat
     fetched, said = [], []
     monkeypatch.setattr(mirror, "bring_words", lambda *_: fetched.append("words"))
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: fetched.append("logs"))
-    Downloads(tmp_path / "logs" / "run", said.append, 1 << 60).last(OP, ThisMachine(), "")
+    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
     assert fetched == ["words"]
     assert "logs and results of runs are not fetched; they stay on the pods while those live; make room" in said[1]
-    Downloads(tmp_path / "logs" / "run", said.append, 1).last(OP, ThisMachine(), "")
+    Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1).last(OP, ThisMachine(), "")
     assert fetched == ["words", "logs", "words"] and len(said) == 3
 
 

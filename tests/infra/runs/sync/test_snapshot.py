@@ -8,6 +8,7 @@ import pytest
 
 from infra.agent.job import Job
 from infra.ledger.op import Op
+from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.transport.protocol import Lost, ThisMachine
 from store.artifacts.artifacts import Store
@@ -43,10 +44,10 @@ class BreaksAt(ThisMachine):
 
     name = ""
 
-    def get(self, path, *limit):
+    def read(self, path, offset):
         if Path(path).name == self.name:
             raise Lost("cut off")
-        return super().get(path, *limit)
+        return super().read(path, offset)
 
 
 def steps_at(root: Path) -> list[str]:
@@ -60,14 +61,14 @@ def test_no_checkpoint_is_at_home_without_the_figures_that_lead_to_it(tmp_path):
         write_figures(there, step)
         way.name = "metrics.jsonl"
         with pytest.raises(Lost):
-            snapshot.bring(pod(there), way, home)
+            snapshot.bring(pod(there), way, RunHome(home))
         way.name = ""
         if step == 4:
             assert list(home.rglob("step-*")) == []
-            snapshot.bring(pod(there), way, home)
+            snapshot.bring(pod(there), way, RunHome(home))
         assert [one for one in steps_at(home / "pod") if not one.startswith(".")] == ["step-000000004"]
         assert len(figures(home / "pod").read_text().splitlines()) == 4
-    snapshot.bring(pod(there), way, home)
+    snapshot.bring(pod(there), way, RunHome(home))
     assert steps_at(home / "pod") == ["step-000000008"]
     assert len(figures(home / "pod").read_text().splitlines()) == 8
 
@@ -76,13 +77,13 @@ def test_another_pod_gets_what_is_at_home_and_nothing_that_its_machine_made_of_t
     first, home, second = tmp_path / "first", tmp_path / "home", tmp_path / "second"
     save(first, 8, "ours")
     write_figures(first, 8)
-    snapshot.bring(pod(first), ThisMachine(), home)
+    snapshot.bring(pod(first), ThisMachine(), RunHome(home))
     (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft").mkdir()
     (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft" / "weights").write_text("half")
     for step, weights in ((4, "older"), (8, "another's"), (12, "newer, and never home")):
         save(second, step, weights)
     write_figures(second, 12)
-    snapshot.restore(pod(second), ThisMachine(), home, Store(str(tmp_path / "store")))
+    snapshot.restore(pod(second), ThisMachine(), RunHome(home), Store(str(tmp_path / "store")))
     aside = [f".aside-sw1-test-step-{step:09d}" for step in (8, 12)]
     assert steps_at(second) == sorted([*aside, "step-000000004", "step-000000008"])
     assert (second / "work" / "checkpoints" / "base" / "step-000000008" / "weights").read_text() == "ours"
@@ -92,8 +93,8 @@ def test_another_pod_gets_what_is_at_home_and_nothing_that_its_machine_made_of_t
 def test_a_checkpoint_that_the_machine_has_is_not_sent_again(tmp_path):
     there, home = tmp_path / "there", tmp_path / "home"
     weights = save(there, 8, "ours") / "weights"
-    snapshot.bring(pod(there), ThisMachine(), home)
+    snapshot.bring(pod(there), ThisMachine(), RunHome(home))
     before = weights.stat()
-    snapshot.restore(pod(there), ThisMachine(), home, Store(str(tmp_path / "store")))
+    snapshot.restore(pod(there), ThisMachine(), RunHome(home), Store(str(tmp_path / "store")))
     assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert steps_at(there) == ["step-000000008"]

@@ -1,0 +1,100 @@
+"""The folder of a run at home, on the side of the journal: which paths it has, and who writes to each.
+
+    RUN/run.json, run.diff       the receipt                                    written by this side
+    RUN/keep.log, launch.*       what the supervisor and a sweep say of it      written by this side
+    RUN/kept/                    what its next pod gets of this machine: code/, the folders that go along,
+                                 carried.json, the marker POD.json              written by this side
+    RUN/pod/                     a copy of the pod's folder: logs/, state/, work/, and drafts in incoming/: untrusted
+                                 input, written by `infra.runs.sync.fetched` alone
+
+No record in `pod/` decides which file of this machine is removed, sent or run.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import PodFolder, write_durably
+from infra.errors import SlipwayError
+from infra.names import check_name
+from store import outside
+
+
+@dataclass(frozen=True)
+class RunHome:
+    """The paths of a run at home."""
+
+    folder: Path
+
+    @staticmethod
+    def of(run: str, homes: Path) -> "RunHome":
+        """Return the home of a run below `Settings.homes`. Raises UsageError when it is no name of a run."""
+        return RunHome(homes / check_name(run))
+
+    @property
+    def receipt(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def receipt_diff(self) -> Path:
+        return self.folder / "run.diff"
+
+    @property
+    def keep_log(self) -> Path:
+        return self.folder / "keep.log"
+
+    @property
+    def launch_log(self) -> Path:
+        return self.folder / "launch.log"
+
+    @property
+    def launch_answer(self) -> Path:
+        return self.folder / "launch.json"
+
+    @property
+    def kept(self) -> PodFolder:
+        return PodFolder(self.folder / "kept")
+
+    @property
+    def carried(self) -> Path:
+        return self.kept.root / "carried.json"
+
+    @property
+    def pod(self) -> PodFolder:
+        return PodFolder(self.folder / "pod")
+
+    @property
+    def incoming(self) -> Path:
+        return self.pod.root / "incoming"
+
+    @property
+    def cuts(self) -> Path:
+        return self.pod.root / "cuts.json"
+
+
+def write_record(path: Path, said: Mapping[str, Any]) -> None:
+    """Write a record of this side, so that a reader sees the old one or the new one."""
+    write_durably(path, json.dumps(said, indent=1, default=str))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a record of this side. Raises FileNotFoundError, and SlipwayError unless it is a file of its own."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise SlipwayError(f"{path} is a link or a folder, and no record of ours; it is not used; look at it: "
+                               f"ls -l {path}")  # fmt: skip
+        return outside.load(path)
+    except outside.Unreadable as error:
+        raise SlipwayError(f"{path} cannot be read: {error}") from None
+
+
+def own_folder(home: RunHome, folder: Path) -> Path:
+    """Return a folder of the run's home. Raises SlipwayError unless it is one, and lies there without any link."""
+    where = home.folder.resolve() / folder.relative_to(home.folder)
+    if not folder.is_dir() or folder.resolve() != where:
+        raise SlipwayError(f"{folder} is no folder of this run, or a link; it is not used; look at it: ls -ld {folder}")
+    return folder

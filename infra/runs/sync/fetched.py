@@ -1,0 +1,174 @@
+"""The only writer of `pod/`, the copy of a pod's folder in the home of its run: within bounds, and through no link.
+
+In: pieces of files, under paths that `store.untrusted_names` allows. Out: files below `pod/`, and in `cuts.json`, in
+words, which of the pod's files are here only in part, or not at all. A size that the pod tells bounds nothing.
+"""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from infra.agent.job import write_durably
+from infra.errors import SlipwayError
+from infra.runs.run_home import RunHome
+from infra.runs.sync import room
+from infra.transport.protocol import READ_BYTES, Transport
+from infra.units import count, size
+from store import local_files, outside
+from store.untrusted_names import NamedSizes, is_inside
+
+MIB = 1 << 20
+MARK_BYTES = MIB
+FILE_BYTES = 256 * MIB  # of one log, or of one phase's figures
+RUN_BYTES = 2048 * MIB  # of all of them together
+MOST_FILES = 2000
+MOST_CUTS = 5  # that are told one by one
+
+
+def place(root: Path, path: str) -> Path:
+    """Return where a fetched file goes below `root`: its folders are made, and a link in its place is removed.
+
+    Raises SlipwayError when the path leads out of `root`, or one of its folders is a link.
+    """
+    if not is_inside(path):
+        raise SlipwayError(f"{outside.shown(path)} cannot be the name of a fetched file; nothing was written")
+    parts = path.split("/")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(len(parts)):
+        _make_folder(root.joinpath(*parts[:number]))
+    target = root.joinpath(*parts)
+    with contextlib.suppress(FileNotFoundError):
+        seen = os.lstat(target)
+        is_own = stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
+        if not is_own:
+            os.unlink(target)
+    return target
+
+
+def _make_folder(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        raise SlipwayError(f"{folder} is a link, or no folder; nothing is written there; remove it: rm {folder}")
+
+
+def replace(root: Path, path: str, pieces: Iterable[bytes]) -> Path:
+    """Replace a fetched file at once; return it."""
+    target = place(root, path)
+    local_files.write_whole(target, pieces)
+    return target
+
+
+def opened(root: Path, path: str) -> BinaryIO:
+    """Open a fetched file to be read and written where it is; it is made when it is not there."""
+    descriptor = os.open(place(root, path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    return open(descriptor, "r+b")
+
+
+def held_bytes(path: Path) -> int:
+    """Return the size of a regular file; 0 where there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        seen = os.lstat(path)
+        return seen.st_size if stat.S_ISREG(seen.st_mode) else 0
+    return 0
+
+
+def files_below(root: Path) -> Iterator[str]:
+    """Yield the regular files below `root`, by their paths in it; no link is followed, or is one of them."""
+    for folder, _, names in os.walk(root, followlinks=False):
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    yield os.path.relpath(path, root).replace(os.sep, "/")
+
+
+def content(root: Path, path: str, most: int = FILE_BYTES) -> bytes:
+    """Return a fetched file. Raises FileNotFoundError when there is none that is regular and inside of `root`."""
+    try:
+        return outside.content(outside.within(root, path), most) if is_inside(path) else _absent(path)
+    except outside.Unreadable as error:
+        raise FileNotFoundError(f"{root}/{path}: {error}") from None
+
+
+def _absent(path: str) -> bytes:
+    raise FileNotFoundError(outside.shown(path))
+
+
+def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
+    """Yield the bytes of a pod's file, so many at most. Raises FileNotFoundError."""
+    begin = 0
+    while begin < most:
+        piece = transport.read(source, begin)
+        yield piece[: most - begin]
+        begin += len(piece)
+        if len(piece) < READ_BYTES:
+            return
+
+
+@dataclass
+class FetchRoom:
+    """The bytes that the files of a run may still take here, logs, figures and marks together."""
+
+    left: int
+
+    @staticmethod
+    def of(home: RunHome) -> "FetchRoom":
+        held = sum(held_bytes(home.pod.root / path) for path in files_below(home.pod.root) if _counts(path))
+        return FetchRoom(max(0, min(RUN_BYTES - held, room.free_bytes(home.folder))))
+
+    def share(self, here: int, wanted: int) -> int:
+        """Return the size up to which a file may grow that has `here` bytes here, and `wanted` on its pod."""
+        size = min(wanted, FILE_BYTES, here + self.left)
+        self.left -= max(0, size - here)
+        return size
+
+
+def _counts(path: str) -> bool:
+    return path.startswith(("logs/", "state/", "work/runs/"))
+
+
+def cut(path: str, here: int, there: int) -> str:
+    """Return in words that a file is here only in part."""
+    if here >= FILE_BYTES:
+        why = f"{size(FILE_BYTES)} of a file are the most that is kept here"
+    else:
+        why = f"{size(RUN_BYTES)} of a run are the most that is kept here, and this machine's disk is not filled"
+    return f"{outside.printable(path)}: the first {size(here)} of {size(there)} are here ({why})"
+
+
+def cuts_of(listing: NamedSizes) -> list[str]:
+    """Return in words which files of a listing are not brought at all."""
+    found = []
+    if listing.num_refused:
+        names = ", ".join(outside.shown(one) for one in listing.refused)
+        found.append(f"{count(listing.num_refused, 'file')} of the pod cannot be brought, by their names: {names}")
+    if listing.is_cut:
+        found.append(f"of its files, the first {len(listing.sizes)} are brought")
+    return found
+
+
+def note_cuts(home: RunHome, part: str, cuts: Sequence[str]) -> None:
+    """Write down which files of a part, logs or results, are here only in part."""
+    known = _noted(home)
+    if known.get(part, []) != list(cuts):
+        write_durably(place(home.pod.root, home.cuts.name), json.dumps({**known, part: list(cuts)}, indent=1))
+
+
+def cuts_at_home(home: RunHome) -> list[str]:
+    """Return in words which of the pod's files are here only in part, or not at all."""
+    found = [str(one) for cuts in _noted(home).values() for one in cuts]
+    more = len(found) - MOST_CUTS
+    return [*found[:MOST_CUTS], f"{count(more, 'file')} more"] if more > 0 else found
+
+
+def _noted(home: RunHome) -> dict[str, list[str]]:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        said = outside.mapping(content(home.pod.root, home.cuts.name, MIB))
+        return {part: cuts for part, cuts in said.items() if type(cuts) is list}
+    return {}

@@ -1,0 +1,31 @@
+"""The list of a pod's files: which are to be kept, with their sizes.
+
+In: the row of a pod, the transport to it, and patterns of paths. Out: `NamedSizes`. Each entry of the answer ends with
+NUL, which no name can hold, so that the name of a file cannot forge an entry.
+"""
+
+from infra.errors import SlipwayError
+from infra.ledger.op import Op
+from infra.runs.pods import folder_of
+from infra.runs.sync.fetched import MOST_FILES
+from infra.transport.protocol import Transport
+from store.untrusted_names import NamedSizes, read_listing
+
+LIST_S = 30.0
+LISTING_BYTES = 1 << 20
+LOGS = "logs/*.log logs/*.times state/earlier/*.log"
+RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json"
+LIST = r"""cd -- "$1" 2>/dev/null || exit 0
+for file in $2; do
+    if [ -f "$file" ] && [ ! -L "$file" ]; then printf '%d %s\0' "$(wc -c < "$file")" "$file"; fi
+done | head -c "$3"
+exit 0"""
+
+
+def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:
+    """Return the files on the pod that these patterns find, by path in its folder. Raises SlipwayError."""
+    words = ["sh", "-c", LIST, "sh", str(folder_of(op).root), patterns, str(LISTING_BYTES)]
+    done = transport.run(words, timeout_s=LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: listing its files: {done.stderr.strip() or f'exit code {done.exited}'}")
+    return read_listing(done.stdout[: 2 * LISTING_BYTES], MOST_FILES)
