@@ -22,8 +22,8 @@ READ = frozenset(
     "dataCenterId terminateAfter bidPerGpu imageName image query count disk minimumBidPrice stockStatus "
     "machine_name gpu_count available_gpu_count price_per_gpu min_gpu_count_for_rental tier country_code region_name "
     "effective_upload_speed_mbps effective_download_speed_mbps max_cuda_version gpu_power_limited capacity total free "
-    "frequent_rent_failures last_verified_at docker_image success price removal_scheduled_at phase total_cost "
-    "termination_hours enable_backups initial_port_count product include bucketSize lastN "
+    "frequent_rent_failures last_verified_at docker_image success price removal_scheduled_at phase "
+    "billed_seconds termination_hours enable_backups initial_port_count product include bucketSize lastN "
     "error error_code code message detail title errors hint reason".split()
 )
 # Names that our clients send and vendors give back, which identify a machine of the drill.

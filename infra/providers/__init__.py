@@ -119,6 +119,7 @@ class Abilities:
 
     time_limit: bool = False  # ends a pod at a time given to create()
     time_grain_s: float = 1.0  # unit to which that time is rounded up
+    resets_timer: bool = False  # a boot replaces that time: `arm` sets it again
     spend_limit: bool = False  # ends a pod at an amount given to create()
     start_timer: bool = False  # its containers start with a dead-man timer, which asks as a pod's self-termination does
     tells_limits: bool = False  # find() shows both as they are armed
@@ -165,6 +166,10 @@ class Market(Provider, Protocol):
         Raises UsageError when it is missing, or may do more than it must.
         """
         return ""
+
+    def arm(self, pod_id: str, ends_at: float) -> None:
+        """Set the time, by the vendor's clock, at which the vendor ends a pod, where its boot resets that time."""
+        return None
 
     def forget(self, token: str) -> None:
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""

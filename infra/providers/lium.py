@@ -1,10 +1,12 @@
 """Lium: containers ("pods") on single hosts ("executors") of many owners. Here: requests out, records in.
 
 Prices come as dollars per GPU-hour in offers, per hour of the whole pod in `price`. A pod's environment belongs to a
-template, so that its name is the only marker; it ends by the vendor's timer after whole hours. Sizes of hosts come in
-KiB, of GPUs in MiB, as their owners tell them. Source: the vendor's own client, lium.io 0.32.0.
+template, so that its name is the only marker. The rent takes whole hours, counted from the boot; an exact end is sent
+after the rent and again after the boot, which replaces it. Sizes of hosts come in KiB, of GPUs in MiB, as their owners
+tell them. Source: the vendor's own client, lium.io 0.32.0.
 """
 
+import contextlib
 import math
 import re
 import uuid
@@ -24,17 +26,21 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
-from infra.providers import TIMER_GRAIN_S, Abilities, rows
+from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch
+from infra.providers.json_api import JsonApi, Unclear, Unsent, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.refusals import Refusal, RefusalTable, Sentence
+from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://lium.io/api"
-IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds
+OWN_TEMPLATE = {"docker_image_digest": "", "internal_ports": [22], "startup_commands": "", "category": "UBUNTU",
+                "container_start_immediately": True, "description": "slipway", "entrypoint": "", "environment": {},
+                "is_private": True, "one_time_template": True, "is_temporary": False, "readme": "slipway",
+                "volumes": ["/root"]}  # fmt: skip
+ARM_TRIES = 3
 USABLE = ("CREATED", "UPDATED", "VERIFY_SUCCESS")
 MOST_HOURS = 720
 PORTS = 4
@@ -49,7 +55,7 @@ REFUSALS = RefusalTable(
     vendor="lium",
     billing_url="https://lium.io/billing",
     codes={
-        "API_KEY_BUDGET_EXCEEDED": Refusal.NO_MONEY,
+        "API_KEY_BUDGET_EXCEEDED": RefusalKind.NO_MONEY,
         **dict.fromkeys(  # source: dstack 0.22.5, its codes of no capacity
             (
                 "node_not_found",
@@ -62,19 +68,19 @@ REFUSALS = RefusalTable(
                 "gpu_count_invalid",
                 "gpu_split_not_allowed",
             ),
-            Refusal.NO_STOCK,
+            RefusalKind.NO_STOCK,
         ),
-        "conflict": Refusal.NO_STOCK,
+        "conflict": RefusalKind.NO_STOCK,
         # The first request under the same key is being carried out, or its outcome is not known.
-        "idempotency_in_progress": Refusal.UNKNOWN,
-        "idempotency_outcome_unknown": Refusal.UNKNOWN,
+        "idempotency_in_progress": RefusalKind.UNKNOWN,
+        "idempotency_outcome_unknown": RefusalKind.UNKNOWN,
     },
-    sentences=(Sentence("insufficient balance", Refusal.NO_MONEY, "lium.io 0.32.0, text of a 403 of the rent"),),
+    sentences=(Sentence("insufficient balance", RefusalKind.NO_MONEY, "lium.io 0.32.0, text of a 403 of the rent"),),
     statuses={
-        400: Refusal.NO_STOCK,
-        403: Refusal.BAD_KEY,
-        404: Refusal.NO_STOCK,
-        422: Refusal.BAD_REQUEST,
+        400: RefusalKind.NO_STOCK,
+        403: RefusalKind.BAD_KEY,
+        404: RefusalKind.NO_STOCK,
+        422: RefusalKind.BAD_REQUEST,
     },
 )
 _SSH = re.compile(r"ssh ([^\s@]+)@([^\s@]+)(?: -p (\d{1,5}))?")
@@ -87,11 +93,13 @@ class Place(Struct):
 
 
 class GpuDetail(Struct):
+    name: str = ""
     capacity: int = 0  # MiB
 
 
 class GpuSpecs(Struct):
     details: list[GpuDetail] = []
+    driver: str | None = None
 
 
 class Cpu(Struct):
@@ -100,6 +108,7 @@ class Cpu(Struct):
 
 class Ram(Struct):
     total: int = 0  # KiB
+    pod_reserve: int = 0  # KiB that the host keeps
 
 
 class Disk(Struct):
@@ -136,7 +145,17 @@ class Executor(Struct):
 class Template(Struct):
     id: str
     docker_image: str | None = None
+    docker_image_tag: str | None = None
     status: str | None = None
+    user_id: str | None = None
+    startup_commands: str | None = None
+    entrypoint: str | None = None
+    environment: dict[str, Any] | None = None
+
+
+class Image(Struct):
+    docker_image: str
+    docker_image_tag: str = "latest"
 
 
 class Rented(Struct):
@@ -161,7 +180,7 @@ class Volume(Struct):
 
 
 class Record(Struct):
-    total_cost: Decimal | None = None
+    total: Decimal | None = None
 
 
 class Me(Struct):
@@ -183,7 +202,7 @@ class Lium(ByHttp):
     one_path, gone = "/pods/{}", GONE
     can = Abilities(
         time_limit=True,
-        time_grain_s=TIMER_GRAIN_S["lium"],
+        resets_timer=True,
         spot=True,
         tells_limits=True,
         self_terminate="native",
@@ -244,7 +263,7 @@ class Lium(ByHttp):
         """
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
         found: list[Offer] = []
-        for row in self.api.read("/executors", list[Any]):
+        for row in self.api.read("/executors", list[Any], view="summary"):
             host = rows.offered(Executor, row)
             if host is None or host.frequent_rent_failures or host.gpu_power_limited or self._is_old(host):
                 continue
@@ -266,17 +285,18 @@ class Lium(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised. Limits, a spending limit too, are armed as whole hours, rounded up.
+        """Rent as promised. Limits, a spending limit too, are armed as whole hours, rounded up, then exactly.
 
         UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
         """
+        began_at = self.now()
         limit_s = hard_limit_s(limits)
         hours = MOST_HOURS if limit_s is None else max(1, math.ceil(limit_s / 3600))
         if hours > MOST_HOURS:
             raise UsageError(f"lium: a pod lives {MOST_HOURS} hours at most; {hours} were asked for")
         body = {
             "pod_name": token,
-            "template_id": self._template(),
+            "template_id": self._template(offer, token),
             "user_public_key": [self.keys.public(token)],
             "gpu_count": offer.num_gpus,
             "initial_port_count": PORTS,
@@ -294,8 +314,23 @@ class Lium(ByHttp):
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
             raise Unclear(f"lium: rent: {reply.said}; it may have been carried out", reply)
+        if limit_s is not None:
+            # The pod is rented, so that this failure must not lose its id; the boot arms the end again and reads it.
+            with contextlib.suppress(SlipwayError):
+                self.arm(pod_id, began_at + limit_s)
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
+
+    def arm(self, pod_id: str, ends_at: float) -> None:
+        """Set the exact end of a pod, before or after its boot; the same end twice is one."""
+        path, body = self.path_of("/pods/{}/schedule-removal", pod_id), {"removal_scheduled_at": rfc3339(ends_at)}
+        for attempt in range(ARM_TRIES):
+            try:
+                self.api.act("POST", path, body)
+                return
+            except (Unclear, Unsent):
+                if attempt == ARM_TRIES - 1:
+                    raise
 
     def list(self) -> "list[Pod]":
         """Return all, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
@@ -315,14 +350,43 @@ class Lium(ByHttp):
             if refused.reply.status == 404:
                 return None
             raise
-        return told_micro_usd(record.total_cost)
+        return told_micro_usd(record.total)
 
-    def _template(self) -> str:
+    def _template(self, offer: Offer, token: str) -> str:
+        """Return a template of the vendor's default image for the GPU and driver of that host.
+
+        A template of another user, or one that runs commands of its own at the start, is never taken. Where no other
+        one has the image, the account gets a template of its own, which the vendor removes with the pod.
+        """
+        image = self._default_image(offer)
+        owner = self.api.read("/users/me", Me).id
         for row in self.api.read("/templates", tuple[Any, ...]):
             one = rows.offered(Template, row)
-            if one and one.docker_image == IMAGE and one.status in USABLE:
+            if one and (one.docker_image, one.docker_image_tag) == image and _is_plain(one, owner):
                 return one.id
-        raise SlipwayError(f"lium: there is no usable template of {IMAGE}; nothing was rented")
+        name, tag = image
+        body = {**OWN_TEMPLATE, "name": token, "docker_image": name, "docker_image_tag": tag}
+        try:
+            return self.api.decode(self.api.act("POST", "/templates", body), Template).id
+        except SlipwayError as error:
+            raise SlipwayError(
+                f"lium: no usable template of {name}:{tag}, and none could be made: {error}; nothing was rented"
+            ) from None
+
+    def _default_image(self, offer: Offer) -> tuple[str, str]:
+        host = rows.offered(Executor, msgspec.json.decode(offer.raw)) if offer.raw else None
+        specs = host.specs.gpu if host and host.specs else None
+        model = next((one.name for one in specs.details if one.name), "") if specs else ""
+        params = {"gpu_model": model or offer.instance_type, "driver_version": (specs and specs.driver) or ""}
+        found = [
+            rows.offered(Image, row) for row in self.api.read("/executors/default-docker-image", list[Any], **params)
+        ]
+        images = [one for one in found if one]
+        # The hosts cache this one, so that the pod starts in seconds.
+        image = next((one for one in images if "pytorch" in one.docker_image.lower()), images[0] if images else None)
+        if image is None:
+            raise NoOffer(f"lium: it names no default image for {params['gpu_model']}")
+        return image.docker_image, image.docker_image_tag
 
     def _is_old(self, host: Executor) -> bool:
         serves = host.max_cuda_version
@@ -333,8 +397,7 @@ class Lium(ByHttp):
         cards = specs.gpu.details if specs.gpu else []
         memory_gb = round(cards[0].capacity / 1024) if cards else 0
         share = count / host.gpu_count
-        ram = specs.ram.total * 1024 if specs.ram else 0
-        ram -= max(4 << 30, ram // 100)  # memory that the host keeps
+        ram = (specs.ram.total - specs.ram.pod_reserve) * 1024 if specs.ram else 0
         return Offer(
             provider=self.name,
             offer_id=f"{host.id}/{count}",
@@ -383,6 +446,13 @@ class Lium(ByHttp):
             created_at=int(epoch(one.created_at) or 0),
             ends_at=epoch(one.removal_scheduled_at),
         )
+
+
+def _is_plain(template: Template, owner: str | None) -> bool:
+    """Return whether a template can be used, is nobody else's, and runs nothing but its image."""
+    is_foreign = template.user_id not in (None, "", owner)
+    runs_more = bool(template.startup_commands or template.entrypoint or template.environment)
+    return template.status in USABLE and not is_foreign and not runs_more
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:

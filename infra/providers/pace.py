@@ -15,8 +15,8 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Window:
-    """At most `most` requests in any `seconds`, counted in `buckets` equal parts."""
+class RateWindow:
+    """A limit of `most` requests in any `seconds`, counted in `buckets` equal parts."""
 
     seconds: float
     most: int
@@ -29,7 +29,7 @@ class Window:
 
 # RunPod's answers name 60 a minute, 3,000 an hour and 50,000 a day as an example of its policy; the other vendors name
 # none. A sixth is left for other clients of the same account.
-WINDOWS = (Window(60.0, 50, 12), Window(3600.0, 2500, 60), Window(86400.0, 41_000, 48))
+WINDOWS = (RateWindow(60.0, 50, 12), RateWindow(3600.0, 2500, 60), RateWindow(86400.0, 41_000, 48))
 _BUCKET = struct.Struct("<QQ")  # number of the bucket since the epoch, requests in it
 
 
@@ -39,7 +39,7 @@ class Pace:
 
     path: Path | None = None
     clock_scale: float = 1.0
-    windows: tuple[Window, ...] = WINDOWS
+    windows: tuple[RateWindow, ...] = WINDOWS
     clock: Callable[[], float] = time.time
     _alone: bytearray = field(default_factory=bytearray)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +52,7 @@ class Pace:
     @staticmethod
     def of_minute(most: int, clock_scale: float = 1.0) -> "Pace":
         """Return a limit of requests in a minute, counted in this process alone."""
-        return Pace(None, clock_scale, (Window(60.0, most, 12),))
+        return Pace(None, clock_scale, (RateWindow(60.0, most, 12),))
 
     @property
     def words(self) -> str:
@@ -73,7 +73,7 @@ class Pace:
             except OSError:  # a state folder that cannot be written: each process counts its own requests
                 return self._count(self._alone, binding)
 
-    def _count_in(self, path: Path, binding: tuple[Window, ...]) -> float:
+    def _count_in(self, path: Path, binding: tuple[RateWindow, ...]) -> float:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -90,7 +90,7 @@ class Pace:
     def _size(self) -> int:
         return sum(window.buckets for window in self.windows) * _BUCKET.size
 
-    def _count(self, counts: bytearray, binding: tuple[Window, ...]) -> float:
+    def _count(self, counts: bytearray, binding: tuple[RateWindow, ...]) -> float:
         if len(counts) != self._size:  # a new file, or one of other windows
             counts[:] = bytes(self._size)
         now_s, start, places = self.clock() * self.clock_scale, 0, []

@@ -12,7 +12,7 @@ from infra.errors import AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayErr
 from infra.providers.json_api import Reply, Unclear, VendorRefused
 
 
-class Refusal(Enum):
+class RefusalKind(Enum):
     """The kinds of a refusal, each with what follows for a launch."""
 
     NO_STOCK = "this offer cannot be had; the next one may"
@@ -28,7 +28,7 @@ class Sentence:
     """A part of a refusal's code or text, in lower case, with the place where that was seen."""
 
     part: str
-    meaning: Refusal
+    meaning: RefusalKind
     source: str
 
 
@@ -38,13 +38,13 @@ class RefusalTable:
 
     vendor: str
     billing_url: str
-    codes: Mapping[str, Refusal] = field(default_factory=dict)
+    codes: Mapping[str, RefusalKind] = field(default_factory=dict)
     sentences: tuple[Sentence, ...] = ()
-    statuses: Mapping[int, Refusal] = field(default_factory=dict)
+    statuses: Mapping[int, RefusalKind] = field(default_factory=dict)
 
-    def meaning(self, reply: Reply) -> Refusal:
+    def meaning(self, reply: Reply) -> RefusalKind:
         """Return the kind of a refusal. 402 and 429 are verdicts by themselves, whatever the text says."""
-        verdicts = {402: Refusal.NO_MONEY, 429: Refusal.THROTTLED}
+        verdicts = {402: RefusalKind.NO_MONEY, 429: RefusalKind.THROTTLED}
         if reply.status in verdicts:
             return verdicts[reply.status]
         if reply.code in self.codes:
@@ -53,7 +53,7 @@ class RefusalTable:
         for sentence in self.sentences:
             if sentence.part in text:
                 return sentence.meaning
-        return self.statuses.get(reply.status, Refusal.UNKNOWN)
+        return self.statuses.get(reply.status, RefusalKind.UNKNOWN)
 
     def error(self, error: SlipwayError) -> SlipwayError:
         """Return the error that tells the caller of a create what follows from a vendor's answer."""
@@ -63,15 +63,15 @@ class RefusalTable:
     def error_of(self, reply: Reply, words: str) -> SlipwayError:
         """Return the error for an answer that is no yes; `words` name the request and the answer."""
         meaning = self.meaning(reply)
-        if meaning is Refusal.NO_STOCK:
+        if meaning is RefusalKind.NO_STOCK:
             return NoOffer(f"{self.vendor}: {reply.said}")
-        if meaning is Refusal.NO_MONEY:
+        if meaning is RefusalKind.NO_MONEY:
             return OutOfMoney(f"{words}; add credit at {self.billing_url}")
-        if meaning is Refusal.BAD_KEY:
+        if meaning is RefusalKind.BAD_KEY:
             return AuthError(words)
-        if meaning is Refusal.THROTTLED:
+        if meaning is RefusalKind.THROTTLED:
             return RateLimited(f"{self.vendor} takes no more requests now: {reply.said}", reply.retry_after_s)
-        if meaning is Refusal.BAD_REQUEST:
+        if meaning is RefusalKind.BAD_REQUEST:
             return VendorRefused(f"{words}; nothing was rented; another offer would meet the same answer", reply)
         carried_out = "it may have been carried out"
         return Unclear(words if carried_out in words else f"{words}; {carried_out}", reply)

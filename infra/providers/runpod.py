@@ -29,7 +29,7 @@ from infra.providers.by_http import ByHttp
 from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.refusals import Refusal, RefusalTable, Sentence
+from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
@@ -51,32 +51,38 @@ REFUSALS = RefusalTable(
     vendor="runpod",
     billing_url="https://console.runpod.io/user/billing",
     sentences=(
-        Sentence("no longer any instances available", Refusal.NO_STOCK, "mlabonne/llm-autoeval #3; SkyPilot"),
-        Sentence("does not have the resources", Refusal.NO_STOCK, "bellhop-py errors.py; fast-stable-diffusion #2484"),
-        Sentence("enough disk space", Refusal.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
-        Sentence("not enough free gpus", Refusal.NO_STOCK, "SkyPilot, as above"),
+        Sentence("no longer any instances available", RefusalKind.NO_STOCK, "mlabonne/llm-autoeval #3; SkyPilot"),
+        Sentence(
+            "does not have the resources", RefusalKind.NO_STOCK, "bellhop-py errors.py; fast-stable-diffusion #2484"
+        ),
+        Sentence("enough disk space", RefusalKind.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
+        Sentence("not enough free gpus", RefusalKind.NO_STOCK, "SkyPilot, as above"),
         # Errors of capacity mention the balance as well, so that only 402 is a verdict on money.
-        Sentence("balance", Refusal.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
-        Sentence("credits", Refusal.NO_STOCK, "opbdh 1.10.1, as above"),
-        Sentence("spend limit", Refusal.NO_STOCK, "the vendor's account rules: 80 USD an hour; a cheaper one may do"),
-        Sentence("is not defined by type", Refusal.BAD_REQUEST, "GraphQL's validation, which precedes execution"),
-        Sentence("cannot query field", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("got invalid value", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("unknown argument", Refusal.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("error code: 1010", Refusal.BAD_REQUEST, "a web firewall that refuses a User-Agent; opbdh remote.py"),
+        Sentence("balance", RefusalKind.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
+        Sentence("credits", RefusalKind.NO_STOCK, "opbdh 1.10.1, as above"),
+        Sentence(
+            "spend limit", RefusalKind.NO_STOCK, "the vendor's account rules: 80 USD an hour; a cheaper one may do"
+        ),
+        Sentence("is not defined by type", RefusalKind.BAD_REQUEST, "GraphQL's validation, which precedes execution"),
+        Sentence("cannot query field", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence("got invalid value", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence("unknown argument", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
+        Sentence(
+            "error code: 1010", RefusalKind.BAD_REQUEST, "a web firewall that refuses a User-Agent; opbdh remote.py"
+        ),
     ),
     # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
     statuses={
-        400: Refusal.NO_STOCK,
-        403: Refusal.NO_STOCK,
-        404: Refusal.BAD_REQUEST,
-        410: Refusal.BAD_REQUEST,
-        422: Refusal.BAD_REQUEST,
+        400: RefusalKind.NO_STOCK,
+        403: RefusalKind.NO_STOCK,
+        404: RefusalKind.BAD_REQUEST,
+        410: RefusalKind.BAD_REQUEST,
+        422: RefusalKind.BAD_REQUEST,
     },
 )
 MOST_PAGES = 100
 # A query of GraphQL is validated before it is executed, and 400 is the answer to one that is not valid.
-GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: Refusal.BAD_REQUEST})
+GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: RefusalKind.BAD_REQUEST})
 # Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
 MARK = "SLIPWAY_POD"
 

@@ -24,7 +24,7 @@ from infra.providers.by_http import ByHttp
 from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.providers.refusals import Refusal, RefusalTable, Sentence
+from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
@@ -37,15 +37,22 @@ CENT = Decimal("0.01")
 REFUSALS = RefusalTable(
     vendor="shadeform",
     billing_url="https://platform.shadeform.ai",
-    codes={"OUT_OF_STOCK": Refusal.NO_STOCK},
+    codes={"OUT_OF_STOCK": RefusalKind.NO_STOCK},
     sentences=(
-        Sentence("funds", Refusal.NO_MONEY, "brevdev/cloud: most structured errors of a create are 409 with a code"),
-        Sentence("balance", Refusal.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
-        Sentence("wallet", Refusal.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
-        Sentence("quota", Refusal.NO_STOCK, "brevdev/cloud, as above; a quota is of one cloud"),
-        Sentence("out of stock", Refusal.NO_STOCK, "the vendor's API document, answer of /instances/create"),
+        Sentence(
+            "funds", RefusalKind.NO_MONEY, "brevdev/cloud: most structured errors of a create are 409 with a code"
+        ),
+        Sentence("balance", RefusalKind.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
+        Sentence("wallet", RefusalKind.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
+        Sentence("quota", RefusalKind.NO_STOCK, "brevdev/cloud, as above; a quota is of one cloud"),
+        Sentence("out of stock", RefusalKind.NO_STOCK, "the vendor's API document, answer of /instances/create"),
     ),
-    statuses={400: Refusal.BAD_REQUEST, 403: Refusal.BAD_KEY, 404: Refusal.NO_STOCK, 422: Refusal.BAD_REQUEST},
+    statuses={
+        400: RefusalKind.BAD_REQUEST,
+        403: RefusalKind.BAD_KEY,
+        404: RefusalKind.NO_STOCK,
+        422: RefusalKind.BAD_REQUEST,
+    },
 )
 
 

@@ -54,7 +54,7 @@ class Market:
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
-        machine.expires_at = _armed(order.expires_at, fates)
+        self.arm(machine, order.expires_at)
         machine.spend_limit_micro_usd = order.spend_limit_micro_usd
         machine.about = dict(order.about)
         self.machines[machine.machine_id] = machine
@@ -89,6 +89,10 @@ class Market:
         self._release(machine, "deleting", by)
         machine.gone_at = self.now + TERMS[machine.offer.vendor].deleting_s
         return True
+
+    def arm(self, machine: Machine, expires_at: float | None) -> None:
+        """Set the time at which the vendor ends a machine, as far as its fate lets the vendor."""
+        machine.expires_at = _armed(expires_at, machine.fates)
 
     def stop(self, machine_id: str, by: str = "client") -> None:
         """Keep the disk, which bills, and give the rest back. Raises Refused."""
@@ -226,6 +230,8 @@ class Market:
             raise AssertionError(f"{action} happens to a machine")
         elif action == "running":
             machine.state, machine.active_at = "running", self.now
+            if machine.order.expires_after_boot_s is not None:
+                self.arm(machine, self.now + machine.order.expires_after_boot_s)
             machine.history.append((self.now, "running"))
             if not TERMS[machine.offer.vendor].bills_boot:
                 self._bill(machine, machine.micro_usd_per_hour)

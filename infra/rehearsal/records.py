@@ -68,6 +68,7 @@ class Order:
     quantity: int = 1
     spot: bool = False
     expires_at: float | None = None
+    expires_after_boot_s: float | None = None  # each boot sets the time limit to that from then on
     spend_limit_micro_usd: int | None = None
     has_sshd: bool = True
     stopped_micro_usd_per_hour: int = 0

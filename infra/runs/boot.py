@@ -55,7 +55,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
     """
     scale = provider.clock_scale
     deadline = time.monotonic() + limit_s / scale
-    pod = _address(op, provider, deadline, scale)
+    pod = _armed_again(op, _address(op, provider, deadline, scale), provider)
     problem = _broken_promise(op, pod, provider)
     if problem:
         raise Unbooted(problem)
@@ -63,6 +63,19 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
     address = replace(Address.parse(pod.address), folder=folder)
     shown = {"last_seen_at": int(time.time())}  # the vendor has shown it: from now on its absence proves something
     return journal.note(op, address=str(address), **shown, **price(op, pod, provider))
+
+
+def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
+    """Return the pod as its vendor shows it after its end was set again, where a boot resets that. Raises Unbooted."""
+    limit_s = spend.limit_s(op)
+    if not provider.can.resets_timer or limit_s is None:
+        return pod
+    left_s = limit_s - spend.since_request_s(op, read_clocks(), provider.clock_scale)
+    try:
+        provider.arm(pod.pod_id, provider.now() + left_s)
+        return provider.find(pod.pod_id) or pod
+    except SlipwayError as error:
+        raise Unbooted(f"{provider.name}'s timer could not be set after the boot: {error}") from None
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:

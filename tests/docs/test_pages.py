@@ -133,9 +133,7 @@ def test_what_the_page_about_money_says_of_vendors_is_what_they_can():
     for column, vendor in enumerate((RunPod, Lium, Shadeform)):
         can = vendor.can
         timer, amount = rows["the vendor ends it at a time"][column], rows["the vendor ends it at an amount"][column]
-        assert can.time_limit == (not timer.startswith("no: ")) and ("whole hours" in timer) == (
-            can.time_grain_s == 3600
-        )
+        assert can.time_limit != can.start_timer and can.start_timer == ("dead-man timer" in timer)
         assert can.spend_limit == (amount == "yes")
         deletes_itself = can.self_terminate == "pod_credential"
         assert deletes_itself == rows["the pod can delete itself"][column].startswith("yes")

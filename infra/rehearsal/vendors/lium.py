@@ -18,6 +18,12 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import VOLUME, dollars
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 
+STRANGERS = {
+    "id": "b2c1a0de-0000-4000-a000-000000000002", "name": "PyTorch, and a miner", "docker_image": "daturaai/pytorch",
+    "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04", "status": "VERIFY_SUCCESS", "volumes": ["/root"],
+    "internal_ports": [22], "environment": {}, "startup_commands": "touch strangers-command", "is_private": False,
+    "user_id": "somebody",
+}  # fmt: skip
 TEMPLATE = {
     "id": "b2c1a0de-0000-4000-a000-000000000001", "name": "PyTorch", "docker_image": "daturaai/pytorch",
     "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04", "status": "VERIFY_SUCCESS", "volumes": ["/root"],
@@ -92,7 +98,8 @@ class Lium(web.Api):
             self._keys[end_key] = frozenset({"manage"})
         self._ssh_keys: list[dict[str, str]] = []
         self._volume = {"id": VOLUME, "name": "rehearsal", "description": ""}
-        self._templates: dict[str, dict[str, Any]] = {str(TEMPLATE["id"]): TEMPLATE}
+        # A listing shows public templates of others as well, in any order.
+        self._templates: dict[str, dict[str, Any]] = {str(one["id"]): one for one in (STRANGERS, TEMPLATE)}
         self._executors = {
             _executor_id(one): one.offer_id for one in market.offers.values() if one.vendor == self.vendor
         }
@@ -101,6 +108,7 @@ class Lium(web.Api):
             web.Route("GET", "/api/version", "version", lambda asked: web.Answer(200, {"features": FEATURES})),
             web.Route("GET", "/api/public/v1/nodes", "offers", self._nodes),
             web.Route("GET", "/api/executors", "offers", self._list_executors),
+            web.Route("GET", "/api/executors/default-docker-image", "offers", self._default_images),
             web.Route("GET", "/api/machines", "offers", self._machines),
             web.Route("GET", "/api/executors/([^/]+)/quote", "offers", self._quote),
             web.Route("POST", "/api/executors/([^/]+)/rent", "create", self._rent),
@@ -139,7 +147,7 @@ class Lium(web.Api):
             "hint": "",
             "request_id": secrets.token_hex(8),
         }
-        return web.Answer(status, {"error": error})
+        return web.Answer(status, {"error": error, "detail": words})
 
     def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
         if isinstance(error, Refused):
@@ -158,6 +166,8 @@ class Lium(web.Api):
     def _list_executors(self, asked: web.Asked) -> web.Answer:
         rows = [self._executor(key, offer) for key, offer in self._free()]
         query = asked.query
+        if query.get("view", "full") not in ("summary", "full"):
+            raise Problem(422, "view is summary or full")
         names = [one for one in query.get("machine_names", "").split(",") if one]
         rows = [row for row in rows if not names or row["machine_name"] in names]
         try:
@@ -214,6 +224,10 @@ class Lium(web.Api):
         kinds = dict.fromkeys(self._market.offers[offer_id].kind for offer_id in self._executors.values())
         return web.Answer(200, [{"name": kind} for kind in kinds])
 
+    def _default_images(self, asked: web.Asked) -> web.Answer:
+        images = [{name: TEMPLATE[name] for name in ("docker_image", "docker_image_tag")}]
+        return web.Answer(200, [{"docker_image": "ubuntu", "docker_image_tag": "24.04"}, *images])
+
     def _quote(self, asked: web.Asked) -> web.Answer:
         offer = self._offer(asked)
         try:
@@ -244,7 +258,7 @@ class Lium(web.Api):
         hours = wish.termination_hours
         order = Order(
             offer_id=offer.offer_id, name=wish.pod_name, spot=offer.about.spot, replay_key=key,
-            expires_at=self._market.now + hours * 3600 if hours else None, public_keys=tuple(wish.user_public_key),
+            expires_after_boot_s=hours * 3600.0 if hours else None, public_keys=tuple(wish.user_public_key),
             volume=wish.volume_id or "",
             script=self._templates.get(wish.template_id or "", TEMPLATE)["startup_commands"], about={"wish": wish},
         )  # fmt: skip
@@ -288,7 +302,8 @@ class Lium(web.Api):
         return web.Answer(200, {
             "pod_id": machine.machine_id, "pod_name": machine.order.name, "status": self._status(machine),
             "created_at": iso(machine.created_at), "removed_at": iso(machine.ended_at),
-            "total_cost": dollars(self._market.told_bill_micro_usd(machine)),
+            "billed_seconds": round((machine.ended_at or self._market.now) - machine.created_at),
+            "total": dollars(self._market.told_bill_micro_usd(machine)),
         })  # fmt: skip
 
     def _ever(self, asked: web.Asked) -> Machine:
@@ -305,7 +320,7 @@ class Lium(web.Api):
             raise Problem(422, str(error)) from None
         if at <= self._market.now:
             raise Problem(400, "removal_scheduled_at is in the past")
-        machine.expires_at = at
+        self._market.arm(machine, at)
         return web.Answer(200, self._pod(machine))
 
     def _unschedule(self, asked: web.Asked) -> web.Answer:

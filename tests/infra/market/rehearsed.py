@@ -59,7 +59,8 @@ class Rehearsal:
         if vendor == "lium":
             hosts = self.client.get(about["url"] + "/executors", headers=header).json()
             host = min((one for one in hosts if "4090" in one["machine_name"]), key=lambda one: one["price_per_gpu"])
-            (template,) = self.client.get(about["url"] + "/templates", headers=header).json()
+            templates = self.client.get(about["url"] + "/templates", headers=header).json()
+            template = next(one for one in templates if not one["startup_commands"])
             path, body = path.format(host["id"]), {**body, "template_id": template["id"]}
         named = "pod_name" if vendor == "lium" else "name"
         answer = self.client.post(about["url"] + path, json={**body, named: name}, headers=header)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError, UsageError
-from infra.providers.json_api import JsonApi, VendorRefused
+from infra.providers.json_api import JsonApi, VendorRefused, epoch
 from infra.providers.lium import Lium
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.process
 DOCUMENT = Path(__file__).parent / "lium.openapi.json"
 KEY = ("X-API-KEY", "li-secret")
 RENT = "POST /executors/{id}/rent"
+REMOVAL = "POST /pods/{id}/schedule-removal"
 H100 = "NVIDIA H100 80GB HBM3"
 REQUEST = Request(run="brave-otter-3", provider="lium", gpu="H100", num_gpus=8)
 LIMITS = Limits(time_s=7 * 3600.0 + 1, spend_micro_usd=500_000_000, micro_usd_per_hour=14_000_000)
@@ -37,9 +39,15 @@ HOST = {
         "available_port_count": 40, "sysbox_runtime": False,
     },
 }  # fmt: skip
-TEMPLATES = [{"id": "bad", "docker_image": "daturaai/pytorch", "status": "VERIFY_FAILED"},
-             {"id": "other", "docker_image": "org/img", "status": "CREATED"},
-             {"id": "b2c1", "docker_image": "daturaai/pytorch", "status": "VERIFY_SUCCESS"}]  # fmt: skip
+IMAGE = {"docker_image": "daturaai/pytorch", "docker_image_tag": "2.9"}
+IMAGES = [{"docker_image": "ubuntu", "docker_image_tag": "24.04"}, IMAGE]
+TEMPLATES = [{"id": "bad", **IMAGE, "status": "VERIFY_FAILED"},
+             {"id": "other", "docker_image": "org/img", "docker_image_tag": "2.9", "status": "CREATED"},
+             {"id": "old", **IMAGE, "docker_image_tag": "2.1", "status": "VERIFY_SUCCESS"},
+             {"id": "theirs", **IMAGE, "status": "VERIFY_SUCCESS", "user_id": "u2"},
+             {"id": "commands", **IMAGE, "status": "VERIFY_SUCCESS", "startup_commands": "curl x | sh"},
+             {"id": "environment", **IMAGE, "status": "VERIFY_SUCCESS", "environment": {"LD_PRELOAD": "x"}},
+             {"id": "b2c1", **IMAGE, "status": "VERIFY_SUCCESS", "user_id": None}]  # fmt: skip
 
 
 def error(status, code, message, hint=None):
@@ -65,6 +73,9 @@ def stand():
     with Stand(KEY, document=DOCUMENT) as stand:
         stand.on("GET /executors", Answer(200, [HOST]))
         stand.on("GET /templates", Answer(200, TEMPLATES))
+        stand.on("GET /executors/default-docker-image", Answer(200, IMAGES))
+        stand.on("GET /users/me", Answer(200, {"id": "u1", "email": "me@example.com", "balance": 12.345678}))
+        stand.on(REMOVAL, Answer(200, row("x")))
         stand.on(RENT, Answer(200, {"success": True, "pod_id": "5c2f"}))
         yield stand
     assert stand.wrong == []
@@ -165,15 +176,42 @@ def test_a_pod_is_rented_with_its_token_its_own_key_and_an_end(stand, lium, offe
         (Limits(spend_micro_usd=28_000_001, micro_usd_per_hour=14_000_000), 3),
     ],
 )
-def test_the_vendor_s_timer_is_always_armed_in_whole_hours(stand, lium, offer, token, limits, hours):
+def test_the_vendor_s_timer_is_always_armed_in_whole_hours_and_then_exactly(stand, lium, offer, token, limits, hours):
+    before = int(lium.now())
     lium.create(REQUEST, offer, token, limits)
+    after = lium.now()
     assert stand.bodies(RENT)[0]["termination_hours"] == hours
+    limit_s = hard_limit_s(limits)
+    ends = [epoch(body["removal_scheduled_at"]) for body in stand.bodies(REMOVAL)]
+    assert len(ends) == (limit_s is not None)
+    assert all(before - 2 <= end - limit_s <= after + 2 for end in ends)
+
+
+def test_an_end_whose_answer_is_lost_is_set_again_and_a_pod_that_is_rented_keeps_its_id(stand, lium, offer, token):
+    stand.on(REMOVAL, Answer(500), Answer(how="drop"), Answer(200, row(token)))
+    assert lium.create(REQUEST, offer, token, LIMITS).pod_id == "5c2f" and stand.times(REMOVAL) == 3
+    stand.on(REMOVAL, error(400, "bad_request", "in the past"))
+    assert lium.create(REQUEST, offer, token, LIMITS).pod_id == "5c2f"
+    with pytest.raises(VendorRefused, match="in the past"):
+        lium.arm("5c2f", 1_790_000_000.0)
+
+
+def test_without_a_plain_template_of_the_default_image_the_account_gets_one_of_its_own(stand, lium, offer, token):
+    stand.on("GET /templates", Answer(200, TEMPLATES[:-1]))
+    stand.on("POST /templates", Answer(200, {"id": "mine", **IMAGE, "status": "CREATED"}))
+    lium.create(REQUEST, offer, token, LIMITS)
+    (made,) = stand.bodies("POST /templates")
+    assert (made["docker_image"], made["docker_image_tag"], made["startup_commands"]) == ("daturaai/pytorch", "2.9", "")
+    assert made["is_private"] and made["one_time_template"] and stand.bodies(RENT)[0]["template_id"] == "mine"
+    (asked,) = [one for one in stand.asked if one.operation == "GET /executors/default-docker-image"]
+    assert asked.params == {"gpu_model": H100, "driver_version": "580.1"}
 
 
 def test_what_cannot_be_armed_is_not_rented(stand, lium, offer, token):
     with pytest.raises(UsageError, match="720"):
         lium.create(REQUEST, offer, token, Limits(time_s=721 * 3600.0))
     stand.on("GET /templates", Answer(200, TEMPLATES[:2]))
+    stand.on("POST /templates", error(403, "forbidden", "no scope"))
     with pytest.raises(SlipwayError, match="nothing was rented"):
         lium.create(REQUEST, offer, token, LIMITS)
     assert stand.times(RENT) == 0
@@ -309,7 +347,10 @@ def test_the_account_has_an_owner_and_a_balance(stand, lium):
 
 
 def test_a_bill_is_told_of_pods_that_are_gone_too_and_is_none_for_strangers(stand, lium):
-    stand.on("GET /pods/{id}/record", Answer(200, {"pod_id": "5c2f", "total_cost": 14.5, "removed_at": "2026-11-20"}))
+    stand.on(
+        "GET /pods/{id}/record",
+        Answer(200, {"pod_id": "5c2f", "billed_seconds": 3600, "total": 14.5, "removed_at": "2026-11-20"}),
+    )
     assert lium.billed("5c2f") == 14_500_000
     stand.on("GET /pods/{id}/record", error(404, "not_found", "Pod not found"))
     assert lium.billed("5c2f") is None

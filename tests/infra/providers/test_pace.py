@@ -4,9 +4,9 @@ import multiprocessing
 
 import pytest
 
-from infra.providers.pace import Pace, Window
+from infra.providers.pace import Pace, RateWindow
 
-MINUTE, DAY = Window(60.0, 3, 12), Window(86400.0, 5, 48)
+MINUTE, DAY = RateWindow(60.0, 3, 12), RateWindow(86400.0, 5, 48)
 
 
 def paces(path, now, **more):
@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_written_leaves_a_limit_of_one_process(tmp_path)
 
 
 def _ask(path, asked):
-    pace = Pace(path, windows=(Window(60.0, 50, 12),), clock=lambda: 1_000_000.0)
+    pace = Pace(path, windows=(RateWindow(60.0, 50, 12),), clock=lambda: 1_000_000.0)
     asked.put(sum(pace.wait_s() == 0 for _ in range(40)))
 
 

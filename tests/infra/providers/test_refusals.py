@@ -6,7 +6,7 @@ import pytest
 
 from infra.providers.json_api import USER_AGENT, Reply
 from infra.providers.lium import REFUSALS as LIUM
-from infra.providers.refusals import Refusal
+from infra.providers.refusals import RefusalKind
 from infra.providers.runpod import REFUSALS as RUNPOD
 from infra.providers.shadeform import REFUSALS as SHADEFORM
 from tests.world import ROOT
@@ -20,7 +20,7 @@ def test_requests_carry_the_version_of_this_checkout():
 @pytest.mark.parametrize("table", [RUNPOD, LIUM, SHADEFORM], ids=lambda table: table.vendor)
 def test_every_sentence_names_its_source_and_money_and_throttling_are_verdicts_by_status(table):
     assert all(sentence.source and sentence.part == sentence.part.lower() for sentence in table.sentences)
-    assert table.meaning(Reply(402, {}, b"out of stock")) is Refusal.NO_MONEY
-    assert table.meaning(Reply(429, {}, b"your balance")) is Refusal.THROTTLED
+    assert table.meaning(Reply(402, {}, b"out of stock")) is RefusalKind.NO_MONEY
+    assert table.meaning(Reply(429, {}, b"your balance")) is RefusalKind.THROTTLED
     for status in (408, 500, 502, 503, 504):
-        assert table.meaning(Reply(status, {}, b"?")) is Refusal.UNKNOWN
+        assert table.meaning(Reply(status, {}, b"?")) is RefusalKind.UNKNOWN

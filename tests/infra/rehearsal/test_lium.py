@@ -67,7 +67,7 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     assert [one["event"] for one in events] == ["booting", "running", "deleting"]
     true = world.pod(pod_id)
     record = world.call("lium", "GET", f"/pods/{pod_id}/record").json()
-    assert record["total_cost"] == true["billed_micro_usd"] / 1e6 > 0
+    assert record["total"] == true["billed_micro_usd"] / 1e6 > 0
     assert (true["processes"], true["ended_by"]) == (0, "client")
     assert offer["id"] in [one["id"] for one in executors(world)]
 
