@@ -52,24 +52,18 @@ REFUSALS = RefusalTable(
     billing_url="https://console.runpod.io/user/billing",
     sentences=(
         Sentence("no longer any instances available", RefusalKind.NO_STOCK, "mlabonne/llm-autoeval #3; SkyPilot"),
-        Sentence(
-            "does not have the resources", RefusalKind.NO_STOCK, "bellhop-py errors.py; fast-stable-diffusion #2484"
-        ),
+        Sentence("does not have the resources", RefusalKind.NO_STOCK, "bellhop-py, errors.py"),
         Sentence("enough disk space", RefusalKind.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
         Sentence("not enough free gpus", RefusalKind.NO_STOCK, "SkyPilot, as above"),
         # Errors of capacity mention the balance as well, so that only 402 is a verdict on money.
         Sentence("balance", RefusalKind.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
         Sentence("credits", RefusalKind.NO_STOCK, "opbdh 1.10.1, as above"),
-        Sentence(
-            "spend limit", RefusalKind.NO_STOCK, "the vendor's account rules: 80 USD an hour; a cheaper one may do"
-        ),
+        Sentence("spend limit", RefusalKind.NO_STOCK, "the vendor's account rules: a cheaper offer may do"),
         Sentence("is not defined by type", RefusalKind.BAD_REQUEST, "GraphQL's validation, which precedes execution"),
         Sentence("cannot query field", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
         Sentence("got invalid value", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
         Sentence("unknown argument", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence(
-            "error code: 1010", RefusalKind.BAD_REQUEST, "a web firewall that refuses a User-Agent; opbdh remote.py"
-        ),
+        Sentence("error code: 1010", RefusalKind.BAD_REQUEST, "a firewall against User-Agents; opbdh remote.py"),
     ),
     # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
     statuses={

@@ -39,9 +39,7 @@ REFUSALS = RefusalTable(
     billing_url="https://platform.shadeform.ai",
     codes={"OUT_OF_STOCK": RefusalKind.NO_STOCK},
     sentences=(
-        Sentence(
-            "funds", RefusalKind.NO_MONEY, "brevdev/cloud: most structured errors of a create are 409 with a code"
-        ),
+        Sentence("funds", RefusalKind.NO_MONEY, "brevdev/cloud: structured errors of a create are 409"),
         Sentence("balance", RefusalKind.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
         Sentence("wallet", RefusalKind.NO_MONEY, "the vendor's FAQ on the wallet of an account"),
         Sentence("quota", RefusalKind.NO_STOCK, "brevdev/cloud, as above; a quota is of one cloud"),

@@ -18,7 +18,7 @@ GUARD = "ends when 3.00 USD are spent or 2 h have passed: the pod's guard saves"
     ("shadeform", BOTH, f"{GUARD} and stops work; else shadeform's own limit of 3.00 USD or shadeform's own timer "
      "after 2 h"),
     ("lium", Limits(spend_micro_usd=2_500_000, micro_usd_per_hour=1_000_000),
-     "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 3 h"),
+     "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 2.5 h"),
     ("lium", Limits(), "bills until inv runs"),
 ])  # fmt: skip
 def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, limits, said, tmp_path):

@@ -167,6 +167,7 @@ def test_the_rows_of_a_machine_that_is_well_may_be_odd_and_strangers_stand_besid
         assert second["hourly_price"] and "tags" in second and others == [{"id": "x"}, 5]
     assert info(world, odd)["ip"] == "::1" and info(world, well)["ip"] != "::1"
     assert world.pod(odd)["micro_usd_per_hour"] >= 0 and world.delete("shadeform", odd).status_code == 200
+    world.violations.clear()  # no vendor's document has such rows
 
 
 def test_strangers_stand_on_the_first_page_only(world):
@@ -177,6 +178,7 @@ def test_strangers_stand_on_the_first_page_only(world):
     first = world.call("runpod", "GET", "/v2/pods").json()
     second = world.call("runpod", "GET", "/v2/pods", params={"cursor": first["nextCursor"]}).json()
     assert 5 in first["pods"] and 5 not in second["pods"] and len(second["pods"]) == 1
+    world.violations.clear()  # no vendor's document has such rows
 
 
 def test_an_error_may_be_told_in_words_that_are_no_vendor_s(world):

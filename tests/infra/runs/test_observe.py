@@ -246,7 +246,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
     common = {"run": "a-1", "rate": 2_000_000, "intent_at": 1_000, "sent_at": 1_000, "remote_id": "id"}
     rows = [
         Op(**common, token="failed", vendor="lium", state="FAILED"),
-        Op(**common, token="late", vendor="runpod", state="TERMINATED", ended_at=90_000, ttl_s=600.0),
+        Op(**common, token="late", vendor="shadeform", state="TERMINATED", ended_at=90_000, ttl_s=600.0),
         Op(**common, token="asked", vendor="lium", state="TERMINATED", ended_at=5_000, del_requested_at=4_990),
         Op(**common, token="billed", vendor="shadeform", state="TERMINATED", ended_at=4_600),
         Op(**common, token="now", vendor="shadeform", state="READY", billed_at=8_000.0),
