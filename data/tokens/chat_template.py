@@ -38,7 +38,7 @@ class Dialogue:
     """A conversation, and all that belongs to it."""
 
     messages: Sequence[Message]
-    """With role and content; answers also with reasoning_content, tool_calls, and weight, where 0 is not learnt."""
+    """Messages with role and content; answers may have reasoning_content, tool_calls and weight (0 is not learnt)."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Functions that the model may call."""
     variables: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What of a conversation a chat template leaves out: nothing with meaning is dropped in silence.
+"""The parts of a conversation that a chat template leaves out: nothing with meaning is dropped in silence.
 
 In: a conversation, the text that a template made of it, a way to render another one. Out: words for the first thing
 that is not in the text. A text that is there as it is, or as JSON spells it, is found at once; of another one a probe

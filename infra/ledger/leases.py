@@ -72,7 +72,7 @@ class _Pulse:
     held: dict[str, Lease] = field(default_factory=dict)
     is_beating: bool = False
     is_well: Callable[[], bool] = lambda: True
-    """Whether this process does its work; a thread that beats may live on in one that hangs."""
+    """True while this process does its work: the thread that beats may live on in a process that hangs."""
 
     def leases(self) -> list[Lease]:
         with self.lock:

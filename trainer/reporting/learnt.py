@@ -3,14 +3,16 @@
 In: the metrics.jsonl of a phase. Out: facts for its artifact.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
+from data.events import emit
 from trainer.errors import Refused
-from trainer.loop import alarm
 from trainer.reporting.jsonl_log import read
 from trainer.reporting.metrics import last_loss, token_counts
 
+log = logging.getLogger(__name__)
 LEAST = 0.01  # share of a phase's tokens below which a loss over them is warned of
 
 
@@ -33,5 +35,9 @@ def check(metrics: Path, phase: str) -> None:
         )
     if learnt < LEAST * tokens:
         share = f"{learnt:,} of its {tokens:,} tokens ({100 * learnt / tokens:.2f} %)"
-        alarm(f"{phase}: its loss was computed over {share}: most of what it read is question; shorten the questions, "
-              "or check which messages are to be learnt")  # fmt: skip
+        words = (
+            f"{phase}: its loss was computed over {share}: most of what it read is question; shorten the questions, "
+            "or check which messages are to be learnt"
+        )
+        log.warning("%s", words)
+        emit("note", text=words, alarm=True)

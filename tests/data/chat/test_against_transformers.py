@@ -191,7 +191,7 @@ def test_templates_of_which_none_is_the_usual_one_are_refused(tmp_path):
 
 
 def test_a_row_of_the_hub_comes_out_as_its_messages_do_in_transformers(tmp_path):
-    """From a row as it is published to ids, string arguments and all."""
+    """Read a published row up to its ids, string arguments and all."""
     ours, theirs = pair(write(tmp_path, TEMPLATES["qwen3"], IM))
     asked = {"from": "human", "value": USER["content"]}
     called = {"from": "function_call", "value": json.dumps(CALL["function"])}

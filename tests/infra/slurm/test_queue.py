@@ -1,4 +1,4 @@
-"""What the agent reads out of Slurm's listings."""
+"""The agent's reading of Slurm's listings."""
 
 import json
 import subprocess
