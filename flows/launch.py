@@ -31,7 +31,7 @@ from infra.ledger.turns import Turn
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market, registry
-from infra.records import Offer, Plan, Request
+from infra.records import Offer, Plan, PlannedMount, Request
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import has_machine, last_verdict
@@ -44,9 +44,11 @@ from infra.selection.request import request_on
 from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
 from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
+from infra.units import count, size
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
+MOST_TOLD = 5  # files that an error names
 
 S = TypeVar("S", bound=LaunchSpec)
 
@@ -99,6 +101,14 @@ class Launch:
     """Warnings that somebody has to accept before anything is rented."""
     turn: Turn | None = None
     """The turn of a launch that has waited for its offers."""
+    may_send: bool = False
+    """True if somebody has agreed to send what lies in hidden folders of the home."""
+
+    @property
+    def to_ask(self) -> tuple[PlannedMount, ...]:
+        """Return the mounts that somebody has to agree to before they are sent."""
+        is_sent = self.plan.job is not None and self.at_work is None and not self.may_send
+        return tuple(one for one in self.plan.mounts if one.asks) if is_sent else ()
 
     @property
     def is_open(self) -> bool:
@@ -201,6 +211,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     `again`: the command that would make what is missing on the rented machine as well.
     """
     meant, plan = found.meant, found.plan
+    if not meant.spec.dry_run and not found.at_work:
+        refuse_empty(plan.mounts)
     if found.offers:
         offers = preflight(plan, found.offers, settings, meant.spec.with_missing, again, tell)
         if plan.job and plan.job.self_end:
@@ -252,6 +264,8 @@ def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str,
 
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
+    if found.to_ask:
+        raise UsageError(refusal(found.to_ask))
     known, asked_at = {op.token for op in journal.ops()}, time.time()
     if found.at_work:
         op = resume.go_on(found.at_work, journal, settings, tell)
@@ -262,6 +276,27 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
             receipt.write(op, settings, found.offers[0] if found.offers else None)
         learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
     return op
+
+
+def refuse_empty(mounts: Sequence[PlannedMount]) -> None:
+    """Raise UsageError for a mount of which nothing would be sent: the job would find nothing there."""
+    for one in mounts:
+        if not one.files:
+            listed = "; ".join(one.refused[:MOST_TOLD])
+            raise UsageError(
+                f"nothing of {one.source} would be sent: {listed}; nothing was rented or sent. A file that git tracks, "
+                "or that lies in no checkout, is sent if you name it: --send-anyway FILE"
+            )
+
+
+def refusal(mounts: Sequence[PlannedMount]) -> str:
+    """Return why mounts of hidden folders are not sent unasked, and how to agree."""
+    listed = ", ".join(f"{one.source} ({count(one.files, 'file')}, {size(one.bytes)})" for one in mounts)
+    flags = " ".join(f"--send-anyway '{one.source}'" for one in mounts)
+    return (
+        f"the job would send {listed} from a hidden folder of your home, which often holds keys; --yes does not answer "
+        f"this; nothing was rented or sent. If you trust the job with it: {flags}"
+    )
 
 
 def last_on(plan: Plan, journal: Journal) -> Op | None:

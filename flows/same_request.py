@@ -6,12 +6,14 @@ words.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
+from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.market import gpus
@@ -34,6 +36,7 @@ AS_TYPED = {
     "keep": None,
     "ckpt_prefix": "",
     "notify": "",
+    "send_anyway": (),
 }  # with what they mean when not
 
 
@@ -77,11 +80,19 @@ def asking(
     meant["gpu"] = sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
     meant["all_configs"] = spec.all_configs
     said = {flag: getattr(spec, flag) for flag in meant}
+    said["send_anyway"] = " ".join(spec.send_anyway)
+    meant["send_anyway"] = of_checkout(spec.send_anyway)
     typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
     if env:  # only the name of a secret is written down
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
         meant["env"], typed["env"] = shown, " ".join(shown)
     return TypedLaunch(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
+
+
+def of_checkout(names: Sequence[str]) -> list[str]:
+    """Return names of files with those in the checkout relative to it, as a copy of the checkout needs them."""
+    paths = [Path(name).expanduser() for name in names]
+    return [str(one.relative_to(ROOT)) if one.is_relative_to(ROOT) else str(one) for one in paths]
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:

@@ -253,6 +253,25 @@ class Carried:
     name: str  # name of the folder beside the code, on the pod
     source: str  # absolute
     file: str = ""  # "" = the whole folder
+    anyway: tuple[str, ...] = ()  # files in it that the user has named to be sent although they look like secrets
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedMount:
+    """A file or folder of this machine that a job would send, as a plan shows it."""
+
+    source: str  # as people write it: ~ for the home
+    at: str  # the path on the pod, "" = the folder in which the job runs
+    files: int
+    bytes: int
+    refused: tuple[str, ...] = ()  # files that stay here, and why
+    hidden: str = ""  # the hidden folder of the home that it lies in, such as ~/.aws; "" = none
+    is_named: bool = False  # the user has named it to be sent
+
+    @property
+    def asks(self) -> bool:
+        """Return whether somebody has to agree before it is sent."""
+        return bool(self.hidden) and not self.is_named
 
 
 @dataclass(frozen=True)
@@ -271,6 +290,7 @@ class Plan:
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
     carried: tuple[Carried, ...] = ()  # files and folders that go along with the code
+    mounts: tuple[PlannedMount, ...] = ()  # the same, one for each path that a task sees
     engine_keys: Mapping[str, Any] = field(default_factory=dict)  # keys of a job file for engines that read them
     works: tuple[StepWork, ...] = ()  # work of the steps, as far as their time depends on it
     forecast: tuple[Expected, ...] = ()  # forecasts of the steps that have one; AROUND: all the rest

@@ -12,7 +12,7 @@ class Mask:
     """A filter that masks these values, also where they are spelt in hex, in base64 or as in a URL."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets if secret for form in _spellings(secret)}
+        forms = {form for secret in secrets if secret for form in spellings(secret)}
         self.longest = max(map(len, forms), default=0)
         # The longest first: one may be a part of another.
         ordered = sorted(forms, key=lambda form: (-len(form), form))
@@ -36,7 +36,7 @@ class Mask:
         return self.pattern.sub(lambda found: b"*" * len(found[0]), text)
 
 
-def _spellings(secret: str) -> set[bytes]:
+def spellings(secret: str) -> set[bytes]:
     """Return the spellings of a value: as it is, in a URL, in hex, and in base64.
 
     Of base64 only what does not depend on what stands beside it.

@@ -126,7 +126,8 @@ def understand(
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
     work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,
-                   notes=tuple(dict.fromkeys(notes)), name=name, typed=replace(typed, gpu=gpu))  # fmt: skip
+                   notes=tuple(dict.fromkeys(notes)), name=name, send_anyway=spec.send_anyway,
+                   typed=replace(typed, gpu=gpu))  # fmt: skip
     return launch.Meant(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
                         others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
 

@@ -33,6 +33,8 @@ class JobWork:
     name: str = ""
     """Name of the run, where one was typed."""
     made: str = ""
+    send_anyway: tuple[str, ...] = ()
+    """Files and mounts that the user has named to be sent all the same."""
     typed: MachineSpec = MachineSpec()
     """The machine that was asked for by flags, which override the file."""
 
@@ -49,7 +51,7 @@ class JobWork:
         Raises UsageError.
         """
         is_own = not vendor.fleeting or bool(settings.rehearsal)
-        layout = job_steps.lay_out(self.file, is_own)
+        layout = job_steps.lay_out(self.file, is_own, self.send_anyway)
         ours = job_environment.secrets(settings)
         stores = planning.places(settings)
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
@@ -67,7 +69,8 @@ class JobWork:
         plan = Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,
-            carried=layout.carried, notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
+            carried=layout.carried, mounts=layout.planned,
+            notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
         )  # fmt: skip
         return learned.learn(plan, settings, vendor, offer)
 
@@ -93,8 +96,6 @@ class JobWork:
             parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
             nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
-            if task.workdir:
-                found.append(f"workdir {task.workdir} is sent along: what git keeps of it, without secrets")
             for one in task.mounts:
                 if one.mode == "MOUNT_CACHED":
                     at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"

@@ -43,6 +43,10 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     no_setup: bool = flag(
         False, "make no environment and skip `setup` of a job file: use what is on the machine", group=STAGES
     )
+    send_anyway: tuple[str, ...] = flag(
+        (), "send this although it looks like a secret: a file that git tracks, or a mount from a hidden folder of "
+        "your home; repeatable", group=RUN, unit="NAME",
+    )  # fmt: skip
     notify: str = flag(
         "", "who is notified of the run's progress: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines in .env",
         group=RUN, unit="NAMES",

@@ -17,8 +17,10 @@ from infra.agent.shell import SETUP, WORDS, Script
 from infra.errors import UsageError
 from infra.jobs.job_file import JobFile, JobTask, Mount
 from infra.jobs.machines import recovery_of
-from infra.records import Carried
+from infra.records import Carried, PlannedMount
 from infra.transport import shipment
+from infra.transport.scan import homes
+from infra.transport.scan.inspector import named
 
 RUN = "run"
 ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering
@@ -36,10 +38,16 @@ class Layout:
     """The mounts of each task, as in `Script.mounts`."""
     kept: tuple[tuple[tuple[str, str], ...], ...] = ()
     """The kept folders of each task, as in `Script.kept`."""
+    planned: tuple[PlannedMount, ...] = ()
+    """The folders and files that are sent, one for each path at which a task finds them."""
 
 
-def lay_out(file: JobFile, is_own: bool) -> Layout:
-    """Return the files to send. `is_own`: the machine is somebody's own, or this one. Raises UsageError."""
+def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = ()) -> Layout:
+    """Return the files to send, each of which is inspected. Raises UsageError where nothing of a folder can be sent.
+
+    is_own: the machine is somebody's own, or this one. anyway: what the user has named to be sent although it looks
+    like a secret, or lies in a hidden folder of the home.
+    """
     carried: list[Carried] = []
     workdirs, mounts, kept = [], [], []
 
@@ -47,7 +55,8 @@ def lay_out(file: JobFile, is_own: bool) -> Layout:
         known = next((one for one in carried if (one.source, one.file) == (str(source), file_name)), None)
         if known is None:
             number = sum(one.name.startswith(kind) for one in carried)
-            known = Carried(name=f"{kind}-{number}" if number else kind, source=str(source), file=file_name)
+            known = Carried(name=f"{kind}-{number}" if number else kind, source=str(source), file=file_name,
+                            anyway=named(source, anyway))  # fmt: skip
             carried.append(known)
         return known.name
 
@@ -56,9 +65,22 @@ def lay_out(file: JobFile, is_own: bool) -> Layout:
         copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
         mounts.append(tuple(_mount(file, one, is_own, name_of) for one in copied))
         kept.append(tuple(_kept(file, one, is_own) for one in task.mounts if one.mode == "MOUNT_CACHED"))
-    for each in carried:  # before anything is rented
-        shipment.check(Path(each.source), each.file)
-    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept))
+    weights = {one.name: shipment.weigh(Path(one.source), one.file, one.anyway) for one in carried}  # before renting
+    at = [(name, path) for task in mounts for name, _, path in task]
+    sent = [*((name, "") for name in workdirs if name), *at]
+    by_name = {one.name: one for one in carried}
+    planned = tuple(_planned(by_name[name], path, weights[name], anyway) for name, path in dict.fromkeys(sent))
+    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept),
+                  planned=planned)  # fmt: skip
+
+
+def _planned(one: Carried, at: str, weight: shipment.SendWeight, anyway: Sequence[str]) -> PlannedMount:
+    source = Path(one.source) / one.file
+    return PlannedMount(
+        source=homes.shown(source), at=at, files=weight.files, bytes=weight.bytes,
+        refused=tuple(map(str, weight.refused)), hidden=homes.hidden_in(source),
+        is_named=homes.is_named(source, anyway),
+    )  # fmt: skip
 
 
 def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:

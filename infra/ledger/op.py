@@ -1,5 +1,6 @@
 """A row of the journal: one billable thing, what it is for, and what became of it. No database here."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,11 @@ class Op:
         return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
 
     @property
+    def send_anyway(self) -> tuple[str, ...]:
+        """Return the files of the checkout that its launch named to be sent although they look like secrets."""
+        return send_anyway_of(self.asked)
+
+    @property
     def is_live(self) -> bool:
         return self.state not in ENDED
 
@@ -134,3 +140,9 @@ class Leased(Busy):
         what = f"{op.place or 'this machine'}{f', device {op.devices},' if op.devices else ''}"
         super().__init__(f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
                          f"inv status {op.run}")  # fmt: skip
+
+
+def send_anyway_of(asked: str) -> tuple[str, ...]:
+    """Return the files that a launch, as the journal keeps its words, has named to be sent all the same."""
+    found = json.loads(asked)["meant"].get("send_anyway") if asked else None
+    return tuple(map(str, found or ()))

@@ -415,7 +415,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
         use_code_there(op, provider, root, plan, say)
     for one in plan.carried if terms.sync else ():
         with stage(one.name, say, clock_scale(provider)) as told:
-            pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
+            pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file, anyway=one.anyway)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     is_apart = op.slot and (provider.recovers or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store

@@ -13,7 +13,7 @@ from typing import Any
 from infra.agent import meet
 from infra.agent.job import Job, Limits, NodeGroup, PodFolder, write_durably
 from infra.ledger.journal import Journal
-from infra.ledger.op import Op
+from infra.ledger.op import Op, send_anyway_of
 from infra.market.filters import in_words
 from infra.names import random_word
 from infra.records import Offer, Plan
@@ -50,7 +50,7 @@ def submit(
         own = replace(job, run=plan.request.run, token=token, limits=limits)
         bundle = provider.bundles / token
         with stage("bundle", say) as told:
-            told += pack(own, plan, root, bundle)
+            told += pack(own, plan, root, bundle, terms.asked)
         return task.task_of(own, nodes=nodes, keys=keys_of(plan), bundle=bundle, secrets=secrets, now=provider.now())
 
     row = pods.RowDraft(target=plan.target, store=plan.store, recoveries=terms.recoveries, admit=terms.admit,
@@ -62,12 +62,17 @@ def submit(
     return journal.advance(op, "armed")
 
 
-def pack(job: Job, plan: Plan, root: Path, bundle: Path) -> list[str]:
-    """Lay out what goes along in the folder that SkyPilot copies; return what is told of it."""
+def pack(job: Job, plan: Plan, root: Path, bundle: Path, asked: str = "") -> list[str]:
+    """Lay out what goes along in the folder that SkyPilot copies; return what is told of it.
+
+    `asked`: the words of the launch, as the journal keeps them.
+    """
     pod, here = PodFolder(bundle), ThisMachine()
     write_durably(pod.marker, f'{{"token": "{job.token}", "run": "{job.run}"}}\n')
-    pushed = [push(here, root, pod.code, job.token)]
-    pushed += [push(here, Path(one.source), bundle / one.name, job.token, one.file) for one in plan.carried]
+    pushed = [push(here, root, pod.code, job.token, anyway=send_anyway_of(asked))]
+    pushed += [
+        push(here, Path(one.source), bundle / one.name, job.token, one.file, anyway=one.anyway) for one in plan.carried
+    ]
     write_durably(pod.job, job.to_json(), 0o600)
     write_durably(bundle / IGNORE, "# nothing: what lies here was chosen already\n")
     refused = [f"not sent: {refusal}" for one in pushed for refusal in one.refused]

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from infra.errors import SlipwayError, UsageError
 from infra.transport import large_files, shipment
 from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport, twice
-from infra.transport.shipment import Refusal
+from infra.transport.scan.inspector import FRESH_NS, FileInspector, pieces
+from infra.transport.shipment import FileRefusal
 from store import outside
 
 BASE_S = 60.0
@@ -31,7 +32,6 @@ SLOWEST_BYTES_PER_S = 100_000
 MEMORY_BYTES = 256 << 20  # memory for a million files
 MEMORY_VALUES = 16_000_000
 ANSWER_BYTES = 64 << 20  # paths that differ: of half a million files
-_FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
 _CHUNK = 1 << 16
 PATIENCE_S = 120.0  # while a large file is sent and the connection is gone
 SLOWEST_DISK_BYTES_PER_S = 10e6
@@ -45,15 +45,22 @@ class Pushed:
     sent: int
     unchanged: int
     removed: int
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[FileRefusal, ...] = ()
 
 
 def push(
-    machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", meter: Meter | None = None
+    machine: Transport,
+    root: Path,
+    dest: str | Path,
+    token: str,
+    file: str = "",
+    meter: Meter | None = None,
+    anyway: Sequence[str] = (),
 ) -> Pushed:
     """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
 
-    `file`: it is to hold this one file of `root`, and nothing else.
+    `file`: it is to hold this one file of `root`, and nothing else. `anyway`: files that the user has named to be sent
+    although they look like secrets.
     Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no longer there is
     removed; what the pod made itself stays; unchanged files are not touched. May be repeated after any error.
 
@@ -62,11 +69,14 @@ def push(
     Raises UsageError for a refusal on either side.
     """
     used = meter or Meter()
-    return twice(lambda: _push(machine, root, dest, token, file, used))
+    inspector = FileInspector.of(root.resolve(), anyway)
+    return twice(lambda: _push(machine, inspector, dest, token, file, used))
 
 
-def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: str, meter: Meter) -> Pushed:
-    root = root.resolve()
+def _push(
+    machine: Transport, inspector: FileInspector, dest: str | Path, token: str, only: str, meter: Meter
+) -> Pushed:
+    root = inspector.root
     now = time.time_ns()
     where = {"dest": str(dest), "token": token}
     found: dict[str, os.stat_result] = {}
@@ -79,11 +89,11 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
     keep, send, large, refused = [], [], [], []
     for path, held in answer["ask"].items():
         seen = found[path]
-        sha, reason = shipment.inspect(root, path, seen)
-        is_fresh = max(seen.st_mtime_ns, seen.st_ctime_ns) > now - _FRESH_NS
+        sha, reason = inspector.inspect(path, seen)
+        is_fresh = max(seen.st_mtime_ns, seen.st_ctime_ns) > now - FRESH_NS
         entry = [path, None if is_fresh else _stamp(seen), shipment.mode(seen), sha]
         if reason:
-            refused.append(Refusal(path, reason))
+            refused.append(FileRefusal(path, reason))
         elif sha == held:
             keep.append(entry)
         elif entry[2] != "link" and large_files.applies(machine, seen.st_size):
@@ -118,8 +128,11 @@ def adopt(machine: Transport, dest: str | Path, token: str) -> str:
                                        BASE_S))["of"])  # fmt: skip
 
 
-def differences(machine: Transport, root: Path, dest: str | Path, token: str, file: str = "") -> list[str]:
+def differences(
+    machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", anyway: Sequence[str] = ()
+) -> list[str]:
     """Return the paths that a push of the same would send or remove, as the files are at this moment."""
+    inspector = FileInspector.of(root.resolve(), anyway)
     found: dict[str, os.stat_result] = {}
 
     def ask() -> Any:
@@ -130,7 +143,7 @@ def differences(machine: Transport, root: Path, dest: str | Path, token: str, fi
     answer = twice(ask)
     differ = list(answer["gone"])
     for path, held in answer["ask"].items():
-        sha, reason = shipment.inspect(root.resolve(), path, found[path])
+        sha, reason = inspector.inspect(path, found[path])
         differ += [path] if sha != held and not reason else []
     return sorted(differ)
 
@@ -193,7 +206,7 @@ def _contents(root: Path, files: list[tuple[str, int]], level: int) -> Iterator[
     num_held = 0
     for path, size in files:
         left = size
-        for piece in shipment.pieces(root, path):
+        for piece in pieces(root, path):
             left -= len(piece)
             held.append(deflate.compress(piece))
             num_held += len(held[-1])

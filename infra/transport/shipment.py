@@ -1,43 +1,25 @@
 """The files of a checkout that go to a pod: what git would keep, minus secrets.
 
-A secret is known by its name or by its content. Source files are never held back for their name alone.
+A secret is known by its name or by its content, all of which is read (`scan`). Source files are never held back for
+their name alone. A refused file goes only if the user names it, and git, where there is a checkout, tracks it.
 """
 
 import contextlib
-import fnmatch
-import hashlib
 import os
-import re
 import stat
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.transport.scan import git_files
+from infra.transport.scan.inspector import FileInspector, why_unfit
 
-SCANNED_BYTES = 1 << 20
 _NOT_WALKED = frozenset({".git", ".hg", ".svn", ".venv", "var", "__pycache__", ".mypy_cache", ".ruff_cache"})
-_SECRET_NAMES = (".env", ".env.*", "*.pem", ".netrc", "_netrc", ".git-credentials", "journal.sqlite*")
-_HARMLESS_NAMES = (".env.example", "*.py")
-_SECRET_CONTENT = {  # what it is: (words of which one is in it, and are found fast; what it looks like)
-    "a private key": ("PRIVATE KEY", rb"(?m)^-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s*$"),
-    "an AWS key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": (
-        "gho_ ghp_ ghr_ ghs_ ghu_ github_pat_",
-        rb"\b(?:gh[opsur]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})",
-    ),
-    "a GitLab token": ("glpat-", rb"\bglpat-[A-Za-z0-9_-]{20}"),
-    "a Google key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}"),
-    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z0-9]{30,}"),
-    "a RunPod key": ("rpa_", rb"\brpa_[A-Z0-9]{30,}"),
-    "a Slack token": ("xox", rb"\bxox[abprs]-[0-9A-Za-z-]{20,}"),
-    "an API key": ("sk-", rb"\bsk-(?:proj-|svcacct-|ant-[a-z0-9]+-|or-v1-)?[A-Za-z0-9]{20,}"),
-}
 
 
 @dataclass(frozen=True)
-class Refusal:
+class FileRefusal:
     path: str
     reason: str
 
@@ -51,7 +33,16 @@ class Shipment:
 
     root: Path
     files: Mapping[str, str]  # path of a file, or of a link to a place inside the root -> sha256
-    refused: tuple[Refusal, ...]
+    refused: tuple[FileRefusal, ...]
+
+
+@dataclass(frozen=True)
+class SendWeight:
+    """The number and the size of the files that would be sent, and the files that stay behind."""
+
+    files: int
+    bytes: int
+    refused: tuple[FileRefusal, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ class SyncPlan:
     largest: tuple[tuple[str, int], ...]  # path, bytes; ten at most
     new: tuple[str, ...]  # not on the pod yet, or changed since the last push
     gone: tuple[str, ...]  # on the pod by an earlier push, and here no more
-    refused: tuple[Refusal, ...]
+    refused: tuple[FileRefusal, ...]
     ignored_files: int
     ignored_bytes: int
 
@@ -74,10 +65,10 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     Raises UsageError when there is nothing, when `root` can be no project, or when git fails in a checkout.
     """
     root = root.resolve()
-    if root in (Path("/"), Path.home()):
+    if Path.home().resolve().is_relative_to(root):  # with all hidden folders of the home
         raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
-    for path in sorted(_listed(root) if _is_checkout(root) else _walked(root)):
+    for path in sorted(git_files.listed(root) if git_files.is_checkout(root) else _walked(root)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # listed by git, deleted but not committed
             found[path] = os.lstat(f"{root}/{path}")
     if not found:
@@ -85,8 +76,12 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def check(root: Path, file: str = "") -> None:
-    """Raise UsageError where nothing of a folder, or that file in it, can be sent, or a file cannot be read."""
+def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
+    """Return what would be sent of a folder, or of that file in it; every file is inspected, none is sent.
+
+    Raises UsageError where there is nothing that could be sent, or a file cannot be read. Where all are secrets, the
+    weight is that of no file.
+    """
     real = root.resolve()
     if real == Path("/dev") or real.parts[1:2] in (("proc",), ("sys",)):
         raise UsageError(f"{root} holds no files of yours, but the system's; nothing was sent")
@@ -94,12 +89,15 @@ def check(root: Path, file: str = "") -> None:
         found = {file: os.lstat(root / file)} if file else survey(root)
     except OSError as error:
         raise UsageError(f"{error.filename or root} cannot be read to be sent: {error.strerror}") from None
-    sent = [path for path, seen in found.items() if file or not _why_not(root, path, seen)]
-    if not sent:
-        raise UsageError(f"{root}: no file to send")
-    for path in (root / one for one in sent):
-        if os.path.exists(path) and not os.access(path, os.R_OK):  # a link to nothing is sent as it is
+    for path in (root / one for one, seen in found.items() if stat.S_ISREG(seen.st_mode)):
+        if not os.access(path, os.R_OK):
             raise UsageError(f"{path} cannot be read to be sent: permission denied")
+    if all(why_unfit(real, path, seen) for path, seen in found.items()):
+        raise UsageError(f"{root}: no file to send")
+    inspector = FileInspector.of(real, anyway)
+    refused = {path: reason for path, seen in found.items() if (reason := inspector.inspect(path, seen)[1])}
+    num_bytes = sum(seen.st_size for path, seen in found.items() if path not in refused)
+    return SendWeight(len(found) - len(refused), num_bytes, tuple(FileRefusal(*one) for one in sorted(refused.items())))
 
 
 def mode(seen: os.stat_result) -> int | str:
@@ -110,47 +108,15 @@ def mode(seen: os.stat_result) -> int | str:
     return "link" if stat.S_ISLNK(seen.st_mode) else 0o755 if seen.st_mode & 0o100 else 0o644
 
 
-def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
-    """Return (sha256 of what would be sent, why it may not be: "" when it may)."""
-    reason = _why_not(root, path, seen)
-    if reason:
-        return "", reason
-    found = hashlib.sha256()
-    head = b""
-    for piece in pieces(root, path):
-        found.update(piece)
-        head = head or piece
-    for kind, (words, pattern) in _SECRET_CONTENT.items():
-        if any(word.encode() in head for word in words.split()) and re.search(pattern, head):
-            return "", f"it holds {kind}"
-    return found.hexdigest(), ""
-
-
-def pieces(root: Path, path: str) -> Iterator[bytes]:
-    """Yield the content of a file; of a link, its target.
-
-    Raises UsageError when it cannot be read.
-    """
-    full = f"{root}/{path}"
-    try:
-        if os.path.islink(full):
-            yield os.fsencode(os.readlink(full))
-            return
-        with open(full, "rb", buffering=0) as file:
-            while piece := file.read(SCANNED_BYTES):
-                yield piece
-    except OSError as error:
-        raise UsageError(f"{full} cannot be read to be sent: {error.strerror}") from None
-
-
-def pack(root: Path) -> Shipment:
+def pack(root: Path, anyway: Sequence[str] = ()) -> Shipment:
     """Return the files to send. Raises UsageError when there is nothing to send, or git fails in a checkout."""
     root = root.resolve()
+    inspector = FileInspector.of(root, anyway)
     contents, refused = {}, []
     for path, seen in survey(root).items():
-        sha, reason = inspect(root, path, seen)
+        sha, reason = inspector.inspect(path, seen)
         if reason:
-            refused.append(Refusal(path, reason))
+            refused.append(FileRefusal(path, reason))
         else:
             contents[path] = sha
     if not contents:
@@ -158,12 +124,12 @@ def pack(root: Path) -> Shipment:
     return Shipment(root, contents, tuple(refused))
 
 
-def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
+def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) -> SyncPlan:
     """Return the plan of a push of `root` to a pod that holds `known` (sha256 by path).
 
     Raises UsageError as pack does.
     """
-    packed = pack(root)
+    packed = pack(root, anyway)
     sizes = {path: os.lstat(packed.root / path).st_size for path in packed.files}
     ignored = _ignored(packed.root)
     return SyncPlan(
@@ -178,46 +144,10 @@ def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
     )
 
 
-def _why_not(root: Path, path: str, seen: os.stat_result) -> str:
-    """Return why `path` stays behind whatever it holds; "" when it may go."""
-    if stat.S_ISLNK(seen.st_mode):
-        target = os.readlink(root / path)
-        is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
-        return "" if is_inside else f"a link out of the folder, to {target}"
-    if stat.S_ISDIR(seen.st_mode):
-        return "a repository of its own"
-    if not stat.S_ISREG(seen.st_mode):
-        return "no regular file"
-    name = os.path.basename(path)
-    if _matches(name, _SECRET_NAMES) and not _matches(name, _HARMLESS_NAMES):
-        return "its name says that it holds secrets"
-    return ""
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _is_checkout(root: Path) -> bool:
-    return any((folder / ".git").exists() for folder in (root, *root.parents))
-
-
-def _listed(root: Path, *which: str) -> list[str]:
-    """Return git's list of files under `root`: by default those it keeps and would keep."""
-    words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
-    except FileNotFoundError:
-        raise UsageError(f"{root} is a git checkout, but git is not here to list its files; install git") from None
-    if done.returncode != 0:
-        raise UsageError(f"{root}: git cannot list its files: {done.stderr.decode(errors='replace').strip()}")
-    return sorted({os.fsdecode(path).rstrip("/") for path in done.stdout.split(b"\0") if path})
-
-
 def _ignored(root: Path) -> list[int]:
     """Return the sizes in bytes of what is not even looked at."""
-    if _is_checkout(root):
-        paths: Iterable[str] = _listed(root, "--others", "--ignored")
+    if git_files.is_checkout(root):
+        paths: Iterable[str] = git_files.listed(root, "--others", "--ignored")
     else:
         here = set(_walked(root))
         paths = [path for path in _walked(root, frozenset()) if path not in here]

@@ -7,9 +7,10 @@ from infra.market.expected import AROUND, total, words
 from infra.money import dollars as usd
 from infra.records import Plan
 from infra.settings import is_rented as costs
-from infra.units import count, duration
+from infra.units import count, duration, size
 from scripts.cli.render import clean, console, new_table
 
+MOST_REFUSED = 5  # files that are named for each mount
 LONG_S = 3600.0  # of this machine: more is too long to practise with
 
 
@@ -24,9 +25,24 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "estimate_range_s": [round(low, 1), round(high, 1)] if plan.forecast else None,
         "estimate_from": words(plan.forecast) if plan.forecast else None,
         "estimate_usd": usd(0) if plan.request.provider == "local" else None,
+        "mounts": [asdict(one) | {"asks": one.asks} for one in plan.mounts],
         "notes": list(plan.notes),
         "doubtful": [one.name for one in plan.doubtful],
     }
+
+
+def mount_lines(plan: Plan) -> list[str]:
+    """Return a line for each file or folder that leaves this machine, and for what stays of it."""
+    lines = []
+    for one in plan.mounts:
+        where = f"to {one.at}" if one.at else "as the folder of the job"
+        asks = f"; {one.hidden} is a hidden folder of your home: it is asked about" if one.asks else ""
+        what = f"{count(one.files, 'file')}, {size(one.bytes)}" if one.files else "no file"
+        lines.append(f"sends {one.source} {where}: {what}{asks}")
+        lines += [f"  not sent: {refused}" for refused in one.refused[:MOST_REFUSED]]
+        more = len(one.refused) - MOST_REFUSED
+        lines += [f"  not sent: {count(more, 'more file')}"] if more > 0 else []
+    return lines
 
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:
@@ -44,8 +60,8 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     if plan.artifacts:
         out.print(table)
     steps = len(plan.job.steps) if plan.job else 0
-    for note in plan.notes:
-        out.print(clean(note), markup=False)
+    for line in (*plan.notes, *mount_lines(plan)):
+        out.print(clean(line), markup=False)
     for one in plan.doubtful:
         said = f"{one.name} was made by different code: {', '.join(one.differs)} (--keep-made or --remake)"
         out.print(said, markup=False)

@@ -1,9 +1,11 @@
 """Questions at the terminal. Where nobody can be asked, the flag that answers is named."""
 
 import sys
+from collections.abc import Sequence
 
 from infra.errors import UsageError
-from infra.records import Offer, Plan
+from infra.records import Offer, Plan, PlannedMount
+from infra.units import count, size
 
 SHOWN = 9  # offers that are numbered, and can be picked
 
@@ -41,6 +43,22 @@ def confirm(yes: bool) -> None:
     print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was changed")
+
+
+def ask_to_send(mounts: Sequence[PlannedMount], refusal: str, yes: bool) -> None:
+    """Ask about each mount from a hidden folder of the home.
+
+    Raises UsageError with `refusal` when nobody can be asked or `--yes` is given, which answers other questions.
+    """
+    if yes or not sys.stdin.isatty():
+        raise UsageError(refusal)
+    for one in mounts:
+        what = f"{one.source} lies in a hidden folder of your home, which often holds keys"
+        print(
+            f"{what}. Send {count(one.files, 'file')}, {size(one.bytes)}? [y/N] ", end="", file=sys.stderr, flush=True
+        )
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UsageError(f"{one.source} is not sent, so the job was not started; nothing was rented")
 
 
 def ask_about_made(plan: Plan, yes: bool) -> str:

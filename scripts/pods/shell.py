@@ -127,7 +127,7 @@ def sync(spec: SyncFlags) -> None:
         op = find_run(journal, run) if run or not spec.plan else None
         if spec.plan:
             known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
-            seen = preview(ROOT, known)
+            seen = preview(ROOT, known, op.send_anyway if op else ())
             print_json(seen) if spec.json else show_sync(seen, op.run if op else "")
             return
         assert op is not None

@@ -94,6 +94,9 @@ def launch(spec: LaunchFlags) -> None:
                 run_leases.move_names(plan)
             report_plan(plan, journal, spec)
             return
+        if found.to_ask:
+            prompts.ask_to_send(found.to_ask, use_case.refusal(found.to_ask), spec.yes)
+            found = replace(found, may_send=True)
         if found.offers:
             is_named = bool(spec.cloud and spec.region and spec.instance_type)
             found = replace(found, offers=tuple(prompts.pick(list(found.offers), is_named, spec.yes)))

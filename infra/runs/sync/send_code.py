@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale
-from infra.records import Plan
+from infra.records import Carried, Plan
 from infra.runs import pods
 from infra.runs.timing import Say, stage
 from infra.transport import bootstrap
@@ -29,14 +29,15 @@ def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say)
     """
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     made = any("making" in step.config for step in plan.job.steps) if plan.job else False
-    sent = [("code", root, ""), *((one.name, Path(one.source), one.file) for one in plan.carried)]
-    for name, source, file in sent:
+    sent = [Carried(name="code", source=str(root), anyway=op.send_anyway), *plan.carried]
+    for one in sent:
+        name = one.name
         origin = adopt(transport, pod.root / name, op.token)
         if not origin:
             raise UsageError(
                 f"--no-sync: no run has left its {name} on {op.place or 'this machine'}; leave --no-sync out once"
             )
-        differ = differences(transport, source, pod.root / name, op.token, file)
+        differ = differences(transport, Path(one.source), pod.root / name, op.token, one.file, one.anyway)
         behind = [path for path in differ if name == "code" and path.startswith(BEHIND)]
         if made and behind:
             raise UsageError(
@@ -60,7 +61,7 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | N
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
-        pushed = push(transport, root, pod.code, op.token, meter=meter)
+        pushed = push(transport, root, pod.code, op.token, meter=meter, anyway=op.send_anyway)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
         with stage("tools", say, clock_scale(provider)) as told:

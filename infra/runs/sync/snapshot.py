@@ -7,6 +7,7 @@ step, and of each of its files the size and sha256.
 """
 
 import contextlib
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -37,16 +38,20 @@ OURS = ("code", "state", "logs", "work")  # names beside the code that no folder
 def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()) -> Path:
     """Copy the code of `root` and what goes along, as a push sends them, for other pods; return the code's folder."""
     write_record(home.kept.root / "POD.json", {"token": op.token, "run": op.run})
-    push(ThisMachine(), root, home.kept.code, op.token)
+    push(ThisMachine(), root, home.kept.code, op.token, anyway=op.send_anyway)
     # else it is ignored by the repository of this checkout
     subprocess.run(["git", "init", "-q", str(home.kept.code)], check=True, stdin=subprocess.DEVNULL)
+    if sent := [one for one in op.send_anyway if os.path.lexists(home.kept.code / one)]:  # tracked, as in the checkout
+        words = ["git", "-C", str(home.kept.code), "add", "-f", "-N", "--", *sent]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     for one in carried:
         folder = home.kept.root / _checked(one.name, one.file)
-        push(ThisMachine(), Path(one.source), folder, op.token, one.file)
+        push(ThisMachine(), Path(one.source), folder, op.token, one.file, anyway=one.anyway)
         for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # listed, also what its own .gitignore names
             subprocess.run(["git", "-C", str(folder), *words], check=True, stdin=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)  # fmt: skip
-    write_record(home.carried, {"carried": [{"name": one.name, "file": one.file} for one in carried]})
+    kept = [{"name": one.name, "file": one.file, "anyway": list(one.anyway)} for one in carried]
+    write_record(home.carried, {"carried": kept})
     return home.kept.code
 
 
@@ -65,10 +70,12 @@ def carried_of(home: RunHome) -> tuple[Carried, ...]:
 
 
 def _kept_one(home: RunHome, said: Any) -> Carried:
-    if type(said) is not dict or set(said) - {"name", "file"}:
+    if type(said) is not dict or set(said) - {"name", "file", "anyway"}:
         raise outside.Unreadable(f"entry {outside.shown(said)}")
     name, file = outside.typed(said, "name", str), outside.typed(said, "file", str, "")
-    return Carried(name=name, source=str(own_folder(home, home.kept.root / _checked(name, file))), file=file)
+    source = str(own_folder(home, home.kept.root / _checked(name, file)))
+    anyway = [one for one in outside.typed(said, "anyway", list, []) if type(one) is str and is_inside(one)]
+    return Carried(name=name, source=source, file=file, anyway=tuple(anyway))
 
 
 def _checked(name: str, file: str) -> str:

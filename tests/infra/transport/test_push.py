@@ -15,6 +15,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.transport import shipment
 from infra.transport.protocol import Lost, ThisMachine
 from infra.transport.push import Pushed, adopt, differences, push, pushed
+from infra.transport.scan.inspector import FileInspector
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
 
@@ -313,7 +314,7 @@ def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
     seen = os.lstat(root / "gone")
     (root / "gone").unlink()
     with pytest.raises(UsageError, match="gone cannot be read to be sent: No such file"):
-        shipment.inspect(root, "gone", seen)
+        FileInspector.of(root).inspect("gone", seen)
 
 
 def test_another_pod_takes_over_what_was_sent_to_the_first_and_says_what_differs(machine, root, tmp_path):

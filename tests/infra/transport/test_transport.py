@@ -215,18 +215,18 @@ def test_a_checkout_that_git_cannot_read_is_refused(way, root, dest):
 def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
     named = {".env": "A=1", ".env.local": "A=1", "tls/server.pem": "x", ".netrc": "machine x", "journal.sqlite": "x"}
     filled = {
-        "keys/id_rsa": KEY,
+        "keys/deploy": KEY,
         "notes.md": "my token is hf_" + "a" * 34,
         "run.sh": "export AWS_ACCESS_KEY_ID=AKIA" + "A" * 16,
         "gh.yaml": "token: ghp_" + "b" * 36,
     }
-    sent = {".env.example": "A=", "id_rsa.py": "x = 1", "pem.py": "", "id_rsa": "no key at all", "a.env.md": "x"}
+    sent = {".env.example": "A=", "id_rsa.py": "x = 1", "pem.py": "", "id_rsa.md": "no key at all", "a.env.md": "x"}
     write(root, named | filled | sent)
     refusals = push(way, root, dest, TOKEN).refused
     assert str(refusals[0]) == ".env: its name says that it holds secrets"
     refused = {one.path: one.reason for one in refusals}
     assert refused.keys() == named.keys() | filled.keys()
-    assert refused["keys/id_rsa"] == "it holds a private key" and refused["notes.md"] == "it holds a Hugging Face token"
+    assert refused["keys/deploy"] == "it holds a private key" and refused["notes.md"] == "it holds a Hugging Face token"
     assert not refused.keys() & held(dest).keys() and held(dest).keys() >= sent.keys()
 
 

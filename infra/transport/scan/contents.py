@@ -1,0 +1,146 @@
+"""The search for secrets in the content of a file, piece by piece, in bounded memory.
+
+Every byte is looked at: a secret across two pieces is found in the overlap that is kept of the piece before. A
+pattern begins with a text, or is tried only where a probe is found, since a text is found ten times as fast.
+"""
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from store.masking import spellings
+
+OVERLAP_BYTES = 4096  # longer than any match that is needed to know a secret
+MOST_VALUE_BYTES = 1024  # of a value that is looked for: a part of this length is as sure a sign as the whole
+LEAST_VALUE_LETTERS = 12  # a shorter value may be a word of the text
+ENCODED_BYTES = 16 << 20  # of a file: a value is looked for in other spellings up to here; larger files are data
+
+
+@dataclass(frozen=True)
+class OwnKey:
+    """A key of this installation: the name of its variable, and its value."""
+
+    name: str
+    value: str
+
+    def __repr__(self) -> str:
+        return f"OwnKey({self.name})"
+
+
+@dataclass(frozen=True)
+class SecretForm:
+    """A form that secrets have. `probe` is a text that is in all of them, "" where the pattern begins with a text."""
+
+    kind: str
+    probe: bytes
+    pattern: re.Pattern[bytes]
+
+    def candidates(self, window: bytes, begin: int) -> Iterator[re.Match[bytes]]:
+        """Return the matches in a window, from `begin` on."""
+        return iter(()) if self.probe and self.probe not in window else self.pattern.finditer(window, begin)
+
+
+def _form(kind: str, probe: bytes, pattern: bytes) -> SecretForm:
+    return SecretForm(kind, probe, re.compile(pattern))
+
+
+def _token(kind: str, head: bytes, rest: bytes) -> SecretForm:
+    """Return the form of a token that no letter stands before. That is checked behind the text, which is found fast."""
+    return SecretForm(kind, b"", re.compile(head + rb"(?<![0-9A-Za-z_]" + head + rb")" + rest))
+
+
+_HEADER = rb"-{4,5} ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+_BREAK = rb"(?:\\+[nr]|[\s\"'\\+,]){1,40}"
+# A header alone in source code is no key. A key has its header alone on a line, or key material behind it on the line.
+_PEM = (
+    rb"(?m)^[ \t>]*" + _HEADER + rb"[ \t]*\r?$"
+    rb"|" + _HEADER + _BREAK + rb"(?:[A-Za-z0-9+/=]{16}|Proc-Type|DEK-Info|Comment:|Version:)"
+    rb"|\"private_key\"\s*:\s*\"" + _HEADER
+)  # fmt: skip
+# PEM in base64, as in kubeconfig files: the header is at the beginning, so its spelling is one of few.
+_PEM_KINDS = (b"", b"RSA ", b"EC ", b"DSA ", b"OPENSSH ", b"ENCRYPTED ")
+_ENCODED_PEM = b"|".join(
+    base64.b64encode(head := b"-----BEGIN " + kind + b"PRIVATE KEY")[: len(head) * 4 // 3 // 4 * 4].replace(
+        b"+", b"\\+"
+    )
+    for kind in _PEM_KINDS
+)
+_AWS_SECRET = rb"[\"']?\s*[:=]\s*[\"']?(?![A-Za-z0-9/+]*EXAMPLE)[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+FORMS = (
+    _form("a private key", b"PRIVATE KEY", _PEM),
+    _form("a private key in base64", b"LS0tLS1CRUdJTi", _ENCODED_PEM),
+    _form("a PuTTY private key", b"", rb"PuTTY-User-Key-File-\d+: \S"),
+    _form("an age key", b"", rb"AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{20}"),
+    _form("a WireGuard key", b"PrivateKey", rb"(?m)^[ \t]*PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{43}="),
+    _form("a private JSON Web Key", b'"kty"', rb"\"d\"\s*:\s*\"[A-Za-z0-9_-]{40}"),
+    _token("an AWS key", rb"AKIA", rb"[0-9A-Z]{16}\b"),
+    _token("an AWS key", rb"ASIA", rb"[0-9A-Z]{16}\b"),
+    _form("an AWS secret", b"", rb"aws_secret_access_key" + _AWS_SECRET),
+    _form("an AWS secret", b"", rb"AWS_SECRET_ACCESS_KEY" + _AWS_SECRET),
+    _token("a GitHub token", rb"gh[opsur]_", rb"[A-Za-z0-9]{36}"),
+    _token("a GitHub token", rb"github_pat_", rb"[A-Za-z0-9_]{60}"),
+    _token("a GitLab token", rb"glpat-", rb"[A-Za-z0-9_-]{20}"),
+    _token("a Google key", rb"AIza", rb"[0-9A-Za-z_-]{35}"),
+    _token("a Hugging Face token", rb"hf_", rb"[A-Za-z0-9]{30}"),
+    _token("a RunPod key", rb"rpa_", rb"[A-Z0-9]{30}"),
+    _token("a Slack token", rb"xox[abprs]-", rb"[0-9A-Za-z-]{20}"),
+    _token("an API key", rb"sk-", rb"(?:proj-|svcacct-|ant-[a-z0-9]{1,16}-|or-v1-)?[A-Za-z0-9]{20}"),
+    _form("an npm token", b"", rb"_authToken\s*=\s*[^\s$]{8}"),
+)
+
+
+@dataclass(frozen=True)
+class Needles:
+    """The texts by which own keys are found: as they are, and in other spellings."""
+
+    plain: tuple[tuple[str, bytes], ...]
+    encoded: tuple[tuple[str, bytes], ...]
+
+
+def needles(keys: Sequence[OwnKey]) -> Needles:
+    """Return what to look for. A value of several lines is known by the longest; a short value is left out."""
+    plain, encoded = [], []
+    for key in keys:
+        value = max(key.value.split("\n"), key=len).strip()[:MOST_VALUE_BYTES]
+        if len(value) < LEAST_VALUE_LETTERS:
+            continue
+        raw = value.encode(errors="surrogateescape")
+        plain.append((key.name, raw))
+        others = {*spellings(value), value.encode("utf-16-le", "surrogatepass")} - {raw}
+        encoded += [(key.name, one) for one in sorted(others) if len(one) >= LEAST_VALUE_LETTERS]
+    return Needles(tuple(plain), tuple(encoded))
+
+
+class ContentScanner:
+    """A search through one file. `reason` says what was found first; "" = nothing."""
+
+    def __init__(self, own: Needles, lines: re.Pattern[bytes] | None = None) -> None:
+        self.own, self.lines = own, lines
+        self.reason = ""
+        self.tail = b""
+        self.num_seen = 0
+
+    def feed(self, piece: bytes, is_last: bool = False) -> None:
+        """Look at the next piece of the file."""
+        window = self.tail + piece
+        self.reason = self.reason or self._found(window, is_last)
+        self.tail = window[-OVERLAP_BYTES:]
+        self.num_seen += len(piece)
+
+    def _found(self, window: bytes, is_last: bool) -> str:
+        begin = 1 if self.num_seen > len(self.tail) else 0  # the letter before tells whether a word begins here
+        for form in FORMS:
+            if _is_whole(form.candidates(window, begin), window, is_last):
+                return f"it holds {form.kind}"
+        if self.lines is not None and _is_whole(self.lines.finditer(window, begin), window, is_last):
+            return "it holds a password or a token"
+        encoded = self.own.encoded if self.num_seen < ENCODED_BYTES else ()
+        name = next((name for name, value in (*self.own.plain, *encoded) if value in window), "")
+        return f"it holds the value of {name}" if name else ""
+
+
+def _is_whole(matches: Iterator[re.Match[bytes]], window: bytes, is_last: bool) -> bool:
+    """Return whether there is a match. A match that may look otherwise with the next piece waits for that piece."""
+    settled = len(window) - OVERLAP_BYTES
+    return any(is_last or one.end() < len(window) or one.start() < settled for one in matches)

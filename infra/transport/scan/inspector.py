@@ -1,0 +1,127 @@
+"""The inspection of each file before it is sent: its sha256, or why it stays behind.
+
+What is sent later is compared with that sha256 by the receiver, so a file cannot change in between unnoticed.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.transport.scan import git_files, names, own_keys
+from infra.transport.scan.contents import ContentScanner, Needles, needles
+
+PIECE_BYTES = 1 << 20
+MOST_KNOWN = 200_000  # files whose inspection is remembered in this process
+FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
+Stamp = tuple[str, int, int, int, int, Needles]
+_known: dict[Stamp, tuple[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class FileInspector:
+    """The inspection of the files of one folder.
+
+    anyway: files, relative to the folder, that the user has named to be sent although they look like secrets.
+    """
+
+    root: Path
+    own: Needles
+    anyway: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(root: Path, anyway: Sequence[str] = ()) -> "FileInspector":
+        """Return the inspector of a folder, with the keys of this installation. Raises UsageError for a bad `.env`."""
+        return FileInspector(root, needles(own_keys.of_installation()), named(root, anyway))
+
+    def inspect(self, path: str, seen: os.stat_result) -> tuple[str, str]:
+        """Return (sha256 of what would be sent, why it may not be: "" when it may).
+
+        The answer for a file that has not changed since is remembered in this process.
+        """
+        if reason := why_unfit(self.root, path, seen):
+            return "", reason
+        sha, reason = self._remembered(path, seen)
+        if reason and path in self.anyway:
+            if git_files.is_checkout(self.root) and not git_files.tracks(self.root, path):
+                return "", f"{reason}; --send-anyway is for files that git tracks, and git does not track this file"
+            return _sha256(self.root, path), ""
+        return sha, reason
+
+    def _remembered(self, path: str, seen: os.stat_result) -> tuple[str, str]:
+        key = (f"{self.root}/{path}", seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, self.own)
+        is_settled = time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) > FRESH_NS
+        if is_settled and key in _known:
+            return _known[key]
+        found = self._scanned(path)
+        if is_settled:
+            if len(_known) >= MOST_KNOWN:
+                _known.clear()
+            _known[key] = found
+        return found
+
+    def _scanned(self, path: str) -> tuple[str, str]:
+        name = os.path.basename(path)
+        if reason := names.reason(name):
+            return "", reason
+        digest, scanner = hashlib.sha256(), ContentScanner(self.own, names.secret_lines(name))
+        for piece in pieces(self.root, path):
+            digest.update(piece)
+            scanner.feed(piece)
+            if scanner.reason:
+                return "", scanner.reason
+        scanner.feed(b"", is_last=True)
+        return ("", scanner.reason) if scanner.reason else (digest.hexdigest(), "")
+
+
+def named(root: Path, typed: Sequence[str]) -> tuple[str, ...]:
+    """Return the files of `root` that the user has named, relative to it; `~` and absolute paths are understood."""
+    found = []
+    for name in typed:
+        path = Path(name).expanduser()
+        if not path.is_absolute():
+            found.append(os.path.normpath(name))
+        elif path.is_relative_to(root):
+            found.append(str(path.relative_to(root)))
+    return tuple(found)
+
+
+def pieces(root: Path, path: str) -> Iterator[bytes]:
+    """Yield the content of a file; of a link, its target.
+
+    Raises UsageError when it cannot be read.
+    """
+    full = f"{root}/{path}"
+    try:
+        if os.path.islink(full):
+            yield os.fsencode(os.readlink(full))
+            return
+        with open(full, "rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise UsageError(f"{full} cannot be read to be sent: {error.strerror}") from None
+
+
+def why_unfit(root: Path, path: str, seen: os.stat_result) -> str:
+    """Return why `path` is nothing that can be sent; "" when it is a file, or a link within the folder."""
+    if stat.S_ISLNK(seen.st_mode):
+        target = os.readlink(root / path)
+        is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
+        return "" if is_inside else f"a link out of the folder, to {target}"
+    if stat.S_ISDIR(seen.st_mode):
+        return "a repository of its own"
+    if not stat.S_ISREG(seen.st_mode):
+        return "no regular file"
+    return ""
+
+
+def _sha256(root: Path, path: str) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces(root, path):
+        digest.update(piece)
+    return digest.hexdigest()
