@@ -14,9 +14,11 @@ class Mask:
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in spellings(secret)}
         self.longest = max(map(len, forms), default=0)
+        self.beginnings = {form[:1] for form in forms}
         # The longest first: one may be a part of another.
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         self.pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
+        self.forms = tuple(ordered)
 
     def __call__(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the same number of bytes, masked; a value is found also where it lies across two pieces."""
@@ -30,6 +32,35 @@ class Mask:
             yield held[:ready]
             held = held[ready:]
         yield held
+
+    def part(self, pieces: Iterable[bytes], lead: int) -> Iterator[bytes]:
+        """Yield a part of a file, masked; the parts that follow each other give the whole file, masked.
+
+        lead: length of what is in front of the part, at least `longest` unless the file begins there: a value that
+        lies across both is known by it. The end is left out as far as a value may begin there: the next part has it.
+        """
+        if self.pattern is None:
+            lead_left = lead
+            for piece in pieces:
+                yield piece[lead_left:]
+                lead_left = max(0, lead_left - len(piece))
+            return
+        held, left = b"", lead
+        for piece in self(pieces):
+            held += piece
+            dropped, ready = min(left, len(held)), max(0, len(held) - self.longest + 1)
+            if ready > dropped:
+                yield held[dropped:ready]
+            left, held = left - min(dropped, ready), held[ready:]
+        yield held[left : len(held) - self.unfinished(held)]
+
+    def unfinished(self, text: bytes) -> int:
+        """Return the length of the longest end of a text with which a value may begin."""
+        for length in range(min(len(text), self.longest - 1), 0, -1):
+            end = text[-length:]
+            if end[:1] in self.beginnings and any(len(one) > length and one.startswith(end) for one in self.forms):
+                return length
+        return 0
 
     def _strike(self, text: bytes) -> bytes:
         assert self.pattern is not None

@@ -27,6 +27,7 @@ from infra.runs.lookup import find_run
 from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
 from infra.settings import Settings
+from infra.transport.protocol import ThisMachine
 from infra.units import count, duration, moment
 from serve.policy import service_state
 from serve.policy.replica_states import ILL, State
@@ -146,19 +147,25 @@ def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
 
 def _tail(op: Op, step: str, settings: Settings) -> str:
     """Return the last lines of a step's log, as they are on this machine; "" where they are not."""
-    places = [RunHome.of(op.run, settings.homes).pod.log(step)]
-    places += [folder_of(op).log(step)] if op.address and not op.address.startswith("ssh://") else []
-    return next((text for path in places if step and (text := _end_of(path))), "")
+    from infra.runs.sync import log_mask
+
+    found = _end_of(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
+    if not found and step and op.address and not op.address.startswith("ssh://"):  # a pod of this machine
+        with contextlib.suppress(SlipwayError):
+            found = b"".join(log_mask.mask_for(op, ThisMachine())([_end_of(folder_of(op).log(step))]))
+    return found.decode(errors="replace")
 
 
-def _end_of(path: Path) -> str:
+def _end_of(path: Path) -> bytes:
+    """Return the last lines of a file: whole lines, since half of a secret is not known as one."""
     try:
         with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+            begin = max(0, file.seek(0, 2) - TAIL_BYTES)
+            file.seek(begin)
+            text = file.read()
+            return begin and text.partition(b"\n")[2] or text
     except OSError:
-        return ""
+        return b""
 
 
 def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:

@@ -223,6 +223,11 @@ class PodFolder:
         return self.state / "marks" / f"{step}.json"
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file that nobody else may read, where it is made: an opener, as `open` takes it."""
+    return os.open(path, flags, 0o600)
+
+
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace `path` at once: a reader, or a crash, sees the old text or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from infra.agent import outside
-from infra.agent.job import Job, PodFolder, write_durably
+from infra.agent.job import Job, PodFolder, private, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
 from infra.agent.shortage import is_full, patient
 
@@ -259,7 +259,7 @@ def spawn(pod: PodFolder, job: Job, role: str, key: str = "") -> "subprocess.Pop
     """
     name = {"run": "agent"}.get(role, role)
     pod.logs.mkdir(parents=True, exist_ok=True)
-    with open(pod.log(name), "ab") as log:
+    with open(pod.log(name), "ab", opener=private) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "infra.agent", role, str(pod.root)],
             cwd=pod.root,

@@ -21,7 +21,7 @@ from infra.agent.execution import steps
 from infra.agent.execution.beside import Beside
 from infra.agent.execution.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.execution.progress import Growth, Progress, Redactor, Tail
-from infra.agent.job import Job, PodFolder, Step
+from infra.agent.job import Job, PodFolder, Step, private
 from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
@@ -317,7 +317,8 @@ class Agent:
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         text = f"run {self.job.run}, step {ending['step'] or '-'}: {ending['reason']}\n\n{ending['tail']}\n"
         try:
-            self.pod.log(f"error-{when}").write_text(text, encoding="utf-8")
+            with open(self.pod.log(f"error-{when}"), "w", encoding="utf-8", opener=private) as log:
+                log.write(text)
         except OSError as error:
             say(f"could not write the error log: {error}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional
 
 from infra.agent.amounts import duration
-from infra.agent.job import PodFolder, Step
+from infra.agent.job import PodFolder, Step, private
 from infra.agent.process import reap
 from infra.agent.shortage import offered_first, outlasting, patient
 from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, tell, write_json
@@ -65,7 +65,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
     for folder in (pod.logs, pod.work):
         folder.mkdir(parents=True, exist_ok=True)
     os.stat(words[0])  # a missing program is to be noticed here, and not by the shell
-    with open(pod.log(step.name), "ab") as log:
+    with open(pod.log(step.name), "ab", opener=private) as log:  # a step may print a secret
         return subprocess.Popen(
             offered_first(words),
             cwd=pod.code,
@@ -137,9 +137,11 @@ def tail(pod: PodFolder, step: str) -> str:
     """Return the last lines of a step's log."""
     try:
         with open(pod.log(step), "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            begin = max(0, file.seek(0, 2) - TAIL_BYTES)
+            file.seek(begin)
+            content = file.read()
+            # whole lines: half of a secret would not be known as one
+            text = (begin and content.partition(b"\n")[2] or content).decode(errors="replace")
     except FileNotFoundError:
         return ""
     return "\n".join(text.splitlines()[-TAIL_LINES:])

@@ -60,13 +60,13 @@ def _make_folder(folder: Path) -> None:
 def replace(root: Path, path: str, pieces: Iterable[bytes]) -> Path:
     """Replace a fetched file at once; return it."""
     target = place(root, path)
-    local_files.write_whole(target, pieces)
+    local_files.write_whole(target, pieces, mode=0o600)
     return target
 
 
 def opened(root: Path, path: str) -> BinaryIO:
     """Open a fetched file to be read and written where it is; it is made when it is not there."""
-    descriptor = os.open(place(root, path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(place(root, path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return open(descriptor, "r+b")
 
 

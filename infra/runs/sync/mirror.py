@@ -12,7 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from infra.ledger.op import Op
 from infra.runs.pod_reports import SAID_BYTES, parse
 from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sync import fetched
+from infra.runs.sync import fetched, log_mask
 from infra.runs.sync.fetched import MOST_FILES, FetchRoom
 from infra.runs.sync.listing import LIST_S, LOGS, listed
 from infra.runs.sync.room import refuse_large
@@ -31,6 +31,7 @@ from infra.transport.meter import Meter
 from infra.transport.protocol import READ_BYTES, Transport
 from store.artifacts.artifacts import Store
 from store.manifest import MISSING, Manifest, StoreError, kept_name, places
+from store.masking import Mask
 from store.run_sync.restore import EARLIER
 from store.run_sync.run_folder import ENDING, RunFolder
 from store.untrusted_names import LOG, NamedSizes
@@ -38,12 +39,14 @@ from store.untrusted_names import LOG, NamedSizes
 SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
 OVERLAP_BYTES = 256  # at the end of a copy of a log, by which it is known to be of the same log
+NO_MASK = Mask(())
 REPORTS = ("progress", "verdict", "guard")
 
 
 def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
     """Append to the copies at home what the pod's logs have grown by; the logs that there are, by name."""
     listing, room = listed(op, transport, LOGS), FetchRoom.of(home)
+    mask = log_mask.mask_for(op, transport)
     paths, cuts = list[Path](), fetched.cuts_of(listing)
     for name in sorted(path for path in listing.sizes if LOG.fullmatch(path)):
         parts = _parts_of(name, folder_of(op).root, listing)
@@ -52,7 +55,7 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
             there = sum(size for _, size in parts)
             size = room.share(fetched.held_bytes(home.pod.root / name), there)
-            _copy_log(transport, parts, home, name, size)
+            _copy_log(LogSource(transport, parts, mask if name.endswith(".log") else NO_MASK), home, name, size)
             paths.append(home.pod.root / name)
             cuts += [fetched.cut(name, size, there)] if size < there else []
     fetched.note_cuts(home, "logs", cuts)
@@ -73,13 +76,27 @@ def _parts_of(name: str, root: Path, listing: NamedSizes) -> list[tuple[str, int
     return [(str(root / earlier), before), (str(root / name), listing.sizes[name])]
 
 
-def _copy_log(transport: Transport, parts: Sequence[tuple[str, int]], home: RunHome, name: str, size: int) -> None:
-    if not _append(transport, parts, home, name, size):
+@dataclass(frozen=True)
+class LogSource:
+    """A log on a pod, in parts: that of earlier pods, and that of this one."""
+
+    transport: Transport
+    parts: Sequence[tuple[str, int]]
+    mask: Mask
+
+    def masked(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes from one offset to another, masked, up to where a secret may begin that goes on later."""
+        lead = min(begin, self.mask.longest)
+        return self.mask.part(_pieces(self.transport, self.parts, begin - lead, end), lead)
+
+
+def _copy_log(source: LogSource, home: RunHome, name: str, size: int) -> None:
+    if not _append(source, home, name, size):
         fetched.place(home.pod.root, name).unlink()
-        _append(transport, parts, home, name, size)
+        _append(source, home, name, size)
 
 
-def _append(transport: Transport, parts: Sequence[tuple[str, int]], home: RunHome, name: str, size: int) -> bool:
+def _append(source: LogSource, home: RunHome, name: str, size: int) -> bool:
     """Append to a copy what it lacks of the first `size` bytes; return False if it is a copy of something else."""
     here = fetched.held_bytes(home.pod.root / name)
     if here and here >= size:
@@ -87,9 +104,9 @@ def _append(transport: Transport, parts: Sequence[tuple[str, int]], home: RunHom
     with fetched.opened(home.pod.root, name) as file:
         file.seek(max(0, here - OVERLAP_BYTES))
         known = file.read(here - file.tell())
-        pieces, head = _pieces(transport, parts, here - len(known), size), b""
-        while len(head) < len(known):
-            head += next(pieces)
+        pieces, head = source.masked(here - len(known), size), b""
+        while len(head) < len(known) and (piece := next(pieces, None)) is not None:
+            head += piece
         if not head.startswith(known):
             return False
         file.seek(here)  # by offset, so that two processes with the same bytes write them once
@@ -118,11 +135,11 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
     """
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
-        there = RunFolder(op.store or "", op.run)
+        there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)  # its courier has masked them, too
         for name, size in sorted(there.names().items())[:MOST_FILES]:
             here = fetched.held_bytes(home.pod.root / name)
             if LOG.fullmatch(name) and here < (most := room.share(here, size)):
-                paths.append(fetched.replace(home.pod.root, name, _first(there.pieces(name), most)))
+                paths.append(fetched.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
                 cuts += [fetched.cut(name, most, size)] if most < size else []
     except StoreError:
         raise
