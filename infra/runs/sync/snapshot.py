@@ -163,8 +163,11 @@ def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
 
 
 def _is_same(transport: Transport, root: Path, kept: Path, checkpoint: str) -> bool:
-    there = transport.get(root / checkpoint / MANIFEST)
-    return bool(_manifest(there) == _manifest(fetched.content(kept, f"{checkpoint}/{MANIFEST}")))
+    """Return whether a checkpoint of the pod is the one at home, by their manifests; a damaged one is neither's."""
+    with contextlib.suppress(FileNotFoundError):  # one of the two is no checkpoint
+        here = _manifest(fetched.content(kept, f"{checkpoint}/{MANIFEST}"))
+        return here is not None and bool(_manifest(transport.get(root / checkpoint / MANIFEST)) == here)
+    return False
 
 
 def _put_aside(op: Op, transport: Transport, there: Path) -> None:

@@ -83,7 +83,13 @@ NAMES = st.one_of(
     st.builds("/".join, st.lists(st.sampled_from(PARTS), min_size=1, max_size=6)),
     st.text(max_size=20),
 )
+WELL_FORMED = st.lists(st.tuples(st.sampled_from(("5", "18", "40000", "999999999999999999")), st.sampled_from(GOOD)),
+                       min_size=2, max_size=8)  # fmt: skip
 LISTINGS = st.one_of(
+    WELL_FORMED.map(lambda found: "".join(f"{size} {name}\0" for size, name in found)),
+    st.tuples(WELL_FORMED, st.lists(NAMES, min_size=1, max_size=5)).map(
+        lambda found: "".join(f"{size} {name}\0" for size, name in (*found[0], *((5, name) for name in found[1])))
+    ),
     st.lists(st.tuples(st.sampled_from(SIZES), NAMES), max_size=60).map(
         lambda found: "".join(f"{size} {name}\0" for size, name in found)
     ),
@@ -108,19 +114,21 @@ REPORTS = st.fixed_dictionaries({
     "reason": st.one_of(st.text(max_size=20), st.just("../../run.json")), "carried": st.just("/etc"),
 })  # fmt: skip
 CONTENTS = st.one_of(
-    st.sampled_from((WEIGHTS, b"", b'{"digest": "x", "result": {}}', b"@endless", b"@gone")),
+    st.sampled_from((WEIGHTS, b"@endless", b"@endless", b"", b'{"digest": "x", "result": {}}', b"@gone")),
     MANIFESTS.map(lambda one: json.dumps(one).encode()),
     REPORTS.map(lambda one: json.dumps(one).encode()),
     st.binary(max_size=60),
 )
+FOLDERS = ("logs", "state", "work", "work/runs/base", "state/marks", "work/checkpoints/base", "incoming", CHECKPOINT)
+LINKED = (*GOOD, "state/verdict.json", "cuts.json", "work/checkpoints/base/.step-000000005.draft")
+TARGETS = ("secret", "precious", "runs/a-1/run.json", "runs/a-1/kept", "nowhere")
 LINKS = st.lists(
-    st.tuples(
-        st.sampled_from(("logs", "state", "work", "incoming", "cuts.json", *GOOD, CHECKPOINT, "state/verdict.json",
-                         "state/marks", "work/checkpoints/base/.step-000000005.draft")),
-        st.sampled_from(("secret", "precious", "runs/a-1/run.json", "runs/a-1/kept", "nowhere")),
+    st.one_of(
+        st.tuples(st.sampled_from(FOLDERS), st.sampled_from(("precious", "runs/a-1/kept"))),
+        st.tuples(st.sampled_from((*FOLDERS, *LINKED)), st.sampled_from(TARGETS)),
     ),
     max_size=2,
-)  # fmt: skip
+)
 
 
 @dataclass
