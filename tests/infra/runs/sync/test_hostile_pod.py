@@ -125,6 +125,7 @@ TARGETS = ("secret", "precious", "runs/a-1/run.json", "runs/a-1/kept", "nowhere"
 LINKS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(FOLDERS), st.sampled_from(("precious", "runs/a-1/kept"))),
+        st.tuples(st.sampled_from(LINKED), st.sampled_from(("secret", "runs/a-1/run.json"))),
         st.tuples(st.sampled_from((*FOLDERS, *LINKED)), st.sampled_from(TARGETS)),
     ),
     max_size=2,
@@ -232,7 +233,7 @@ def attempt(act: Callable[[], object]) -> None:
 @MANY
 @given(
     listings=st.lists(LISTINGS, min_size=1, max_size=3),
-    contents=st.lists(CONTENTS, min_size=1, max_size=6),
+    contents=st.one_of(st.just([b"@endless"]), st.lists(CONTENTS, min_size=1, max_size=6)),
     manifest=st.one_of(MANIFESTS.map(lambda one: json.dumps(one).encode()), st.binary(max_size=60)),
     links=LINKS,
 )

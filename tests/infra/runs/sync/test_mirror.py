@@ -1,12 +1,13 @@
 """The copies of a pod's logs at home, on folders of this machine."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror
+from infra.runs.sync import fetched, mirror
 from infra.transport.protocol import ThisMachine
 
 pytestmark = pytest.mark.process
@@ -35,3 +36,18 @@ def test_the_copy_of_a_log_is_that_of_the_earlier_pods_and_of_the_last_one_in_or
     third = tmp_path / "third"
     write(third, "")  # it has begun the log, and nothing came along
     assert bring(third, home) == ""
+
+
+def test_of_a_log_that_is_too_large_the_beginning_comes_and_the_cut_is_told_until_it_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetched, "FILE_BYTES", 100_000)
+    there, home = tmp_path / "there", RunHome(tmp_path / "home")
+    write(there, "beginning\n")
+    os.truncate(there / "logs" / "fetch.log", 10**12)  # a hole
+    for _ in range(2):
+        assert len(bring(there, home.folder)) == 100_000
+        (told,) = fetched.cuts_at_home(home)
+        assert told.startswith(
+            "logs/fetch.log: the first 100.0 kB of 1000.0 GB are here (100.0 kB of a file are the most"
+        )
+    write(there, "beginning\n")
+    assert bring(there, home.folder) == "beginning\n" and fetched.cuts_at_home(home) == []
