@@ -171,6 +171,7 @@ def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
         f"Python {look.facts['python']}",
         f"large files {'by rsync' if way.program else 'in pieces'} ({way.why})" if isinstance(way, Way) else f"{way}",
     ]
+    has += [f"its shell prints: {look.shell_says}"] if look.shell_says else []
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
 

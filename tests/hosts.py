@@ -217,10 +217,13 @@ def _knows_penalties() -> bool:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1") -> Iterator[Host]:
+def loopback(
+    folder: Path, more: str = "", listen: str = "127.0.0.1", options: Sequence[str] = ()
+) -> Iterator[Host]:  # fmt: skip
     """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared.
 
-    `more`: variables of its sessions, as NAME=value. `listen`: another address of this thread's network.
+    `more`: variables of its sessions, as NAME=value. `listen`: another address of this thread's network. `options`:
+    more of sshd's.
     """
     with socket.create_server((listen, 0)) as free:
         port = free.getsockname()[1]
@@ -231,7 +234,7 @@ def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1") -> Iterato
     address = Address(getpass.getuser(), listen, port, str(key), str(folder / "pod"))
     # A home of its own, so that no start-up file of the user's is read, nor its time measured.
     shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()} {more}".rstrip()
-    host = Host(home, address, listen, options=["-o", shared])
+    host = Host(home, address, listen, options=["-o", shared, *options])
     try:
         host.start()
         yield host

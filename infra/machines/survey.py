@@ -14,6 +14,7 @@ from infra.market import gpus
 from infra.records import Request
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Transport, Unreachable
+from infra.transport.streams.framing import shown
 
 LOOK_S = 45.0
 CONNECT_S = 20.0
@@ -29,6 +30,12 @@ class HostSurvey:
     host: Host
     facts: Mapping[str, Any] = field(default_factory=dict)  # {} when there was no answer
     problem: str = ""  # reason why it cannot be used, and what to do
+    shell_says: str = ""  # what its login shell prints by itself, which is left out
+
+    @property
+    def verdict(self) -> str:
+        """Return the problem, or that all is well."""
+        return self.problem or "ok" + (f"; its shell prints: {self.shell_says}" if self.shell_says else "")
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s
             looks.append(HostSurvey(host, problem=str(facts)))
             continue
         memory.see(f"ssh:{host.place}", facts)
-        looks.append(HostSurvey(host, facts, shortfall(host, facts)))
+        looks.append(HostSurvey(host, facts, shortfall(host, facts), facts["shell_says"]))
     return looks
 
 
@@ -58,7 +65,9 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
     """Check only whether each can be reached, and whether its key file is private."""
     answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
     return [
-        HostSurvey(host, problem=str(answer) if isinstance(answer, SlipwayError) else _careless(host))
+        HostSurvey(host, problem=str(answer))
+        if isinstance(answer, SlipwayError)
+        else HostSurvey(host, problem=_careless(host), shell_says=shown(answer.talk))
         for host, answer in zip(hosts, answers, strict=True)
     ]
 
@@ -138,7 +147,9 @@ def same_gpu(asked: str, name: str) -> bool:
 
 
 def _facts(host: Host, connect: Connect) -> dict[str, Any]:
-    return ask(contact(host, connect), host.python, "facts")
+    transport = contact(host, connect)
+    facts = ask(transport, host.python, "facts")
+    return {**facts, "shell_says": shown(transport.talk)}
 
 
 def _unreachable(host: Host, error: SlipwayError) -> str:

@@ -93,6 +93,7 @@ class JobView:
     run_name: str
     python: str = "python3"
     agent: str = "infra.agent"
+    talk: bytes = b""
     _seen: dict[str, tuple[float, Any]] = field(default_factory=dict)
 
     def run(

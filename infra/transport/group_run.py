@@ -25,6 +25,7 @@ from invoke.runners import Local
 from infra.errors import in_words
 from infra.transport.fabric_connection import LocalConnection, PodConnection
 from infra.transport.protocol import SILENT_S
+from infra.transport.streams.framing import Frame, FramedStream, login_line
 from infra.units import size
 
 Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
@@ -37,6 +38,7 @@ TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes: as of timeout(1), of a 
 # $1: the command; $2: the folder it begins in, "" for the home. The shell outlives the first signal, so that it can
 # tell how the command ended, and says nothing of it itself. What a command that ended by itself has left in the
 # background is left alone; of one that was told to end, nothing is.
+# The end that is added tells `$code`.
 TIED = f"""
 [ -z "$2" ] || cd -- "$2" || exit 1
 exec 3<&0 </dev/null 4>&2 2>/dev/null
@@ -47,7 +49,6 @@ trap told=1 TERM
 sh -c "$1" 2>&4 4>&-
 code=$?
 [ "$told" ] || kill -KILL $watch
-exit $code
 """
 AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
@@ -74,8 +75,8 @@ class CommandOutcome:
 class _Work:
     """The command on one machine."""
 
-    def __init__(self, name: str, line: str, listen: Listen, keeps: bool) -> None:
-        self.name, self.line, self.keeps = name, line, keeps
+    def __init__(self, name: str, line: str, frame: Frame, listen: Listen, keeps: bool) -> None:
+        self.name, self.line, self.frame, self.keeps = name, line, frame, keeps
         self.out = _Stream(functools.partial(listen, name, False))
         self.err = _Stream(functools.partial(listen, name, True))
         self.began_at = self.ended_at = time.monotonic()
@@ -170,16 +171,36 @@ class _Remote(_Tied, Remote):  # type: ignore[misc]
     def __init__(self, *args: Any, work: _Work, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.work, self.read_chunk_size = work, READ_BYTES
+        self._out, self._err = work.frame.stdout, work.frame.stderr
 
     def start(self, command: str, shell: str, env: Any, timeout: float | None = None) -> None:
-        super().start(command, shell, env, timeout)
+        line = login_line(command)
+        super().start(line.line, shell, env, timeout)
+        if line.head:
+            self.channel.sendall(line.head)
         self.began(self.channel.shutdown_write)
 
+    def read_proc_stdout(self, num_bytes: int) -> bytes:
+        return _between(self._out, lambda: super(_Remote, self).read_proc_stdout(num_bytes))
+
+    def read_proc_stderr(self, num_bytes: int) -> bytes:
+        return _between(self._err, lambda: super(_Remote, self).read_proc_stderr(num_bytes))
+
     def code(self, exited: int) -> int | None:
+        if self._out.code is not None:  # a wrapper may leave with another one
+            return self._out.code
         if exited != -1:
             return exited
         is_told = self.context.is_connected and not self.work.is_given_up  # its shell was killed, sshd says
         return KILLED if is_told else None
+
+
+def _between(stream: FramedStream, read: Callable[[], bytes]) -> bytes:
+    """Return the next bytes between the marks of a stream, b"" at the end of the stream."""
+    while piece := read():
+        if found := stream.feed(piece):
+            return found
+    return b""
 
 
 class _Local(_Tied, Local):
@@ -214,7 +235,7 @@ def run(
     gets the output as it comes, from several threads. `keeps`: outcomes hold it, too. When this is interrupted the
     command is ended everywhere first, and `interrupted` gets the names of the machines that did not confirm that.
     """
-    works = {machine: _Work(machine.name, _line(command, machine.folder, sudo), listen, keeps) for machine in machines}
+    works = {machine: _work(machine, command, listen, sudo=sudo, keeps=keeps) for machine in machines}
     for machine, work in works.items():
         machine.config.runners.remote = functools.partial(_Remote, work=work)
         machine.config.runners.local = functools.partial(_Local, work=work)
@@ -227,9 +248,14 @@ def run(
         return [_outcome(machine, work, found[machine], timeout_s) for machine, work in works.items()]
 
 
-def _line(command: str, folder: str, sudo: bool) -> str:
-    words = ["sh", "-c", TIED, "sh", command, folder]
-    return f"exec {shlex.join(['sh', '-c', AS_ROOT, 'sh', *words] if sudo else words)}"
+def _work(machine: PodConnection | LocalConnection, command: str, listen: Listen, *, sudo: bool, keeps: bool) -> _Work:
+    """Return the work of a machine; on another one its output stands between marks."""
+    frame = Frame()
+    is_here = isinstance(machine, LocalConnection)
+    opening, closing = ("", "exit $code") if is_here else (frame.opening, frame.closing(stderr=4))
+    words = ["sh", "-c", TIED + closing, "sh", command, machine.folder]
+    line = f"{opening}exec {shlex.join(['sh', '-c', AS_ROOT, 'sh', *words] if sudo else words)}"
+    return _Work(machine.name, line, frame, listen, keeps)
 
 
 @contextlib.contextmanager

@@ -101,6 +101,10 @@ class Transport(Protocol):
     def agent(self) -> str:
         """Return the module by which the agent is started, stopped and asked there."""
 
+    @property
+    def talk(self) -> bytes:
+        """Return the beginning of what the login shell there printed by itself around the last command."""
+
     def run(
         self,
         words: Sequence[str],
@@ -148,6 +152,7 @@ class ThisMachine:
     # The interpreter below the control environment, which may be rebuilt while the agent runs.
     python: str = getattr(sys, "_base_executable", sys.executable)
     agent: str = "infra.agent"
+    talk: bytes = b""
 
     def run(
         self,

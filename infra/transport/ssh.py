@@ -31,21 +31,20 @@ from infra.transport.protocol import (
     TAIL_BYTES,
     Lost,
     Result,
-    Silent,
     TimedOut,
     TooLarge,
     Unreachable,
     tied,
 )
 from infra.transport.ssh_connection import Link, connection, hush
+from infra.transport.streams import channels
 from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, WholeStream
+from infra.transport.streams.channels import Conversation, Duplex, Feeder, Framed, NoEnd, broken, says, silence
+from infra.transport.streams.framing import Frame, NoFrame, login_line
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
-ENDED_S = 2.0  # time from the end of a program's output to the news of its exit
-_KILL_S = 2.0
 _ABSENT, _IRREGULAR = 44, 45  # exit codes
-_CHUNK = 1 << 16
 
 
 class Ssh:
@@ -60,6 +59,8 @@ class Ssh:
     def __init__(self, address: Address, known_hosts: Path) -> None:
         self.address = address
         self.known_hosts = known_hosts
+        self.talk = b""
+        """The beginning of what the login shell there printed by itself around the last command."""
         self._link: Link | None = None
         self._opening = threading.Lock()
 
@@ -126,7 +127,7 @@ class Ssh:
             with contextlib.ExitStack() as stack:
                 try:
                     channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).port(remote_port))
-                except _broken() as error:
+                except broken() as error:
                     raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
                 yield channel
 
@@ -169,10 +170,11 @@ class Ssh:
 
         It is not ended with this; a program that reads its stdin sees the end of that. Raises Unreachable, Lost.
         """
-        script = f"cd -- {shlex.quote(str(cwd))} && exec {shlex.join(words)}"
+        script, frame = _script(words, cwd), Frame()
         with self._session(time.monotonic() + OPEN_S) as (link, channel):
-            link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
-            yield Conversation(channel, lambda why: self._lost(link, words[0], why))
+            for piece in channels.begin(link, channel, frame, script):
+                channel.sendall(piece)
+            yield Conversation(channel, frame, lambda why: self._lost(link, words[0], why))
 
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
@@ -184,9 +186,12 @@ class Ssh:
         line = ["ssh", "-F", "none", "-i", key, "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
         line += ["-l", self.address.user, "--", self.address.host]
         there = f"cd -- {shlex.quote(str(cwd))} && " if cwd is not None else ""
-        if words is not None or there:
-            line.append(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
-        return line
+        if words is None and not there:
+            return line
+        begun = login_line(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
+        if begun.head:
+            raise UsageError(f"the command {words[0] if words else ''} is too long for one line")
+        return [*line, begun.line]
 
     @property
     def options(self) -> dict[str, str]:
@@ -203,11 +208,13 @@ class Ssh:
     def duplex(self, script: str) -> Iterator["Duplex"]:
         """Run a shell script, and yield its stdin and stdout. With the block its session ends."""
         with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
+            frame = Frame()
             try:
-                link.send(channel, "exec", script)
-            except _broken() as error:
+                for piece in channels.begin(link, channel, frame, script):
+                    channel.sendall(piece)
+            except broken() as error:
                 raise self._lost(link, script.split()[0], str(error)) from None
-            yield Duplex(channel)
+            yield Duplex(channel, frame)
 
     @property
     def _where(self) -> str:
@@ -251,14 +258,11 @@ class Ssh:
                     break
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
-                except _broken() as error:
+                except broken() as error:
                     link.close()  # a thread of it may not have heard yet that it is gone
                     if is_last or link.silent:
-                        raise Unreachable(f"{self._where}: {self._silence(link) or error}") from None
+                        raise Unreachable(f"{self._where}: {silence(link) or error}") from None
             yield link, channel
-
-    def _silence(self, link: Link) -> str:
-        return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
 
     def _converse(
         self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float,
@@ -268,197 +272,46 @@ class Ssh:
 
         `name` is what errors call the script. Raises Exceeded when `out` or `err` do; then the script was ended.
         """
-        deadline = time.monotonic() + timeout_s
-        # First its process group, by which it can be ended. The shell stays, so that it tells of a signal: sshd would,
-        # but paramiko does not listen.
-        script = f"echo $$; ({script}); exit $?"
+        deadline, frame = time.monotonic() + timeout_s, Frame()
         pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin
         if env:
             exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
             # Byte by byte, so that what follows is left to the command.
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
             pieces = itertools.chain([exports], pieces)
-        first = _FirstLine(out)
         with self._session(deadline) as (link, channel):
-            feeder = _Feeder(channel, pieces)
+            framed = Framed(channel, frame)
+            feeder = Feeder(channel, channels.begin(link, channel, frame, script, pieces))
             try:
-                link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
                 feeder.start()
-                _listen(channel, first, err, deadline)
+                framed.listen(out, err, deadline)
             except Exceeded:
-                _kill(link, first.line)
+                channels.kill(link, framed.out.process)
                 raise
             except TimeoutError:
-                _kill(link, first.line)
+                channels.kill(link, framed.out.process)
                 raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
-            except _broken() as error:
+            except NoFrame:
+                raise SlipwayError(f"{self._where}: {name}: its login shell prints without end{says(framed.talk)}; put "
+                                   "what prints there behind a test for a terminal") from None  # fmt: skip
+            except broken() as error:
                 raise self._lost(link, name, str(error)) from None
             finally:
+                self.talk = framed.talk
                 hush(channel)
                 feeder.stop()
             if feeder.error is not None:
                 raise feeder.error
-            code = channel.exit_status
-            if code < 0:
-                raise self._lost(link, name, "the connection was closed")
+            try:
+                code = framed.code
+            except NoEnd:
+                if why := framed.why_not():
+                    raise SlipwayError(f"{self._where}: {name}: {why}") from None
+                raise self._lost(link, name, "the connection was closed") from None
         return 128 - code if 128 < code <= 128 + 64 else code
 
     def _lost(self, link: Link, name: str, why: str) -> Lost:
-        return (Silent if link.silent else Lost)(
-            f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or may still be"
-            " running: check before you repeat it"
-        )
-
-
-class Conversation:
-    """A program on the other machine, and the two ends of what it reads and says."""
-
-    def __init__(self, channel: Any, lost: Callable[[str], Lost]) -> None:
-        self._channel, self._lost = channel, lost
-        self.errors = bytearray()  # the end of what it said on stderr
-
-    def send(self, content: bytes) -> None:
-        """Raise Lost when it does not read any more."""
-        try:
-            self._channel.sendall(content)
-        except _broken() as error:
-            raise self._lost(str(error)) from None
-
-    def receive(self) -> bytes:
-        """Return its next output, b"" when it has ended. Raises Lost when the connection has."""
-        try:
-            piece: bytes = self._channel.recv(_CHUNK)
-            while self._channel.recv_stderr_ready():
-                self.errors = (self.errors + self._channel.recv_stderr(_CHUNK))[-_CHUNK:]
-        except _broken() as error:
-            raise self._lost(str(error)) from None
-        if not piece and not self._channel.status_event.is_set():
-            self._channel.status_event.wait(_KILL_S)
-        if not piece and self._channel.exit_status < 0:
-            raise self._lost("the connection was closed")
-        return piece
-
-    @property
-    def exited(self) -> int:
-        """Return the exit code of a program that has ended."""
-        return int(self._channel.exit_status)
-
-
-def _broken() -> tuple[type[BaseException], ...]:
-    """Return the errors of paramiko when a connection is gone."""
-    from paramiko import SSHException
-
-    return SSHException, EOFError, OSError
-
-
-class Duplex:
-    """The stdin and stdout of a program on another machine."""
-
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self.shutdown_write = channel.shutdown_write
-
-    def recv(self, num_bytes: int) -> bytes:
-        """Return received bytes; b"" at the end, also when that is the end of the connection."""
-        try:
-            return bytes(self._channel.recv(num_bytes))
-        except _broken():  # it tells the machine that there is room again
-            return b""
-
-    def sendall(self, piece: bytes) -> None:
-        """Send it all. Raises OSError when nobody takes it."""
-        try:
-            self._channel.sendall(piece)
-        except _broken() as error:
-            raise BrokenPipeError(str(error)) from None
-
-    def hush(self) -> None:
-        """Wake whoever reads from it or writes to it; nothing more goes through."""
-        hush(self._channel)
-
-    def has_ended(self) -> bool:
-        """Return whether the program has left by itself, as far as the machine has said so within a moment."""
-        return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
-
-    def stderr(self) -> str:
-        """Return the end of the received stderr."""
-        said = StreamEnd(TAIL_BYTES)
-        while self._channel.recv_stderr_ready():
-            said.add(self._channel.recv_stderr(_CHUNK))
-        return said.value().decode(errors="replace")
-
-
-class _Feeder:
-    """A writer of a channel's stdin while its output is read; then it ends it."""
-
-    def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
-        self.error: BaseException | None = None
-        self._channel = channel
-        self._pieces = pieces
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        if self._pieces == ():
-            self._channel.shutdown_write()
-            return
-        self._thread = threading.Thread(target=self._feed, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _feed(self) -> None:
-        pieces = iter(self._pieces)
-        while True:
-            try:
-                piece = next(pieces, None)
-            except Exception as error:  # an error of the producer: it is raised where the command was run
-                self.error = error
-                hush(self._channel)
-                return
-            try:
-                if piece is None:
-                    self._channel.shutdown_write()
-                    return
-                self._channel.sendall(piece)
-            except _broken():  # the command left without reading all, or the connection is gone: its exit code tells
-                return
-
-
-class _Wake(threading.Event):
-    """An event set by paramiko when anything arrives, cleared by us alone.
-
-    The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at once.
-    """
-
-    def clear(self) -> None:
-        pass
-
-    forget = threading.Event.clear
-
-
-class _FirstLine:
-    """The first line of a stream, the rest of which goes to `rest`."""
-
-    def __init__(self, rest: KeptStream) -> None:
-        self.line = b""
-        self._is_whole = False
-        self._rest = rest
-
-    def add(self, piece: bytes) -> None:
-        """Take the next piece. Raises Exceeded."""
-        if not self._is_whole:
-            start, mark, piece = piece.partition(b"\n")
-            self.line, self._is_whole = self.line + start, bool(mark)
-            if len(self.line) > _CHUNK:
-                raise Exceeded
-        if piece:
-            self._rest.add(piece)
-
-    def value(self) -> bytes:
-        """Return what is kept of the rest."""
-        return self._rest.value()
+        return channels.lost(link, self._where, name, why)
 
 
 def _script(words: Sequence[str], cwd: str | Path | None) -> str:
@@ -470,29 +323,3 @@ def _regular(path: str | Path, script: str) -> str:
     """Return a script that reads a file, and leaves before that where the path leads to nothing, or to a pipe."""
     place = shlex.quote(str(path))
     return f"[ -e {place} ] || exit {_ABSENT}; [ -f {place} ] || exit {_IRREGULAR}; {script}"
-
-
-def _listen(channel: Any, out: KeptStream, err: KeptStream, deadline: float) -> None:
-    """Gather stdout and stderr until the command has ended. Raises TimeoutError, Exceeded."""
-    arrived = _Wake()
-    channel.in_buffer.set_event(arrived)
-    channel.in_stderr_buffer.set_event(arrived)
-    while True:
-        arrived.forget()
-        is_over = channel.eof_received or channel.closed  # asked before reading: what came before it is there
-        while channel.recv_ready():
-            out.add(channel.recv(_CHUNK))
-        while channel.recv_stderr_ready():
-            err.add(channel.recv_stderr(_CHUNK))
-        if not (channel.status_event if is_over else arrived).wait(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError
-        if is_over:
-            return
-
-
-def _kill(link: Link, group: bytes) -> None:
-    """End the process group of a command that took too long, if its machine still listens."""
-    if group.isdigit():
-        with contextlib.suppress(TimeoutError, *_broken()), link.session(_KILL_S) as channel:
-            link.send(channel, "exec", f"kill -s KILL -- -{group.decode()}")
-            channel.status_event.wait(_KILL_S)

@@ -68,7 +68,9 @@ def up(spec: UpFlags) -> None:
         print_json([{"host": place, "problem": problem or None, **facts} for place, facts, problem in seen])
     else:
         heads = ("host", "CPUs", "memory", "disk free", "GPUs", "Python", "rsync", "uv", "")
-        print(clean(columns([heads, *(up_row(*one) for one in seen)])))
+        verdicts = [(one.host.place, one.facts, one.verdict) for one in looks]
+        verdicts += [(one.place, {}, one.why) for one in unusable]
+        print(clean(columns([heads, *(up_row(*one) for one in verdicts)])))
     leave([(place, problem) for place, _, problem in seen])
 
 
@@ -80,10 +82,10 @@ def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequ
     return (() if is_only else own.select(word)), unusable
 
 
-def up_row(place: str, facts: Mapping[str, Any], problem: str) -> tuple[str, ...]:
+def up_row(place: str, facts: Mapping[str, Any], verdict: str) -> tuple[str, ...]:
     """Return the line of a machine that was asked; without facts it did not answer."""
     if not facts:
-        return (place, *("?",) * 7, problem)
+        return (place, *("?",) * 7, verdict)
     gpus = [gpu["name"] for gpu in facts["gpus"]]
     return (
         place,
@@ -94,7 +96,7 @@ def up_row(place: str, facts: Mapping[str, Any], problem: str) -> tuple[str, ...
         facts["python"],
         "yes" if facts["rsync"] else "no",
         "yes" if facts["uv"] else "no",
-        problem or "ok",
+        verdict,
     )
 
 
@@ -108,9 +110,12 @@ def check(spec: CheckFlags) -> None:
     looks = survey.reachable(hosts, connections(settings))
     seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
     if spec.json:
-        print_json([{"host": place, "problem": problem or None} for place, problem in seen])
+        says = [one.shell_says for one in looks] + [""] * len(unusable)
+        print_json([{"host": place, "problem": problem or None, "shell_says": said}
+                    for (place, problem), said in zip(seen, says, strict=True)])  # fmt: skip
     else:
-        print(clean(columns([(place, problem or "ok") for place, problem in seen])))
+        verdicts = [(one.host.place, one.verdict) for one in looks] + [(one.place, one.why) for one in unusable]
+        print(clean(columns(verdicts)))
     leave(seen)
 
 

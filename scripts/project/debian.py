@@ -22,6 +22,8 @@ PACKAGES = {  # needs of each package: programs, or files by a pattern
     "procps": ("ps",),
     "e2fsprogs": ("mkfs.ext4",),
     "zsh": ("zsh",),
+    "fish": ("fish",),
+    "tcsh": ("tcsh",),
     "libfaketime": ("/usr/lib/*/faketime/libfaketime.so.1",),
 }
 

@@ -1,0 +1,48 @@
+"""A launch on a machine whose login shell talks, or is no `sh`: everything that follows reads only what was asked."""
+
+import json
+
+import pytest
+
+from tests.end_to_end.test_street_ssh import with_machines
+from tests.shells import SHELLS, machine
+
+pytestmark = pytest.mark.process
+
+BY_DAY = ("bash that prints 1", "fish that greets", "tcsh that greets")
+
+
+@pytest.fixture(params=[name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in SHELLS])
+def found(request, tmp_path):
+    """A world whose one machine has that login shell, and the shell."""
+    with machine(tmp_path, request.param) as host:
+        world = with_machines(tmp_path, host)
+        yield world, SHELLS[request.param]
+        world.inv("down", "--all")
+
+
+@pytest.mark.timeout(600)
+def test_a_launch_and_what_follows_read_nothing_that_a_shell_prints(found, tmp_path):
+    world, shell = found
+    looked = world.inv("pool.up") + world.inv("pool.check") + world.inv("doctor", "--provider", "ssh")
+    assert looked.count(f"its shell prints: {shell.says}") >= (3 if shell.says in ("1", "busy") else 0)
+    assert ("its shell prints" in looked) is bool(shell.says) and shell.says in looked and "\x1b" not in looked
+
+    work = tmp_path / "project"
+    work.mkdir()
+    (work / "data.txt").write_text("of the project\n")
+    (place,) = world.json("pool.list")
+    where = ("--provider", "ssh", "--host", f"{place['pool']}/{place['host']}", "--no-accept")
+    world.inv("launch", "--cmd", "echo one; cat data.txt", "--workdir", str(work), *where, "--yes")
+    (row,) = world.json("status")
+    assert row["state"] == "succeeded"
+    log = world.inv("logs", row["run"])
+    assert {"one", "of the project"} <= set(log.splitlines())
+    assert not [line for line in log.splitlines() if line in ("1", "-1", "busy", "12345", "LOGGED", "Welcome to fish")]
+    assert "says hello" not in log and "3 messages" not in log
+
+    world.inv("pod.create", "--run-name", "a", *where)
+    assert "files" in world.inv("pod.sync", "a", "--plan")
+    (told,) = json.loads(world.inv("on", "--json", "a", "--", "echo", "it is here"))["machines"]
+    assert told["stdout"] == "it is here\n"
+    world.inv("pull", "a")

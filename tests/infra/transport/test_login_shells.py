@@ -1,0 +1,191 @@
+"""Login shells that talk, and login shells that are no `sh`: what is read of a machine is what its command said."""
+
+import os
+import subprocess
+import threading
+
+import pytest
+
+from infra.agent.job import PodFolder
+from infra.errors import SlipwayError
+from infra.machines import survey
+from infra.machines.host_memory import HostMemory
+from infra.machines.inventory import Host as Machine
+from infra.transport import group_run, large_files, rsync
+from infra.transport.meter import Meter
+from infra.transport.protocol import Result, TimedOut
+from infra.transport.push import push
+from infra.transport.ssh import Ssh
+from infra.transport.streams import framing
+from tests.needs import needs
+from tests.processes import is_running
+from tests.shells import SHELLS, machine
+from tests.world import until
+
+pytestmark = pytest.mark.process
+
+ODD = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü", "!x", "a;b&c|d>e", "%s", "~", "{a,b}"]
+BINARY = bytes(range(256)) * 40
+
+
+@pytest.fixture(params=SHELLS)
+def host(request, tmp_path):
+    with machine(tmp_path, request.param) as one:
+        one.name = request.param
+        yield one
+
+
+@pytest.fixture
+def pod(host, tmp_path):
+    with Ssh(host.address, tmp_path / "pins/known_hosts") as one:
+        yield one
+
+
+def test_what_a_command_says_is_what_is_read(host, pod, tmp_path):
+    """Words, streams, exit codes, folders, variables, stdin and binary files; the greeting is told apart."""
+    done = pod.run(["sh", "-c", "cat; echo $WORD; pwd; exit 7"], stdin=b"in\n", timeout_s=20, cwd=tmp_path,
+                   env={"WORD": "'a'  \"b\"\n$(c) !d"})  # fmt: skip
+    assert (done.exited, done.stdout) == (7, f"in\n'a' \"b\" $(c) !d\n{tmp_path}\n")
+    assert pod.run(["printf", "<%s>", *ODD], timeout_s=20).stdout == "".join(f"<{word}>" for word in ODD)
+    joined = "joins" in host.name
+    done = pod.run(["sh", "-c", "echo two >&2"], timeout_s=20)
+    assert (done.stdout if joined else done.stderr) == "two\n"
+    assert pod.run(["sh", "-c", "kill -TERM $$"], timeout_s=20).exited == -15
+    assert pod.run(["cat"], timeout_s=20) == Result(0, "", "")
+    place = tmp_path / "de ep/it's"
+    pod.put(BINARY, place, 0o600)
+    assert pod.get(place) == BINARY == pod.read(place, 0) and pod.read(place, 9990) == BINARY[9990:]
+    with pytest.raises(FileNotFoundError):
+        pod.get(tmp_path / "absent")
+    assert SHELLS[host.name].says in framing.shown(pod.talk)
+    assert SHELLS[host.name].says or not pod.talk
+
+
+def test_a_command_of_any_length_arrives(pod):
+    assert pod.run(["sh", "-c", "echo ${#1}", "sh", "ü" * 60_000], timeout_s=60).stdout == "120000\n"
+
+
+def test_a_command_that_takes_too_long_is_ended_alone(host, pod, tmp_path):
+    """Print any number first: a stranger of the same user, and this process, live on."""
+    stranger = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        for path, text in SHELLS[host.name].files.items():
+            if "echo 1" in text or "echo -1" in text:
+                (host.folder / path).write_text(f"{text}\necho {stranger.pid}\necho {stranger.pid} >&2\n")
+        script = f"sleep 300 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
+        with pytest.raises(TimedOut):
+            pod.run(["sh", "-c", script], timeout_s=1.5)
+        for name in ("child", "self"):
+            number = int((tmp_path / name).read_text())
+            until(lambda: not is_running(number), "its end")  # noqa: B023
+        assert stranger.poll() is None
+        assert pod.run(["echo", "on"], timeout_s=20).stdout == "on\n"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize("by", ["rsync", "pieces"])
+def test_a_file_of_40_mb_goes_both_ways(by, pod, tmp_path, monkeypatch):
+    if by == "pieces":
+        monkeypatch.setattr(rsync, "here", lambda: None)
+    else:
+        needs("rsync")
+    content = os.urandom(40 << 20)
+    (tmp_path / "here").write_bytes(content)
+    assert large_files.way(pod).name == by
+    large_files.put(pod, tmp_path / "here", str(tmp_path / "there"), len(content), Meter())
+    assert (tmp_path / "there").read_bytes() == content
+    large_files.fetch(pod, str(tmp_path / "there"), tmp_path / "back", len(content), Meter())
+    assert (tmp_path / "back").read_bytes() == content
+
+
+def test_code_is_pushed_and_tools_are_asked_for(pod, tmp_path):
+    checkout, folder = tmp_path / "checkout", PodFolder(tmp_path / "pod-1")
+    checkout.mkdir()
+    (checkout / "a file.py").write_text("1")
+    folder.root.mkdir()
+    (folder.root / "POD.json").write_text('{"token": "sw1-abcdefgh-0123456789abcdef"}')
+    assert push(pod, checkout, folder.code, "sw1-abcdefgh-0123456789abcdef").sent == 1
+    assert (folder.code / "a file.py").read_text() == "1"
+
+
+def test_a_program_is_talked_with_and_one_runs_alongside(pod, tmp_path):
+    with pod.exchange(["sh", "-c", 'while read -r line; do echo "got $line"; done; exit 3'], tmp_path) as talk:
+        heard = b""
+        for word in (b"one", b"two"):
+            talk.send(word + b"\n")
+            while not heard.endswith(word + b"\n"):
+                heard += talk.receive()
+        talk._channel.shutdown_write()
+        while piece := talk.receive():
+            heard += piece
+        assert (heard, talk.exited) == (b"got one\ngot two\n", 3)
+    with pod.alongside(["sh", "-c", "echo $$ > number; echo said; exec sleep 300"], tmp_path) as look:
+        until((tmp_path / "number").exists, "the program")
+        assert look() is None
+    until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
+
+
+def test_a_terminal_is_as_ever(host, pod, tmp_path):
+    code = pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path)
+    assert code == (0 if "stays" in host.name else 9)  # a wrapper's exit code is what ssh tells
+    done = subprocess.run(pod.line(["printf", "<%s>", *ODD], is_terminal=False), capture_output=True, timeout=60)
+    assert "".join(f"<{word}>" for word in ODD) in done.stdout.decode()
+
+
+def test_a_command_on_many_machines_says_only_what_it_says(host, pod, tmp_path):
+    said: list[tuple[bool, str]] = []
+    lock = threading.Lock()
+
+    def listen(name: str, is_error: bool, text: str) -> None:
+        with lock:
+            said.append((is_error, text))
+
+    connection = pod.connection("one", str(tmp_path))
+    (found,) = group_run.run([connection], "echo it\\'s; pwd; echo bad >&2; exit 7", listen, keeps=True, timeout_s=60)
+    assert (found.exit_code, found.problem) == (7, "")
+    heard = "".join(text for is_error, text in said if not is_error)
+    if "joins" in host.name:
+        assert sorted(heard.split()) == sorted(["it's", str(tmp_path), "bad"])
+    else:
+        assert (heard, found.stderr) == (f"it's\n{tmp_path}\n", "bad\n")
+    (found,) = group_run.run([connection], f"echo $$ > {tmp_path}/number; sleep 300", listen, timeout_s=1.0)
+    assert "it was ended" in found.problem
+    until(lambda: not is_running(int((tmp_path / "number").read_text())), "its end")
+
+
+def test_a_survey_says_that_the_shell_prints(host, pod, tmp_path):
+    one = Machine(pool="box", name="one", address=host.address)
+    memory = HostMemory(tmp_path / "memory.json")
+    for look in (*survey.look([one], lambda _: pod, memory), *survey.reachable([one], lambda _: pod)):
+        says = SHELLS[host.name].says
+        assert look.problem == "" and says in look.shell_says and look.shell_says.isprintable() is True
+        assert look.verdict == "ok" or f"ok; its shell prints: {look.shell_says}" == look.verdict
+
+
+# shells of which no use can be made
+
+
+def test_a_shell_that_lets_nobody_in_is_named(tmp_path):
+    with machine(tmp_path, "dash") as host:
+        host.stop()
+        host.options = [*host.options[:-1], "ForceCommand=echo This account is not available; exit 1"]
+        host.start()
+        with Ssh(host.address, tmp_path / "pins") as pod:
+            said = r"its login shell did not run it \(exit code 1\); it printed: This account is not available"
+            with pytest.raises(SlipwayError, match=said):
+                pod.run(["true"], timeout_s=20)
+            with pytest.raises(SlipwayError, match=said):
+                pod.get("/etc/hostname")
+
+
+def test_a_shell_that_prints_without_end_is_named(tmp_path):
+    with machine(tmp_path, "dash") as host:
+        (host.folder / ".bashrc").write_text("")
+        host.stop()
+        host.options = [*host.options[:-1], "ForceCommand=exec yes hello"]
+        host.start()
+        said = "prints without end; it printed: hello hello"
+        with Ssh(host.address, tmp_path / "pins") as pod, pytest.raises(SlipwayError, match=said):
+            pod.run(["true"], timeout_s=60)
