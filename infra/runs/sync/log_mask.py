@@ -4,11 +4,11 @@ In: the row of a pod, and the transport to it. Out: a `Mask` with the secrets of
 and as the pod has them, and with the keys of this installation. Nothing of it is written down.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 
-from infra.agent.job import Job
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
 from infra.runs.pods import folder_of
 from infra.transport.protocol import Transport
@@ -35,7 +35,10 @@ def mask_here(op: Op) -> Mask:
 
 
 def _names(op: Op) -> tuple[str, ...]:
-    return Job.from_json(op.job).secrets if op.job else ()
+    """Return the names of a job's secrets; none of a job that cannot be read, of which other commands tell."""
+    with contextlib.suppress(UsageError):
+        return op.read_job().secrets if op.job else ()
+    return ()
 
 
 def _known_here(names: Iterable[str]) -> list[str]:
