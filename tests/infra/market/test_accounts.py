@@ -203,17 +203,12 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
         why = "its time limit of 1 min 00 s is reached"
-        if command == "reap":
-            assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in rehearsal.json("reap")["done"]
-        elif command == "keep":  # `status` leaves such a run to its keeper, who waits for a pod that does not answer
-            code, err = rehearsal.fails("keep", run)
-            assert code == 5 and f"{run} was ended: {why}, and its pod had not ended itself" in err, err
-        else:  # which does not wait longer than ten seconds for a vendor; the next look may find it gone
-
-            def is_over():
-                return next(one for one in rehearsal.json("status") if one["run"] == run)["state"] == "limit"
-
-            until(is_over, "the end of the pod")
+        if command == "status":  # what is over its limit is said, and is exit code 5, once it has ended too
+            said = rehearsal.json("status", code=5)
+            assert next(one for one in said if one["run"] == run)["over_limit_s"] > 0
+        else:
+            code, err = rehearsal.fails(command, *([run] if command == "keep" else []))
+            assert code == 0 and f"{run}: never heard; over its limit by" in err and "it was ended" in err
         assert (
             journal.op(op.token).state == "TERMINATED"
             and journal.op(op.token).reason == why
