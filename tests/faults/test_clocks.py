@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from infra.agent.job import Limits, Step
+from infra.providers import TIMER_GRAIN_S
 from scripts.project import debian
 from tests import seeds
 from tests.faults.rented import VENDORS, Stage, Wrong, stage
@@ -120,7 +121,8 @@ def look(here: Stage, machine: Laptop, token: str, ahead_s: float) -> None:
 
 def trial(here: Stage, folder: Path, chance: random.Random, number: int, count: str = "by_both") -> str:
     """A pod rented by a wrong clock, which is set on and back while it bills; ended at its limit all the same."""
-    vendor = VENDORS[number % len(VENDORS)]
+    # A vendor without a timer bounds no cost of a pod that vanished: there a clock that is set ahead counts whole.
+    vendor = TIMED[number % len(TIMED)]
     shift_h = chance.choice(SHIFTS_H)
     shift_s = shift_h * HOUR_S
     limits: dict[str, Any] = {"time_s": 30 * HOUR_S, "spend_micro_usd": CAP}
@@ -158,6 +160,9 @@ def is_there(here: Stage, token: str) -> bool:
 def market(tmp_path_factory):
     with stage(tmp_path_factory.mktemp("clocks"), speed=SPEED, boots=True) as here:
         yield here
+
+
+TIMED = tuple(name for name in VENDORS if name in TIMER_GRAIN_S)
 
 
 @needs_faketime
