@@ -16,7 +16,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RateWindow:
-    """A limit of `most` requests in any `seconds`, counted in `buckets` equal parts."""
+    """A limit of `most` requests in any `seconds`, counted in buckets of `seconds / buckets`.
+
+    One bucket more than `buckets` counts, since the current bucket is not over: with twelve, fifty requests at the end
+    of the first bucket and fifty at the beginning of the thirteenth lie 55 s apart.
+    """
 
     seconds: float
     most: int
@@ -25,6 +29,10 @@ class RateWindow:
     @property
     def bucket_s(self) -> float:
         return self.seconds / self.buckets
+
+    @property
+    def counted(self) -> int:
+        return self.buckets + 1
 
 
 # RunPod's answers name 60 a minute, 3,000 an hour and 50,000 a day as an example of its policy; the other vendors name
@@ -88,7 +96,7 @@ class Pace:
 
     @property
     def _size(self) -> int:
-        return sum(window.buckets for window in self.windows) * _BUCKET.size
+        return sum(window.counted for window in self.windows) * _BUCKET.size
 
     def _count(self, counts: bytearray, binding: tuple[RateWindow, ...]) -> float:
         if len(counts) != self._size:  # a new file, or one of other windows
@@ -96,15 +104,15 @@ class Pace:
         now_s, start, places = self.clock() * self.clock_scale, 0, []
         for window in self.windows:
             number = int(now_s / window.bucket_s)
-            spans = range(start, start + window.buckets * _BUCKET.size, _BUCKET.size)
+            spans = range(start, start + window.counted * _BUCKET.size, _BUCKET.size)
             ring = [_BUCKET.unpack_from(counts, at) for at in spans]
             # A bucket of the future was written before the clock was set back; such counts are dropped.
-            recent = {at: sent for at, sent in ring if number - window.buckets < at <= number}
+            recent = {at: sent for at, sent in ring if number - window.counted < at <= number}
             if window in binding and sum(recent.values()) >= window.most:
                 oldest = min(at for at, sent in recent.items() if sent)
-                return max(0.01, (oldest + window.buckets) * window.bucket_s - now_s) / self.clock_scale
-            places.append((start + number % window.buckets * _BUCKET.size, number, recent.get(number, 0) + 1))
-            start += window.buckets * _BUCKET.size
+                return max(0.01, (oldest + window.counted) * window.bucket_s - now_s) / self.clock_scale
+            places.append((start + number % window.counted * _BUCKET.size, number, recent.get(number, 0) + 1))
+            start += window.counted * _BUCKET.size
         for at, number, sent in places:
             _BUCKET.pack_into(counts, at, number, sent)
         return 0.0

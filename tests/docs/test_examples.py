@@ -73,7 +73,7 @@ def test_a_schema_takes_the_example_and_refuses_what_its_reader_refuses(name, fi
 
 def test_the_conversations_can_be_learnt_from():
     rows = [json.loads(line) for line in (EXAMPLES / "talk.jsonl").read_text().splitlines()]
-    assert rows and all(imported.normal(row) for row in rows)
+    assert rows and all(imported.read(row).messages for row in rows)
     assert max(len(row["messages"]) for row in rows) > 2, "one that goes on"
 
 

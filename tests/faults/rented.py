@@ -137,6 +137,7 @@ class Stage:
         about = self.running.about[name]
         header = {"Authorization": f"Bearer {about['key']}"} if name == "runpod" else {"X-API-KEY": about["key"]}
         pace = Pace.of_minute(per_minute, clock_scale)
+        pace.clock = self.now  # what waits for the pace moves this clock
         api = JsonApi(
             name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, pace=pace, clock_scale=clock_scale
         )

@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.errors import SlipwayError
+from infra.interrupts import Replaced
 from infra.ledger.journal import Journal
 from infra.ledger.leases import Held, Lease, keeper_lease
 from infra.ledger.op import Op
@@ -38,6 +39,7 @@ from infra.runs import pods
 from infra.runs.keepers import keeper as keep
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
+from infra.runs.run_home import RunHome
 from tests import seeds
 from tests.faults.crash import Renting
 from tests.faults.lives import Tell, fork
@@ -244,7 +246,7 @@ class Trial:
         with self.renting.watched(self.path, environ(self.folder), points) as journal:
             vendor = self.vendor(self.wire.url)
             watch_requests(points)
-            with contextlib.suppress(SlipwayError):  # what it was is in the journal
+            with contextlib.suppress(SlipwayError, Replaced):  # the journal has the reason
                 (self._keep if is_keeper else self._launch)(vendor, journal)
 
     def _launch(self, vendor: Market, journal: Any) -> None:
@@ -256,8 +258,9 @@ class Trial:
                 return
 
     def _keep(self, vendor: Market, journal: Any) -> None:
-        (self.folder / "home" / "code").mkdir(parents=True)
-        keeper = RunKeeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], self.folder / "home",
+        home = RunHome(self.folder / "home")
+        home.kept.code.mkdir(parents=True)
+        keeper = RunKeeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], home,
                            {}, lambda _: None, Terms(boot_s=20.0))  # fmt: skip
         with keeper.keeping(RUN):
             for _ in keeper.keep(journal.ops(run=RUN)[-1]):

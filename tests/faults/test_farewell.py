@@ -20,6 +20,7 @@ from infra.ledger.journal import Journal
 from infra.providers.offers import open_market
 from infra.runs import pods
 from infra.runs.keepers.run_keeper import RunKeeper
+from infra.runs.run_home import RunHome
 from infra.settings import VENDORS, Settings
 from store.run_sync.run_folder import ENDING, RunFolder
 from tests.faults.test_secrets import files, forms
@@ -157,7 +158,9 @@ def comes_back(running: Running, folder: Path, one: Rented) -> None:
         # As the courier of its job leaves it there, which this small one has not.
         said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
         RunFolder(op.store, op.run).put({ENDING: [said]})
-        keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, folder / one.vendor / one.run, {}, lambda _: None)
+        keeper = RunKeeper(
+            journal, lambda _: vendor, vendor.offers, RunHome(folder / one.vendor / one.run), {}, lambda _: None
+        )
         with keeper.keeping(one.run):
             assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
         row = journal.ops(run=one.run)[-1]

@@ -13,6 +13,7 @@ from infra.records import Plan, Request
 from infra.runs import launch, pods, sight
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
+from infra.runs.run_home import RunHome
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
@@ -41,8 +42,8 @@ def begun(tmp_path, monkeypatch):
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
             pods.end(vendor, op, journal, sight.GONE)
-        keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, tmp_path / "home", {}, print)
-        (tmp_path / "home" / "code").mkdir(parents=True)
+        keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, RunHome(tmp_path / "home"), {}, print)
+        keeper.home.kept.code.mkdir(parents=True)
         yield journal, keeper, settings, vendor
 
 

@@ -12,6 +12,7 @@ from infra.providers.offers import open_market
 from infra.records import Request
 from infra.runs import pods, sight
 from infra.runs.keepers.run_keeper import RunKeeper
+from infra.runs.run_home import RunHome
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
@@ -46,8 +47,8 @@ def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_contin
         now = journal.ops(run="otter")[-1]
         assert now.state == TERMINATING and not pods.is_over(now)
         said: list[str] = []
-        keeper = RunKeeper(journal, lambda _: vendor, look, tmp_path / "home", {}, said.append)
-        (keeper.folder / "code").mkdir(parents=True)
+        keeper = RunKeeper(journal, lambda _: vendor, look, RunHome(tmp_path / "home"), {}, said.append)
+        keeper.home.kept.code.mkdir(parents=True)
         with keeper.keeping("otter"), pytest.raises(Found):
             list(keeper.keep(now))
         assert any("may still turn up" in line for line in said)

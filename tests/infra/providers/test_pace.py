@@ -19,9 +19,21 @@ def test_two_processes_share_one_limit_and_wait_for_the_oldest_request(tmp_path)
     one, other = paces(tmp_path / "pace", now)
     assert [one.wait_s(), other.wait_s(), one.wait_s()] == [0, 0, 0]
     wait_s = other.wait_s()
-    assert 55 <= wait_s <= 60
+    assert 60 <= wait_s <= 65
     now[0] += wait_s
     assert other.wait_s() == 0
+
+
+def test_no_minute_has_more_requests_than_its_limit_wherever_it_begins(tmp_path):
+    now, sent = [1_000_004.9], []  # at the end of a bucket: the next ones begin 0.1 s later
+    one, _ = paces(tmp_path / "pace", now)
+    one.windows = (MINUTE,)
+    while len(sent) < 9:
+        if wait_s := one.wait_s():
+            now[0] += wait_s
+        else:
+            sent.append(now[0])
+    assert all(later - earlier > 60 for earlier, later in zip(sent, sent[MINUTE.most :], strict=False))
 
 
 def test_a_long_window_holds_reading_up_and_never_what_ends_a_machine(tmp_path):

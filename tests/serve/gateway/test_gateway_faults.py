@@ -130,11 +130,12 @@ def test_one_client_s_failures_leave_the_retries_of_others_alone(pair, fresh):
     async def main():
         (ill,) = fresh({"fail": "cut"})
         pair[0].script(fail="500", only="poison")
-        keys = Keys({name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")})
+        secrets = {"ann": "ann has 16 letters", "bob": "bob has 16 letters"}
+        keys = Keys({name: hashlib.sha256(key.encode()).hexdigest() for name, key in secrets.items()})
         async with gateway(ill, pair[0], keys=keys, retry_floor=2, retry_ratio=0.0, eject_after=100) as front:
             for name, said, codes in (("ann", chat(messages=[BAD]), {500, 502}), ("bob", chat(), {200})):
                 for _ in range(4):
-                    asking = {"json": said, "headers": {"Authorization": f"Bearer {name}"}}
+                    asking = {"json": said, "headers": {"Authorization": f"Bearer {secrets[name]}"}}
                     async with front.session.post(front.url + CHAT, **asking) as reply:
                         assert reply.status in codes
 
