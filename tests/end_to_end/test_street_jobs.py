@@ -174,6 +174,7 @@ def job_on(devices, name, *more, sleep=600):
     return ["launch", "--cmd", command, "--provider", "local", "--devices", devices, "-n", name, *more]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("gpus")
 def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     def waits_for():

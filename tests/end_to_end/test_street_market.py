@@ -260,6 +260,7 @@ def waiting(user, request):
         follower.communicate(timeout=60)
 
 
+@pytest.mark.nightly
 def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
     run, follower = waiting
     user.inv("down", run, "--rehearse")

@@ -38,6 +38,7 @@ def refused(user, *words: str, code: int) -> str:
     return err
 
 
+@pytest.mark.nightly
 def test_who_waits_for_an_offer_is_seen_ended_and_in_nobodys_way(user, tmp_path):
     has = user.begin(*line("has", tmp_path))
     until(lambda: user.status().get("has", {}).get("state") == "running", "it has the machine")

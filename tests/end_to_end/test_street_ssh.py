@@ -84,6 +84,7 @@ def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, ssh
     sshd.start()
 
 
+@pytest.mark.nightly
 def test_what_is_here_is_sent_and_not_made_again(world, sshd, stock):
     world.take(stock)
     first = world.json("launch", "--provider", "ssh", "--phase", "base", "--yes")

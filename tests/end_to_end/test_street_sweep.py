@@ -82,6 +82,7 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     assert kept == "base_checkpoints/chosen" and kept in {one["name"] for one in world.json("ckpt.list")}
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
     world.take(stock)
     corpus = world.folder / "corpus.jsonl"

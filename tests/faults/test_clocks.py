@@ -174,6 +174,7 @@ def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp
         print(trial(market, tmp_path, chance, number))
 
 
+@pytest.mark.nightly
 @needs_faketime
 @pytest.mark.parametrize("count", ["by_the_wall", "by_a_ratchet_of_the_wall"])
 def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
