@@ -30,7 +30,9 @@ from serve.engine import memory_fit, models
 from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
+from store import outside
 from store.manifest import StoreError
+from store.untrusted import templates
 
 LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
@@ -201,11 +203,21 @@ def become(replica: ReplicaConfig) -> None:
     """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
+    if replica.engine.startswith("vllm"):  # which renders in its own process; our servers do so in a child
+        _check_template(model.folder)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
     if replica.engine not in WITHOUT_ESTIMATE:
         memory_fit.check(model.folder, replica.engine, replica.tuning, memory_fit.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})
+
+
+def _check_template(folder: Path) -> None:
+    """Raise UsageError when the model's chat template would hold up the engine."""
+    try:
+        templates.check(folder)
+    except outside.Unreadable as error:
+        raise UsageError(f"{error}; an engine would hang or fail with it") from None
 
 
 def _say(text: str) -> None:

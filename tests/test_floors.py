@@ -105,7 +105,7 @@ ORDER = {
     ),
     "serve": ("engine", "policy", "gateway", "processes", "replicas"),
     "serve.gateway": ("http",),
-    "store": ("backends", "artifacts", "run_sync"),
+    "store": ("backends", "artifacts", "untrusted", "run_sync"),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
     # work of a pod is followed as a launch is, and doctor looks at everything.
     "scripts": (

@@ -22,6 +22,7 @@ from data.events import emit
 from data.tokens import bpe
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
+from data.tokens.untrusted import limited_tokenizer
 from store import outside
 from store.artifacts import chat_template, model_files
 from store.artifacts.artifacts import Store
@@ -127,8 +128,7 @@ def keep_words(source: Path, folder: Path) -> None:
         raise Refused(str(error)) from None
     kept = tokenizers.load(folder)
     _refuse_characters(kept.inner, source / "tokenizer.json")
-    kept.inner.encode_special_tokens = True
-    if kept.encode(PROBE) != kept.inner.encode(PROBE, add_special_tokens=False).ids:
+    if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
         raise Refused(f"{source / 'tokenizer.json'}: it splits text in a way that is not supported")
 
 
@@ -146,6 +146,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
 
     try:
         raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
+        limited_tokenizer.of_untrusted(raw)  # in a child first
         made = library.Tokenizer.from_str(raw.decode())
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
         raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None

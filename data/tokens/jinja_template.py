@@ -1,20 +1,22 @@
-"""The Jinja template of somebody else's model as text: the one place where a template is run.
+"""The Jinja template of an untrusted model as text: the one place where a template is run, in a child with limits.
 
 In: the template, the variables that `transformers` gives it. Out: the text, and which of it stands in its
-`{% generation %}` blocks. The environment is that of `transformers.utils.chat_template_utils`: its options, filters and
-functions, in a sandbox. The date that a template asks for can be fixed, so that a run that goes on tomorrow has the
+`{% generation %}` blocks. The date that a template asks for can be fixed, so that a run that goes on tomorrow has the
 rows of today.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from data.errors import DataError, InputError
+from data.errors import InputError
+from store.outside import Unreadable
+from store.untrusted import templates
+from store.untrusted.templates import BEGIN
+from store.untrusted.templates import END as END
 
-BEGIN, END, HIDDEN = "\U0010fffb", "\U0010fffc", "\U0010fffd"
-"""Private characters: around a generation block, and inside of a special token that somebody has only spelt out."""
+HIDDEN = "\U0010fffd"
+"""A private character inside of a special token that somebody has only spelt out."""
 RESERVED = {BEGIN, END, HIDDEN}
 Spans = list[tuple[int, int]]
 
@@ -23,68 +25,21 @@ class JinjaTemplate:
     """A template that is ready to be rendered."""
 
     def __init__(self, source: str) -> None:
-        """Compile the template. Raises DataError when it is none."""
-        import jinja2
-
         self.date: datetime | None = None
         self.is_marked = "endgeneration" in source
         self.is_dated = "strftime_now" in source
-        try:
-            self._template = _environment(self._now).from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise DataError(f"the chat template cannot be read: {error}") from None
+        self._template = templates.Template(source)
 
     def render(self, variables: Mapping[str, Any]) -> tuple[str, Spans]:
         """Return the text, and the parts of it that the template marks as the model's own, by place.
 
-        Raises InputError when the template refuses, in its words.
+        Raises InputError when the template cannot be read, refuses, in its words, or goes beyond its limits.
         """
         try:
-            text = self._template.render(**variables)
-        except Exception as error:  # a template may do anything that its sandbox allows
-            raise InputError(f"the model's chat template refuses this conversation: {error}") from None
+            text = self._template.render(variables, self.date)
+        except Unreadable as error:
+            raise InputError(str(error)) from None
         return _without_marks(text) if self.is_marked else (text, [])
-
-    def _now(self, form: str) -> str:
-        return (self.date or datetime.now()).strftime(form)
-
-
-def _environment(now: Callable[[str], str]) -> Any:
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """The tag around what the model says by itself."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-        def _marked(self, caller: Callable[[], str]) -> str:
-            return f"{BEGIN}{caller()}{END}"
-
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = _as_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = now
-    return made
-
-
-def _as_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Return JSON as `transformers` writes it: Jinja's own filter escapes what HTML would trip over."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(words: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(words)
 
 
 def _without_marks(text: str) -> tuple[str, Spans]:

@@ -5,7 +5,8 @@ GPT-4's pattern, numbers by at most two digits, and the nine specials are its la
 tokenizer and chat format). Anyone else's has a chat template and stop tokens of its own, which are kept.
 
 Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
-twelve times as fast (bench/RESULTS.md).
+twelve times as fast (bench/RESULTS.md). A file with parts whose cost is not known is untrusted: it works in a child
+with limits, more slowly.
 """
 
 import hashlib
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.config import ENDS_ANSWER, SPECIALS
-from data.errors import DataError
+from data.errors import DataError, InputError
 from data.tokens.chat_template import NAMES, ChatTemplate
+from data.tokens.untrusted import limited_tokenizer
+from data.tokens.untrusted.patterns import PATTERN as PATTERN
 from store import outside
 from store.artifacts.chat_template import config_of, named_tokens, templates_of
 
@@ -26,11 +29,9 @@ if TYPE_CHECKING:
     import fastokens
     import numpy as np
 
+    from data.tokens.untrusted.limited_tokenizer import LimitedTokenizer
+
 BOS, END = "<|bos|>", ENDS_ANSWER
-PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
 TOKENIZER_BYTES = 256 * outside.MIB
 PIECE = 1 << 20  # characters: what is longer is encoded in pieces, else it takes fifty times its size
 CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a new word, whatever stands around it
@@ -52,10 +53,13 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         try:
             raw = outside.content(path, TOKENIZER_BYTES)
+            self._limited = limited_tokenizer.of_untrusted(raw)  # opens it in a child first
             self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
-            self._encoder = fastokens.Tokenizer.from_json_str(raw.decode())
+            self._encoder = self._limited or fastokens.Tokenizer.from_json_str(raw.decode())
         except FileNotFoundError:
             raise DataError(f"{folder}: no tokenizer.json") from None
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         except BaseException as error:  # the libraries raise bare Exception for a file that they cannot read, or panic
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
@@ -94,9 +98,9 @@ class Tokenizer:
         try:
             self.chat = ChatTemplate(sources, texts, added, self.encode_batch, stops)
         except DataError as error:
-            raise DataError(f"{folder}: {error}") from None
+            raise InputError(f"{folder}: {error}") from None
         self.stops = self.chat.stops
-        plain, whole = (self.inner.encode("a", add_special_tokens=one).ids for one in (False, True))
+        plain, whole = (self.reference_ids("a", special=one) for one in (False, True))
         self.begin = tuple(whole[: len(whole) - len(plain)]) if whole[len(whole) - len(plain) :] == plain else ()
         bos = self.named["bos_token"]
         self.separator = bos if bos is not None else self.stops[-1]
@@ -121,8 +125,17 @@ class Tokenizer:
         """Return the ids of all texts in one row, uint32 (tokens,)."""
         return encode_flat(self._encoder, [piece for text in texts for piece in _pieces(text)])[0]
 
+    def reference_ids(self, text: str, special: bool) -> list[int]:
+        """Return the ids by Hugging Face's library; `special`: with those that stand around a text."""
+        if self._limited is not None:
+            return self._limited.reference_ids(text, special)
+        self.inner.encode_special_tokens = not special
+        return list(self.inner.encode(text, add_special_tokens=special).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD."""
+        if self._limited is not None:
+            return self._limited.decode(ids)
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def special(self, name: str) -> int:
@@ -148,7 +161,7 @@ def load(folder: Path) -> Tokenizer:
     return Tokenizer(Path(folder))
 
 
-def encode_flat(encoder: "fastokens.Tokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:
+def encode_flat(encoder: "fastokens.Tokenizer | LimitedTokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:
     """Return the ids of all texts in a row, uint32 (tokens,), and where each text begins and the last one ends."""
     import numpy as np
 

@@ -18,7 +18,7 @@ from data.tokens.chat_template import Dialogue, is_learnt
 from store.artifacts.chat_template import copy_template_files, template_files
 from tests.data.chat.templates import IM, MARKED, NAMED, QWEN25, TEMPLATES, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 USER, ANSWER = {"role": "user", "content": "What's 7 + 5?"}, {"role": "assistant", "content": "It is 12."}
 SYSTEM = {"role": "system", "content": " Be brief. \n"}

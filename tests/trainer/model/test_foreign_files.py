@@ -20,7 +20,7 @@ from trainer.__main__ import main
 from trainer.model import export
 from trainer.model.huggingface import model_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 NO_LIMIT = int(1e30)
 DROPPED = (
     *("max_position_embeddings", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "head_dim"),

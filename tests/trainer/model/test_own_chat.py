@@ -26,6 +26,8 @@ from trainer.model import export
 from trainer.model.generate import generate
 from trainer.profiles import street
 
+pytestmark = pytest.mark.process
+
 CHATML = """\
 {%- if messages[0]['role'] == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}

@@ -1,0 +1,81 @@
+"""A tokenizer whose parts have no known cost, which works in a child process with limits.
+
+In: a tokenizer.json. Out: what `fastokens` and `tokenizers` make of texts and ids, more slowly; None where the file has
+parts of known cost only, and needs no child. Raises InputError in words.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from data.errors import InputError
+from data.tokens.untrusted.plain_parts import odd_part
+from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
+
+CHARS = 1 << 20  # of the texts of one question
+ROOM_BYTES, ROOM_PER_BYTE = 512 << 20, 16  # a file of merges becomes tables
+
+
+class LimitedTokenizer:
+    """The tokenizer in its child."""
+
+    def __init__(self, raw: bytes, odd: str) -> None:
+        """Open it. Raises InputError."""
+        limits = ChildLimits(
+            room_bytes=ROOM_BYTES + ROOM_PER_BYTE * len(raw), cpu_s=8.0, answer_s=9.0, answer_bytes=64 << 20
+        )
+        self.odd = odd
+        self._child = LimitedChild("data.tokens.untrusted.tokenizer_child", (), raw, limits)
+        self._ask({"ids": []})
+
+    def encode_batch_flat(
+        self, texts: Sequence[str], add_special_tokens: bool, split_special_tokens: bool
+    ) -> tuple[bytes, bytes]:
+        """Return what fastokens does: the ids of all texts, uint32, and where each begins and the last ends, uint64."""
+        assert not add_special_tokens and split_special_tokens
+        parts, ends, size = list[bytes](), [0], 0
+        for some in _batches(texts):
+            answer = self._ask({"texts": some})
+            at = 8 + int.from_bytes(answer[:8], "big")
+            found = [int.from_bytes(answer[one : one + 8], "little") for one in range(8, at, 8)]
+            ends += [size + end for end in found[1:]]
+            size += found[-1]
+            parts.append(answer[at:])
+        return b"".join(parts), b"".join(end.to_bytes(8, "little") for end in ends)
+
+    def reference_ids(self, text: str, special: bool) -> list[int]:
+        """Return the ids by the reference library; `special`: with those that stand around a text."""
+        ids: list[int] = json.loads(self._ask({"text": text, "special": special}))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._ask({"ids": list(map(int, ids))}).decode()
+
+    def _ask(self, said: dict[str, object]) -> bytes:
+        try:
+            # Half a surrogate pair fails here as fastokens would.
+            return self._child.ask(json.dumps(said, ensure_ascii=False).encode())
+        except ChildFailed as failed:
+            raise InputError(f"the model's tokenizer {failed} ({self.odd})") from None
+
+
+def of_untrusted(raw: bytes) -> LimitedTokenizer | None:
+    """Return the tokenizer in a child; None where all parts are of known cost. Raises InputError, ValueError."""
+    said = json.loads(raw)
+    if not isinstance(said, dict):
+        raise ValueError("it holds no object")
+    odd = odd_part(said)
+    return LimitedTokenizer(raw, odd) if odd else None
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the texts in groups of about CHARS characters."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        if some and size + len(text) > CHARS:
+            yield some
+            some, size = [], 0
+        some.append(text)
+        size += len(text)
+    if some:
+        yield some

@@ -1,0 +1,75 @@
+"""The parts of tokenizer files whose cost is known. Pure.
+
+In: the content of a tokenizer.json. Out: the part whose cost is not known, "" for none. An untrusted regular expression
+may take hours on a word, and a replacement may make gigabytes of it; the expressions of `patterns` take time that is
+proportional to the text. A file with another part is not refused: it works in a child (`limited_tokenizer`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data.tokens.untrusted.patterns import KNOWN_PATTERNS
+from store import outside
+
+# Of the parts that a tokenizer.json may name, those without an expression, a replacement or a table of their own.
+SIMPLE = {
+    "normalizer": {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "ByteLevel"},
+    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"},
+    "decoder": {"ByteLevel", "ByteFallback", "Fuse"},
+    "post_processor": {"ByteLevel"},
+}
+INNER = {"normalizers", "pretokenizers", "decoders", "processors"}
+MOST_PARTS, MOST_CHARS, MOST_IDS = 64, 64, 16
+
+
+def odd_part(said: Mapping[str, Any]) -> str:
+    """Return the first part whose cost is not known, in words; "" for none."""
+    model = said.get("model")
+    if not isinstance(model, dict) or model.get("type") != "BPE":
+        return "its model"
+    if said.get("padding") or said.get("truncation"):
+        return "its padding or truncation"
+    for kind in SIMPLE:
+        for number, part in enumerate(_parts(said.get(kind))):
+            if number >= MOST_PARTS or not _is_plain(kind, part):
+                return f"its {kind} {outside.shown(part)}"
+    return ""
+
+
+def _parts(said: Any) -> Iterator[Any]:
+    """Yield the parts of one kind, those of sequences one by one."""
+    waiting = [] if said is None else [said]
+    while waiting:
+        part = waiting.pop()
+        inner = [part[key] for key in INNER if isinstance(part, dict) and isinstance(part.get(key), list)]
+        if inner and part.get("type") == "Sequence":
+            waiting += [one for each in inner for one in each]
+        else:
+            yield part
+
+
+def _is_plain(kind: str, part: Any) -> bool:
+    name = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(name, str):
+        return False
+    if kind == "pre_tokenizer" and name == "Split":
+        return _is_known(part.get("pattern"))
+    if kind == "post_processor" and name == "TemplateProcessing":
+        return _is_short(part)
+    return name in SIMPLE[kind]
+
+
+def _is_known(pattern: Any) -> bool:
+    if not isinstance(pattern, dict) or len(pattern) != 1:
+        return False
+    text = pattern.get("String")
+    is_text = isinstance(text, str) and 0 < len(text) <= MOST_CHARS
+    return is_text or pattern.get("Regex") in KNOWN_PATTERNS
+
+
+def _is_short(part: Mapping[str, Any]) -> bool:
+    """Return whether a template of special tokens writes a few of them only."""
+    tokens = part.get("special_tokens")
+    ids = [one.get("ids") for one in tokens.values() if isinstance(one, dict)] if isinstance(tokens, dict) else [None]
+    written = [part.get("single"), part.get("pair"), *ids]
+    return all(isinstance(one, list) and len(one) <= MOST_IDS for one in written)
