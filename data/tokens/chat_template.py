@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import DataError, InputError
 from data.tokens import written_whole
 from data.tokens.jinja_template import END, HIDDEN, RESERVED, JinjaTemplate, Spans
+from store.untrusted.templates import Beginning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,8 +126,10 @@ class ChatTemplate:
         out.
         """
         talk = self._prepared(talk)
-        whole = _Row(*self._text(talk, False))
-        turns = [self._turn(talk, at, whole) for at, one in enumerate(talk.messages) if is_learnt(one)]
+        answers = [at for at, one in enumerate(talk.messages) if is_learnt(one)]
+        texts = self._beginnings(talk, answers)
+        whole = _Row(*texts[len(talk.messages), False])
+        turns = [self._turn(talk, at, texts) for at in answers]
         rows = [whole]
         for turn in reversed(turns):
             row = next((one for one in rows if one.holds(turn)), None)
@@ -171,9 +174,14 @@ class ChatTemplate:
 
     def _text(self, talk: Dialogue, asks: bool) -> tuple[str, Spans]:
         """Return the text that the templates write of a prepared dialogue."""
-        template = self._templates["tool_use" if talk.tools and "tool_use" in self._templates else "default"]
+        return self._template_for(talk).render(self._variables(talk, asks))
+
+    def _template_for(self, talk: Dialogue) -> JinjaTemplate:
+        return self._templates["tool_use" if talk.tools and "tool_use" in self._templates else "default"]
+
+    def _variables(self, talk: Dialogue, asks: bool) -> dict[str, Any]:
         given = {"messages": talk.messages, "tools": talk.tools, "documents": None, "add_generation_prompt": asks}
-        return template.render({**self.names, **talk.variables, **given})
+        return {**self.names, **talk.variables, **given}
 
     def _prepared(self, talk: Dialogue) -> Dialogue:
         """Return a dialogue as `transformers` gives it to a template, no text of which has a special token."""
@@ -204,13 +212,17 @@ class ChatTemplate:
             return {name: self._hidden(one, spelt) for name, one in value.items()}
         return [self._hidden(one, spelt) for one in value] if isinstance(value, (list, tuple)) else value
 
-    def _turn(self, talk: Dialogue, at: int, whole: _Row) -> _Turn:
+    def _beginnings(self, talk: Dialogue, answers: Sequence[int]) -> dict[Beginning, tuple[str, Spans]]:
+        """Return the texts of a prepared dialogue: of all of it, and before and behind each of these answers."""
+        asked = [(len(talk.messages), False), *((at, True) for at in answers), *((at + 1, False) for at in answers)]
+        beginnings = list(dict.fromkeys(asked))
+        texts = self._template_for(talk).render_beginnings(self._variables(talk, False), beginnings)
+        return dict(zip(beginnings, texts, strict=True))
+
+    def _turn(self, talk: Dialogue, at: int, texts: Mapping[Beginning, tuple[str, Spans]]) -> _Turn:
         """Return the answer `at`, as it is asked for. Raises InputError where its text does not follow its prompt."""
-        prompt, _ = self._text(talk.up_to(at), True)
-        if at + 1 == len(talk.messages):
-            text, spans = whole.text, whole.spans
-        else:
-            text, spans = self._text(talk.up_to(at + 1), False)
+        prompt, _ = texts[at, True]
+        text, spans = texts[at + 1, False]
         if not text.startswith(prompt):
             text, spans = self._open_reasoning(talk.messages[at], prompt, text), []
         ends = [one for one in self._added.finditer(text, len(prompt)) if self._id_of(one[0]) in self.stops]

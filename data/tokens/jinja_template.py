@@ -5,14 +5,14 @@ In: the template, the variables that `transformers` gives it. Out: the text, and
 rows of today.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from data.errors import InputError
 from store.outside import Unreadable
 from store.untrusted import templates
-from store.untrusted.templates import BEGIN
+from store.untrusted.templates import BEGIN, Beginning
 from store.untrusted.templates import END as END
 
 HIDDEN = "\U0010fffd"
@@ -35,11 +35,17 @@ class JinjaTemplate:
 
         Raises InputError when the template cannot be read, refuses, in its words, or goes beyond its limits.
         """
+        return self.render_beginnings(variables, [])[0]
+
+    def render_beginnings(
+        self, variables: Mapping[str, Any], beginnings: Sequence[Beginning]
+    ) -> list[tuple[str, Spans]]:
+        """Return what `render` does, of each beginning of the messages; of all where there is none. As `render`."""
         try:
-            text = self._template.render(variables, self.date)
+            texts = self._template.render_beginnings(variables, beginnings, self.date)
         except Unreadable as error:
             raise InputError(str(error)) from None
-        return _without_marks(text) if self.is_marked else (text, [])
+        return [_without_marks(one) if self.is_marked else (one, []) for one in texts]
 
 
 def _without_marks(text: str) -> tuple[str, Spans]:

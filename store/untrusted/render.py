@@ -1,8 +1,8 @@
 """`python -m store.untrusted.render`: the child that compiles a chat template and renders conversations by it.
 
-First question: the template. Others: the variables and the date, as JSON. Answers: "", and the text; a block of
-`{% generation %}` is between BEGIN and END. The environment is that of `transformers.utils.chat_template_utils`: its
-options, filters and functions, in a sandbox. See `templates`.
+First question: the template. Others: the variables, the date and beginnings, as JSON. Answers: "", and the texts; a
+block of `{% generation %}` is between BEGIN and END. The environment is that of
+`transformers.utils.chat_template_utils`: its options, filters and functions, in a sandbox. See `templates`.
 """
 
 import json
@@ -32,7 +32,12 @@ class Renderer:
             return b""
         said = json.loads(question)
         self.date = datetime.fromisoformat(said["date"]) if said["date"] else None
-        return rendered(self.template, said["variables"]).encode("utf-8", "surrogatepass")
+        variables, messages = said["variables"], said["variables"].get("messages", [])
+        texts = [
+            rendered(self.template, {**variables, "messages": messages[:count], "add_generation_prompt": asks})
+            for count, asks in said["beginnings"]
+        ]
+        return json.dumps(texts or [rendered(self.template, variables)]).encode()
 
     def compiled(self, source: str) -> jinja2.Template:
         """Return the template. Raises ChildRefusal."""

@@ -6,7 +6,7 @@ hostile on the next, so the limits hold for each.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 BEGIN, END = "\U0010fffb", "\U0010fffc"
 """Private characters around a generation block."""
+Beginning = tuple[int, bool]  # the number of messages, and whether the next answer is asked for
 LIMITS = ChildLimits()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -29,11 +30,21 @@ class Template:
 
     def render(self, variables: Mapping[str, Any], date: datetime | None = None) -> str:
         """Return the text that the template makes of these variables, on that day or today. Raises Unreadable."""
-        said = json.dumps({"variables": dict(variables), "date": date.isoformat() if date else ""})
+        return self.render_beginnings(variables, [], date)[0]
+
+    def render_beginnings(
+        self, variables: Mapping[str, Any], beginnings: Sequence[Beginning], date: datetime | None = None
+    ) -> list[str]:
+        """Return the text of each beginning of the messages; of all variables as they are, where there is none.
+
+        All at once: a question takes longer on its way than most templates. Raises Unreadable.
+        """
+        said = {"variables": dict(variables), "date": date.isoformat() if date else "", "beginnings": beginnings}
         try:
-            return self._child.ask(said.encode()).decode("utf-8", "surrogatepass")
+            texts: list[str] = json.loads(self._child.ask(json.dumps(said).encode()))
         except ChildFailed as failed:
             raise Unreadable(f"the model's chat template {failed}") from None
+        return texts
 
 
 def check(folder: Path) -> None:

@@ -78,7 +78,7 @@ limited.limit(256 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 one = Renderer()
 one.answer(open(0).read().encode())
-said = limited.answered(one.answer, b'{"variables": {"messages": [{}]}, "date": ""}')
+said = limited.answered(one.answer, b'{"variables": {"messages": [{}]}, "date": "", "beginnings": []}')
 print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, said.decode()]))
 """
 
@@ -97,6 +97,12 @@ def test_a_plain_template_takes_little_and_knows_no_secret(monkeypatch):
     assert peak_bytes(template) < 128 << 20
     environ = Path(f"/proc/{template._child._process.pid}/environ").read_bytes()
     assert b"RUNPOD" not in environ
+
+
+def test_several_beginnings_are_rendered_at_once():
+    template = Template(PLAIN.replace("asks", "add_generation_prompt"))
+    texts = template.render_beginnings({"messages": talk(3)}, [(3, False), (1, True), (0, False)])
+    assert texts == ["<|user|>0<|assistant|>1<|user|>2", "<|user|>0<|assistant|>", ""]
 
 
 def test_a_child_that_was_killed_is_told_and_followed_by_another():
