@@ -125,6 +125,7 @@ def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_
         Stream([tmp_path / "x.bin"]).places(np.array([1, 2]))
 
 
+@pytest.mark.process
 @settings(MANY, max_examples=seeds.examples(15, 200))
 @given(document=hostile.documents(TOKENIZER))
 def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):

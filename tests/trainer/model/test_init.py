@@ -186,6 +186,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, cap
     assert "not all numbers of model.norm.weight are finite" in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
