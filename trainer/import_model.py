@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,13 @@ def keep_words(source: Path, folder: Path) -> None:
     except outside.Unreadable as error:
         raise Refused(str(error)) from None
     kept = tokenizers.load(folder)
-    _refuse_characters(kept.inner, source / "tokenizer.json")
+    _refuse_characters(json.loads(kept.inner.to_str()), source / "tokenizer.json")  # as the library writes it
     if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
         raise Refused(f"{source / 'tokenizer.json'}: it splits text in a way that is not supported")
 
 
-def _refuse_characters(made: Any, path: Path) -> None:
-    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # written by the library itself
+def _refuse_characters(said: Mapping[str, Any], path: Path) -> None:
+    if "ByteLevel" not in json.dumps(said.get("decoder")):
         raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
 
 
@@ -146,11 +147,14 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
 
     try:
         raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
+        _refuse_characters(outside.mapping(raw.decode()), path)
         limited_tokenizer.of_untrusted(raw)  # in a child first
         made = library.Tokenizer.from_str(raw.decode())
+    except Refused:
+        raise
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
         raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
-    _refuse_characters(made, path)
+    _refuse_characters(json.loads(made.to_str()), path)
     before = made.get_vocab_size()
     if max(made.get_vocab().values(), default=0) >= max(1, before):
         raise Refused(f"{path}: some of its {before} ids are larger: a model would have no row for them")

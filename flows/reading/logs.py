@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from infra.agent.job import earlier_part, is_earlier_part
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -59,18 +60,23 @@ def bring_from_store(op: Op, settings: Settings, tell: Say) -> None:
 
 
 def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
-    """Return the logs that there are, in the order of the steps."""
+    """Return the logs that there are, in the order of the steps; before one that was rotated its earlier part."""
     if file:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
             known = sorted(one.stem for one in folder.glob("*.log"))
             raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
-        return [path]
+        return _with_earlier(path)
     try:
         names = ["environment", *(step.name for step in op.read_job().steps)]
     except UsageError:  # the order of the steps is not known
-        names = sorted(one.stem for one in folder.glob("*.log"))
-    return [path for name in names if (path := folder / f"{name}.log").exists()]
+        names = sorted(one.stem for one in folder.glob("*.log") if not is_earlier_part(one))
+    return [part for name in names if (path := folder / f"{name}.log").exists() for part in _with_earlier(path)]
+
+
+def _with_earlier(path: Path) -> list[Path]:
+    part = earlier_part(path)
+    return [part, path] if part.exists() else [path]
 
 
 def choose_errors(folder: Path, step: str) -> list[Path]:

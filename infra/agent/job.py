@@ -15,6 +15,7 @@ from infra.agent import outside
 T = TypeVar("T")
 
 SCHEMA = 1
+PART = ".1"  # ends the name of the earlier part of a log, before its suffix
 STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; any other is one on the pod
 
 
@@ -179,7 +180,7 @@ class PodFolder:
         return self.root / "work"
 
     @property
-    def logs(self) -> Path:  # guard.log, agent.log, <step>.log
+    def logs(self) -> Path:  # guard.log, agent.log, <step>.log, and <step>.1.log of one that was rotated
         return self.root / "logs"
 
     @property
@@ -221,6 +222,15 @@ class PodFolder:
 
     def mark(self, step: str) -> Path:
         return self.state / "marks" / f"{step}.json"
+
+
+def earlier_part(log: Path) -> Path:
+    """Return the file that a log becomes when it is rotated."""
+    return log.with_suffix(PART + log.suffix)
+
+
+def is_earlier_part(log: Path) -> bool:
+    return log.stem.endswith(PART)
 
 
 def private(path: str, flags: int) -> int:

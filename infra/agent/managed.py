@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from infra.agent import meet
 from infra.agent.execution.steps import RESUME_ME
-from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
+from infra.agent.job import Job, NodeGroup, PodFolder, earlier_part, is_earlier_part, write_durably
 from infra.agent.process import leave_no_core
 from infra.agent.state import (
     ENGINE,
@@ -109,12 +109,14 @@ class LogRelay:
 
     def lines(self, is_last: bool = False) -> None:
         for path in sorted(self.pod.logs.glob("*.log")) if self.pod.logs.exists() else ():
-            if path.stem in ("guard", "agent"):
+            if path.stem in ("guard", "agent") or is_earlier_part(path):
                 continue
-            with open(path, "rb") as file:
-                file.seek(self.read.get(path, 0))
-                piece = self.rest.pop(path, b"") + file.read()
-                self.read[path] = file.tell()
+            piece, begin = self.rest.pop(path, b""), self.read.get(path, 0)
+            if path.stat().st_size < begin:  # it was rotated
+                piece, begin = piece + _content(earlier_part(path), begin), 0
+            fresh = _content(path, begin)
+            self.read[path] = begin + len(fresh)
+            piece += fresh
             whole, newline, rest = piece.rpartition(b"\n")
             if is_last and rest:
                 whole, rest = piece, b""
@@ -132,6 +134,12 @@ class LogRelay:
         self.last, self.reported_at = step, time.monotonic()
         guard = {key: value for key, value in read_json(report(self.pod, "guard")).items() if key != "identity"}
         _print(REPORT + json.dumps({"progress": progress, "guard": guard, "verdict": read_json(self.pod.verdict)}))
+
+
+def _content(path: Path, begin: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read()
 
 
 def _print(line: str) -> None:

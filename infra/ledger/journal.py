@@ -69,7 +69,8 @@ class Journal:
     @property
     def leases(self) -> Leases:
         """Return its leases. Made anew each time: what held on to its journal would keep that from being closed."""
-        open_again = functools.partial(Journal.open, self.path, self._environ)
+        # The thread that beats opens the same journal, whatever the environment of this process becomes.
+        open_again = functools.partial(Journal.open, self.path, dict(self._environ))
         return Leases(self._db, self.writing, (self.path, self._file), open_again)
 
     # Pods.

@@ -13,6 +13,7 @@ from invoke import Exit
 
 from flows.pods import scale_of
 from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
+from infra.agent.job import earlier_part, is_earlier_part
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
@@ -26,7 +27,7 @@ from infra.runs.lookup import find_run, waits
 from infra.runs.run_home import RunHome
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
-from infra.runs.sync.fetched import cuts_at_home
+from infra.runs.sync.fetched import cuts_at_home, held_bytes
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from scripts.cli import context, render
@@ -80,7 +81,8 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
                 break
             time.sleep(RETRY_S)
         for path in paths():
-            offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
+            if not is_earlier_part(path):  # all of that was printed while it was the log
+                offsets[path] = catch_up(path, offsets.get(path, 0), is_last=bool(verdict))
         if told is None:  # earlier steps are in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
         tell_steps(progress, told, scale_of(op, settings))
@@ -194,6 +196,14 @@ def read_from(path: Path, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read()
+
+
+def catch_up(path: Path, offset: int, is_last: bool) -> int:
+    """Print what a log holds after `offset`; return where it ended. Of one that was rotated, the rest comes first."""
+    if held_bytes(path) < offset:
+        write(earlier_part(path), offset)
+        offset = 0
+    return write(path, offset, is_last=is_last)
 
 
 def write(path: Path, offset: int, tail: int | None = None, is_last: bool = True) -> int:

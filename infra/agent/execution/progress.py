@@ -114,8 +114,9 @@ class Growth:
         try:
             size = self.log.stat().st_size
             if size != self.size:
+                mode = "w" if size < self.size else "a"  # the log was rotated
                 self.size = size
-                with open(self.times, "a", encoding="ascii") as file:
+                with open(self.times, mode, encoding="ascii") as file:
                     file.write("%.3f %d\n" % (time.time(), size))
         except FileNotFoundError:  # nothing was written yet
             return

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from infra.agent.amounts import duration
-from infra.agent.job import PodFolder, Step, private
+from infra.agent.job import PodFolder, Step, earlier_part, private
 from infra.agent.process import reap
 from infra.agent.shortage import offered_first, outlasting, patient
 from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, tell, write_json
@@ -134,17 +135,21 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
 
 @patient
 def tail(pod: PodFolder, step: str) -> str:
-    """Return the last lines of a step's log."""
+    """Return the last lines of a step's log, and of its earlier part where it was rotated."""
+    parts = [_end_of(path) for path in (earlier_part(pod.log(step)), pod.log(step))]
+    return "\n".join(b"".join(parts).decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+def _end_of(path: Path) -> bytes:
     try:
-        with open(pod.log(step), "rb") as file:
+        with open(path, "rb") as file:
             begin = max(0, file.seek(0, 2) - TAIL_BYTES)
             file.seek(begin)
             content = file.read()
-            # whole lines: half of a secret would not be known as one
-            text = (begin and content.partition(b"\n")[2] or content).decode(errors="replace")
     except FileNotFoundError:
-        return ""
-    return "\n".join(text.splitlines()[-TAIL_LINES:])
+        return b""
+    # Whole lines: half of a secret would not be known as one.
+    return begin and content.partition(b"\n")[2] or content
 
 
 def in_words(ending: Ending, step: Step) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
-from infra.agent.lifecycle import farewell, start_timer
+from infra.agent.lifecycle import farewell, log_rotation, start_timer
 from infra.agent.process import become_subreaper, end_all, hide_memory, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
@@ -196,6 +196,7 @@ class Guard:
                 break
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
+                log_rotation.rotate(self.pod)
             time.sleep(TICK_S)
         else:
             request = {"state": "", "reason": ""}

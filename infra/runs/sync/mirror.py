@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import Job, PodFolder
+from infra.agent.job import Job, PodFolder, earlier_part
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.pod_reports import SAID_BYTES, parse
@@ -136,8 +136,10 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
         there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)  # its courier has masked them, too
-        for name, size in sorted(there.names().items())[:MOST_FILES]:
-            here = fetched.held_bytes(home.pod.root / name)
+        files = sorted(there.names().items())[:MOST_FILES]
+        rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
+        for name, size in files:
+            here = 0 if name in rotated else fetched.held_bytes(home.pod.root / name)
             if LOG.fullmatch(name) and here < (most := room.share(here, size)):
                 paths.append(fetched.replace(home.pod.root, name, _first(mask(there.pieces(name)), most)))
                 cuts += [fetched.cut(name, most, size)] if most < size else []
@@ -147,6 +149,12 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
         raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     fetched.note_cuts(home, "logs of the store", cuts)
     return paths
+
+
+def _is_rotated(log: str, there: Mapping[str, int], home: RunHome) -> bool:
+    """Return whether the pod has rotated a log since it was copied home."""
+    part = earlier_part(Path(log)).as_posix()
+    return there.get(part, 0) > fetched.held_bytes(home.pod.root / part)
 
 
 def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:

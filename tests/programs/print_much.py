@@ -1,0 +1,14 @@
+"""A step that prints more than a log may hold, and once more when its log was rotated."""
+
+import os
+import time
+from pathlib import Path
+
+LINES = b"a line of a step that has much to say about nothing at all\n" * 10_000
+
+for _ in range(70_000_000 // len(LINES)):
+    os.write(1, LINES)
+while not (Path(os.environ["SLIPWAY_WORK"]).parent / "logs" / "print_much.1.log").exists():
+    time.sleep(0.05)
+time.sleep(0.5)
+print("after the rotation")
