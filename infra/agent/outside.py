@@ -15,7 +15,7 @@ DEPTH = 32
 def parse(text: Union[str, bytes]) -> Any:
     """Return the value of a JSON document. Raises ValueError."""
     if len(text) > MOST_BYTES:
-        raise ValueError(f"it has {len(text)} bytes, at most {MOST_BYTES} are read")
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         value = json.loads(text, parse_constant=_null, parse_float=_float, parse_int=_integer)

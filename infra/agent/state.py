@@ -43,9 +43,10 @@ def read_job(pod: PodFolder) -> Job:
 
 @patient
 def read_json(path: Path) -> Dict[str, Any]:
-    """Return the content of a file; {} when there is no such file."""
+    """Return the content of a file; {} when there is no such file. Raises ValueError, TypeError for another content."""
     try:
-        return dict(outside.parse(path.read_text(encoding="utf-8")))
+        with open(path, "rb") as file:
+            return dict(outside.parse(file.read(outside.MOST_BYTES + 1)))
     except FileNotFoundError:
         return {}
 

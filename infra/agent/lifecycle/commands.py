@@ -105,14 +105,22 @@ def stop(root: Path) -> int:
 def status(root: Path) -> int:
     pod = PodFolder(root)
     document: Dict[str, Any] = {
-        role: {"alive": is_held(lock(pod, role)), **read_json(report(pod, role))} for role in ("guard", "agent")
+        role: {"alive": is_held(lock(pod, role)), **_said(report(pod, role))} for role in ("guard", "agent")
     }
     if clocks := document["guard"].get("clocks"):  # by this machine's clock: the reader's may be another one
         document["guard"]["age_s"] = gap_s(Clocks(**clocks), read_clocks())
-    document["progress"] = read_json(pod.progress) or None
-    document["stop"] = read_json(stop_file(pod)) or None
-    document["verdict"] = read_json(pod.verdict) or None
+    document["progress"] = _said(pod.progress) or None
+    document["stop"] = _said(stop_file(pod)) or None
+    document["verdict"] = _said(pod.verdict) or None
     return _print(document)
+
+
+def _said(path: Path) -> Dict[str, Any]:
+    """Return the content of a report. Raises AgentError for one that a program of the job has overwritten."""
+    try:
+        return read_json(path)
+    except (ValueError, TypeError) as error:
+        raise AgentError(f"{path}: it cannot be read: {error}") from error
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:

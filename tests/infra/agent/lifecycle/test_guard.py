@@ -283,3 +283,21 @@ def test_the_hard_limit_is_the_earlier_of_time_and_money() -> None:
     assert ends.hard_limit_s(Limits(time_s=7200.0, spend_micro_usd=1_000_000, micro_usd_per_hour=2_000_000)) == 1800.0
     assert ends.hard_limit_s(Limits(spend_micro_usd=1_000_000)) is None
     assert ends.leads_s(7200.0) == (900.0, 300.0)
+
+
+def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    guard, kept = world.living("guard"), report(world.pod, "guard")
+    send(guard, signal.SIGSTOP)  # the guard would replace the report
+    content = kept.read_bytes()
+    with kept.open("wb") as file:
+        file.truncate(3 << 30)
+    done = world.command("status")
+    _, words = done.communicate(timeout=60)
+    assert done.returncode == 1 and "Traceback" not in words
+    assert words.endswith("guard.json: it cannot be read: it has more than 16777216 bytes\n")
+    kept.write_bytes(content)
+    send(guard, signal.SIGCONT)
+    world.call("stop")
