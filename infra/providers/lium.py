@@ -28,7 +28,7 @@ from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Unclear, Unsent, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.json_api import USER_AGENT, JsonApi, Unclear, Unsent, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
@@ -223,7 +223,7 @@ class Lium(ByHttp):
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json"}
+        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
         return (Call("DELETE", self.api.base + self.path_of("/pods/{}", pod_id), headers),)
 
     def check_self_end(self) -> str:

@@ -26,7 +26,7 @@ from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch
+from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
@@ -233,7 +233,7 @@ class RunPod(ByHttp):
 
         The pod's own key is known to open GraphQL; whether it opens v2, which outlives that, is not known.
         """
-        headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Accept": "application/json"}
+        headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Accept": "application/json", "User-Agent": USER_AGENT}
         body = json.dumps({"query": TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}})
         return (
             Call("DELETE", f"{self.api.base}/v2/pods/{{RUNPOD_POD_ID}}", headers),

@@ -21,7 +21,7 @@ from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, VendorRefused, endpoint, epoch, rfc3339
+from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
@@ -154,7 +154,7 @@ class Shadeform(ByHttp):
         return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json"}
+        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
         return (Call("POST", self.api.base + self.path_of("/instances/{}/delete", pod_id), headers),)
 
     def check_self_end(self) -> str:

@@ -3,15 +3,17 @@
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from infra.agent.lifecycle import start_timer
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, in_words
+from infra.errors import SlipwayError, UsageError, in_words
 from infra.ledger import cost, spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
@@ -30,6 +32,7 @@ from infra.units import duration, moment
 
 ENDING = "ending"  # state of a run whose pod was asked to end, and is not proven gone
 QUEUED = "queued"  # state of a pod whose engine has not begun it yet
+SILENT_TIMER_S = 120.0  # by the container's clock: a dead-man timer looks every 15 s, and every 60 s past its deadline
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 
 
@@ -200,7 +203,7 @@ def _ssh(op: Op) -> str:
 
 def _ends(op: Op, seen: Sight, now: Clocks, excess: Excess) -> tuple[str, ...]:
     """Return the ends that are armed, and when each was last heard."""
-    return tuple(filter(None, (_guard_end(seen, now, excess), *_vendor_ends(op, seen.pod))))
+    return tuple(filter(None, (_guard_end(seen, now, excess), _timer_end(op, seen, now), *_vendor_ends(op, seen.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
@@ -211,6 +214,20 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
         yield f"{op.vendor}'s timer is armed: {moment(pod.ends_at)}"
     if pod and pod.spend_limit_micro_usd:
         yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
+
+
+def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
+    """Return the dead-man timer of a pod that was started with one: its guard has seen that process, or has not."""
+    try:
+        if not start_timer.is_of(op.read_job()):
+            return ""
+    except UsageError:
+        return ""
+    timer = seen.guard.get("start_timer") or {}
+    is_fresh = sight.is_fresh(sight.report_age_s(seen.guard, now), seen.clock_scale) if seen.guard else False
+    if not is_fresh or timer.get("looked_s_ago", math.inf) > SILENT_TIMER_S or "ends_at" not in timer:
+        return "dead-man timer: not seen"
+    return f"dead-man timer armed: {moment(timer['ends_at'])}"
 
 
 def _guard_end(seen: Sight, now: Clocks, excess: Excess) -> str:

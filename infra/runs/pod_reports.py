@@ -143,6 +143,7 @@ def _texts(value: Any) -> Any:
     return value if is_known else None
 
 
+TIMER: Kinds = {"ends_at": _amount, "looked_s_ago": _amount}
 UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail", "self_end"), _text),
@@ -154,6 +155,7 @@ DOCUMENT: Kinds = {
     "in_store": _numbers,
     "tracking": _texts,
     "limits": _known_numbers,
+    "start_timer": lambda value: _kept(value, TIMER) if type(value) is dict else None,
     "uploads": lambda value: _kept(value, UPLOADS) if type(value) is dict else None,
     "machine": lambda value: _kept(value, MACHINE) if type(value) is dict else None,
     "steps": _steps,

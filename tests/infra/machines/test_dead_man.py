@@ -29,7 +29,7 @@ def vendor():
     class Handler(BaseHTTPRequestHandler):
         def do(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            asked.append((self.command, self.path, self.headers["Authorization"], body))
+            asked.append((self.command, self.path, self.headers["Authorization"], self.headers["User-Agent"], body))
             self.send_response(204)
             self.end_headers()
 
@@ -47,7 +47,7 @@ def vendor():
 
 
 def calls(url):
-    headers = {"Authorization": "Bearer {POD_KEY}", "Accept": "application/json"}
+    headers = {"Authorization": "Bearer {POD_KEY}", "Accept": "application/json", "User-Agent": "slipway/1"}
     return (Call("DELETE", f"{url}/pods/{{POD_ID}}", headers), Call("POST", f"{url}/graphql", headers, QUERY))
 
 
@@ -76,8 +76,8 @@ def test_at_the_deadline_every_call_is_made_with_the_pods_own_key(vendor, tmp_pa
         process.wait()
     query = json.loads(QUERY)
     query["variables"]["id"] = "p-1"
-    assert asked[0] == ("DELETE", "/pods/p-1", "Bearer rpa_secret", "")
-    assert asked[1][:3] == ("POST", "/graphql", "Bearer rpa_secret") and json.loads(asked[1][3]) == query
+    assert asked[0] == ("DELETE", "/pods/p-1", "Bearer rpa_secret", "slipway/1", "")
+    assert asked[1][:4] == ("POST", "/graphql", "Bearer rpa_secret", "slipway/1") and json.loads(asked[1][4]) == query
 
 
 def test_the_deadline_is_moved_by_a_file_and_kept_where_that_says_nothing(vendor, tmp_path, monkeypatch):

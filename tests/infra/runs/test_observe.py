@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.job import Call, Job, Limits, PodFolder, Step
 from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
 from infra.errors import UsageError
@@ -350,3 +350,21 @@ def test_a_guard_is_alive_by_a_report_younger_than_a_minute_alone(age_s, scale, 
     assert seen.ends == (end,)
     assert seen.heard_s == age_s * scale
     assert seen.over_limit_micro_usd == max(0, spent_s * 2_000_000 // 3_600 - 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "timer", "words"),
+    [
+        (3.0, {"ends_at": 3_600, "looked_s_ago": 9.0}, "dead-man timer armed: 1970-01-01 01:00 UTC"),
+        (3.0, {"ends_at": 3_600, "looked_s_ago": 130.0}, "dead-man timer: not seen"),
+        (3.0, {}, "dead-man timer: not seen"),
+        (90.0, {"ends_at": 3_600, "looked_s_ago": 9.0}, "dead-man timer: not seen"),  # nothing of the pod is heard
+    ],
+)
+def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_its_process(age_s, timer, words):
+    job = Job(run="a-1", token="t", steps=(), farewell=(Call("DELETE", "https://example.invalid", {}),))
+    op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, job=job.to_json())
+    guard = {"alive": True, "age_s": age_s, "limit_s": None, "elapsed_s": 30.0, "start_timer": timer}
+    seen = observe.view(op, Sight(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})
+    assert seen.ends[1:] == (words,)
+    assert observe.view(op, Sight(), Clocks("", 0.0, 9.0), [op], {}).ends == ("dead-man timer: not seen",)
