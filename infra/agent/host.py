@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -61,20 +62,45 @@ def nvidia() -> Tuple[List[Dict[str, Any]], str]:
     """Return the GPUs, and why that is not known ("" = it is)."""
     if not shutil.which("nvidia-smi"):
         return [], ""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SMI_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi: {error}"
-    said = done.stdout.decode(errors="replace").strip()
-    if done.returncode:
-        return [], f"nvidia-smi: exit code {done.returncode}: {said[:200]}"
+    said, problem = ask_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+    if problem:
+        return [], problem
     rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
     if any(len(row) != 3 for row in rows):
         return [], f"nvidia-smi said: {said[:200]}"
-    return [{"name": row[0], "memory_bytes": mebibytes(row[1]), "driver": row[2]} for row in rows], ""
+    wholes = [{"name": row[0], "memory_bytes": mebibytes(row[1]), "driver": row[2]} for row in rows]
+    # Asked for the names of GPUs, nvidia-smi tells those of the whole ones also where only slices of them are there.
+    return sliced(wholes, ask_smi("-L")[0]), ""
+
+
+def ask_smi(*words: str) -> Tuple[str, str]:
+    """Return what nvidia-smi says, and why it says nothing ("" = it does)."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=SMI_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"nvidia-smi: {error}"
+    said = done.stdout.decode(errors="replace").strip()
+    return ("", f"nvidia-smi: exit code {done.returncode}: {said[:200]}") if done.returncode else (said, "")
+
+
+def sliced(wholes: List[Dict[str, Any]], listed: str) -> List[Dict[str, Any]]:
+    """Return the GPUs, each MIG slice in place of the whole one that it is of. `listed`: the answer to `-L`."""
+    found: List[Dict[str, Any]] = []
+    number, has_slices = -1, False
+    for line in listed.splitlines():
+        if line.startswith("GPU "):
+            number, has_slices = number + 1, False
+            found += wholes[number : number + 1]
+        part = re.match(r"\s+MIG (\d+g\.(\d+)gb\S*)\s", line)
+        if part and 0 <= number < len(wholes):
+            found = found if has_slices else found[:-1]
+            name = "{} MIG {}".format(wholes[number]["name"], part.group(1))
+            found.append({**wholes[number], "name": name, "memory_bytes": int(part.group(2)) * 10**9})
+            has_slices = True
+    return found if number + 1 == len(wholes) else wholes
 
 
 def mebibytes(text: str) -> Optional[int]:

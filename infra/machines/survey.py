@@ -140,10 +140,15 @@ def lacks(devices: str, num_gpus: int) -> str:
 def same_gpu(asked: str, name: str) -> bool:
     """Return whether two names are one GPU.
 
-    `RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`.
+    `RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`; a slice is never the
+    whole GPU.
     """
+    ours = gpus.name(name)
+    if not name or gpus.is_known(ours) or gpus.is_slice(asked) != gpus.is_slice(name):
+        return gpus.is_asked(asked, ours)
+    # A name that is in no table, such as `nvidia_a100_80gb_pcie` of a Slurm cluster.
     plain, theirs = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
-    return bool(theirs) and (plain in theirs or gpus.is_asked(asked, gpus.name(name)))
+    return plain in theirs or gpus.is_asked(asked, ours)
 
 
 def _facts(host: Host, connect: Connect) -> dict[str, Any]:

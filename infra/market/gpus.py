@@ -1,7 +1,9 @@
 """The table of GPUs: one name for each, and the names of each vendor.
 
-A name goes from the general to the special: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM.
-The vendors' identifiers are those of their catalogs in November 2026; one that is not in the table keeps its own name.
+A name goes from the general to the special: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM. A MIG slice is
+another GPU than the whole one: `RTXPRO6000-MIG-1G.24GB` is an RTXPRO6000-MIG, and no RTXPRO6000.
+The vendors' identifiers are those of their catalogs in November 2026, RunPod's those of its table of GPU types of
+2026-08-20; one that is not in the table keeps its own name.
 """
 
 import functools
@@ -20,17 +22,24 @@ class Gpu:
     shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`, which memory and interconnect make exact
 
 
-# Peak of dense bfloat16 products, as NVIDIA's data sheets say: what forecasts stand on.
+# Peak of dense bfloat16 products, as the makers' data sheets say: what forecasts stand on. V100 has none.
 TFLOPS = {"A100": 312, "H100-PCIe": 756, "H100-NVL": 835, "H100": 989, "H200": 989, "B200": 2250, "B300": 2250,
-          "L40S": 362, "L40": 181, "A6000": 155, "RTX3090": 71, "RTX4090": 165, "RTX5090": 210,
-          "RTXPRO6000": 500}  # fmt: skip
+          "L40S": 362, "L40": 181, "L4": 121, "A40": 149.7, "A30": 165, "A6000": 155, "A5000": 111, "A4500": 95,
+          "A4000": 77, "RTX6000Ada": 364, "RTX5000Ada": 261, "RTX4000Ada": 107, "RTX3080": 60, "RTX3090": 71,
+          "RTX3090Ti": 80, "RTX4080": 97, "RTX4090": 165, "RTX5080": 113, "RTX5090": 210, "RTXPRO6000": 500,
+          "MI300X": 1307}  # fmt: skip
+# A profile such as `2g.48gb` says how many of the compute slices it has, and how much memory. NVIDIA cuts these GPUs
+# into four slices, all others that it cuts into seven.
+IN_FOUR = ("RTXPRO6000", "A30")
+SLICE = re.compile(r"(.+?)[ -]*MIG[ -]*([1-7])g[. -]?([0-9]+)gb", re.IGNORECASE)
 
-_PRO = ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
+_SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+_PRO = (_SERVER, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
 
 
-def _alike(name: str, memory_gb: int, nvidia: str, shadeform: str) -> Gpu:
-    """Return a GPU that RunPod and Lium call by NVIDIA's own name."""
-    return Gpu(name, memory_gb, (nvidia,), (nvidia,), (shadeform,))
+def _alike(name: str, memory_gb: int, theirs: str, *shadeform: str) -> Gpu:
+    """Return a GPU that RunPod and Lium call by its maker's own name."""
+    return Gpu(name, memory_gb, (theirs,), (theirs,), shadeform)
 
 
 GPUS = (
@@ -52,6 +61,34 @@ GPUS = (
     _alike("RTX4090", 24, "NVIDIA GeForce RTX 4090", "RTX4090"),
     _alike("RTX5090", 32, "NVIDIA GeForce RTX 5090", "RTX5090"),
     Gpu("RTXPRO6000", 96, _PRO, _PRO, ("RTXPro6000",)),
+    _alike("RTXPRO6000-MaxQ", 96, "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"),
+    _alike("RTXPRO6000-MIG-1G.24GB", 24, f"{_SERVER} MIG 1g.24gb"),
+    _alike("RTXPRO6000-MIG-2G.48GB", 48, f"{_SERVER} MIG 2g.48gb"),
+    _alike("RTXPRO4500", 32, "NVIDIA RTX PRO 4500 Blackwell"),
+    _alike("A30", 24, "NVIDIA A30"),
+    _alike("A40", 48, "NVIDIA A40"),
+    _alike("L4", 24, "NVIDIA L4"),
+    _alike("A2000", 6, "NVIDIA RTX A2000"),
+    _alike("A4000", 16, "NVIDIA RTX A4000"),
+    _alike("A4500", 20, "NVIDIA RTX A4500"),
+    _alike("A5000", 24, "NVIDIA RTX A5000"),
+    _alike("RTX2000Ada", 16, "NVIDIA RTX 2000 Ada Generation"),
+    _alike("RTX4000Ada", 20, "NVIDIA RTX 4000 Ada Generation"),
+    _alike("RTX4000AdaSFF", 20, "NVIDIA RTX 4000 SFF Ada Generation"),
+    _alike("RTX5000Ada", 32, "NVIDIA RTX 5000 Ada Generation"),
+    _alike("RTX6000Ada", 48, "NVIDIA RTX 6000 Ada Generation"),
+    _alike("RTX3070", 8, "NVIDIA GeForce RTX 3070"),
+    _alike("RTX3080", 10, "NVIDIA GeForce RTX 3080"),
+    _alike("RTX3080Ti", 12, "NVIDIA GeForce RTX 3080 Ti"),
+    _alike("RTX3090Ti", 24, "NVIDIA GeForce RTX 3090 Ti"),
+    _alike("RTX4070Ti", 12, "NVIDIA GeForce RTX 4070 Ti"),
+    _alike("RTX4080", 16, "NVIDIA GeForce RTX 4080"),
+    _alike("RTX4080SUPER", 16, "NVIDIA GeForce RTX 4080 SUPER"),
+    _alike("RTX5080", 16, "NVIDIA GeForce RTX 5080"),
+    _alike("V100-16GB-PCIe", 16, "Tesla V100-PCIE-16GB"),
+    _alike("V100-16GB-SXM", 16, "Tesla V100-SXM2-16GB"),
+    _alike("V100-32GB-SXM", 32, "Tesla V100-SXM2-32GB"),
+    _alike("MI300X", 192, "AMD Instinct MI300X OAM"),
 )
 
 
@@ -72,9 +109,27 @@ def meant(asked: str) -> str:
 
 
 def tflops(ours: str) -> float | None:
-    """Return the peak TFLOP/s of one GPU of that name; None when it is not in the table."""
-    found = [kind for kind in TFLOPS if is_asked(kind, ours)]
-    return TFLOPS[max(found, key=len)] if found else None
+    """Return the peak TFLOP/s of one GPU of that name, of a slice its share; None when it is not in the table."""
+    part = SLICE.fullmatch(ours)
+    whole = part[1] if part else ours
+    found = [kind for kind in TFLOPS if is_asked(kind, whole)]
+    if not found:
+        return None
+    peak = TFLOPS[max(found, key=len)]
+    if part is None:
+        return peak
+    return peak * int(part[2]) / (4 if any(is_asked(kind, whole) for kind in IN_FOUR) else 7)
+
+
+def is_known(ours: str) -> bool:
+    """Return whether the table has a GPU of that name, or the whole one of that slice."""
+    part = SLICE.fullmatch(ours)
+    return any(gpu.name == (part[1] if part else ours) for gpu in GPUS)
+
+
+def is_slice(name: str) -> bool:
+    """Return whether a name is that of a part of a GPU."""
+    return "mig" in _words(_plain(name))
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:
@@ -87,10 +142,10 @@ def ids(vendor: str, asked: str) -> tuple[str, ...]:
 def is_asked(asked: str, ours: str) -> bool:
     """Return whether a GPU called `ours` is meant by `asked`.
 
-    `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not.
+    `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not. No whole GPU means a slice of it, nor the reverse.
     """
     wanted, have = _words(_plain(asked)), _words(ours)
-    if not wanted or not have:
+    if not wanted or not have or ("mig" in wanted) != ("mig" in have):
         return False
     if wanted[0] == have[0] and set(wanted) <= set(have):
         return True
@@ -110,15 +165,22 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _plain(nvidia: str) -> str:
-    """Return our name of NVIDIA's own name; without the words that say nothing when it is not in the table."""
-    said = _bare(nvidia)
-    found = [gpu.name for gpu in GPUS if said.lower() in (_bare(one).lower() for one in (*gpu.runpod, *gpu.lium))]
-    return found[0] if found else said
+def _plain(theirs: str) -> str:
+    """Return our name of a maker's own name; without the words that say nothing when it is not in the table."""
+    said = _bare(theirs)
+    if part := SLICE.fullmatch(said):
+        return f"{_plain(part[1])}-MIG-{part[2]}G.{part[3]}GB"
+    return next((gpu.name for gpu in GPUS if said.lower() in _makers_names(gpu)), said)
 
 
-def _bare(nvidia: str) -> str:
-    return re.sub(r"^((nvidia|amd|geforce) )+", "", " ".join(nvidia.split()), flags=re.IGNORECASE)
+@functools.cache
+def _makers_names(gpu: Gpu) -> frozenset[str]:
+    return frozenset(_bare(one).lower() for one in (*gpu.runpod, *gpu.lium))
+
+
+def _bare(theirs: str) -> str:
+    words = " ".join(theirs.split())
+    return re.sub(r"^((nvidia|amd|geforce|tesla|instinct) )+", "", words, flags=re.IGNORECASE)
 
 
 def _words(text: str) -> list[str]:

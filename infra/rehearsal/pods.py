@@ -38,7 +38,8 @@ exec "${SHELL:-/bin/sh}" -i
 # Understands `-L`, any `--query-gpu=`, and no words at all.
 SMI = """#!/bin/sh
 name={name} count={count} memory={memory} driver={driver} cuda={cuda} load={load}
-i=0
+whole=${{name%% MIG *}} profile=${{name##* MIG }} i=0
+[ "$whole" = "$name" ] || memory='[N/A]'
 case "$*" in
 *--query-gpu=*)
     query=$(printf '%s\\n' "$@" | sed -n 's/^--query-gpu=//p')
@@ -46,11 +47,11 @@ case "$*" in
         row=
         for field in $(echo "$query" | tr , ' '); do
             case $field in
-            name|gpu_name) value=$name ;;
+            name|gpu_name) value=$whole ;;
             index) value=$i ;;
             memory.total) value=$memory ;;
             memory.used) value=1024 ;;
-            memory.free) value=$((memory - 1024)) ;;
+            memory.free) [ "$memory" = "[N/A]" ] && value=$memory || value=$((memory - 1024)) ;;
             utilization.gpu) value=$load ;;
             driver_version) value=$driver ;;
             *) value='[N/A]' ;;
@@ -61,7 +62,11 @@ case "$*" in
         i=$((i + 1))
     done ;;
 -L|--list-gpus)
-    while [ $i -lt $count ]; do echo "GPU $i: $name (UUID: GPU-{uuid}-$i)"; i=$((i + 1)); done ;;
+    while [ $i -lt $count ]; do
+        echo "GPU $i: $whole (UUID: GPU-{uuid}-$i)"
+        [ "$whole" = "$name" ] || echo "  MIG $profile     Device  0: (UUID: MIG-{uuid}-$i)"
+        i=$((i + 1))
+    done ;;
 *) echo "| NVIDIA-SMI $driver    Driver Version: $driver    CUDA Version: $cuda |" ;;
 esac
 """

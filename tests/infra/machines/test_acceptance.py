@@ -88,16 +88,20 @@ class Beside(ThisMachine):
         return super().run(words, env={**(env or {}), "PATH": self.path}, **more)
 
 
+TABLE = "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0     |"
+
+
 @pytest.fixture
 def smi(tmp_path):
-    """A machine whose nvidia-smi answers as written: to --query-gpu, and without words."""
+    """A machine whose nvidia-smi answers as written: to --query-gpu, to -L, and without words."""
 
-    def make(query, table="| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0     |", code=0):
+    def make(query, table=TABLE, code=0, listed=""):
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         (folder / "table").write_text(table)
         (folder / "query").write_text(query)
-        answer = f'[ "$1" ] && cat {folder}/query || cat {folder}/table\nexit {code}\n'
+        (folder / "listed").write_text(listed)
+        answer = f'file=query; [ "$1" ] || file=table; [ "$1" != -L ] || file=listed; cat {folder}/$file; exit {code}\n'
         (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}")
         (folder / "nvidia-smi").chmod(0o755)
         return Beside(folder)
@@ -177,6 +181,29 @@ def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(meas
     assert checks["driver"] == ("ok", "580.95.05 serves CUDA 13.0, torch wants 13.0")
     assert checks["matmul"] == ("later", "no torch with CUDA is there yet")
     assert report.is_accepted
+
+
+WHOLE = "GPU {}: NVIDIA H100 80GB HBM3 (UUID: GPU-{})\n"
+SLICED = WHOLE + "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n  MIG 1g.10gb     Device  1: (UUID: MIG-2)\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("wanted", "listed", "said"),
+    [
+        ("H100", SLICED.format(0, 0) + WHOLE.format(1, 1),
+         ("bad", "H100 promised, NVIDIA H100 80GB HBM3 MIG 1g.10gb there")),
+        ("H100-MIG-1G.10GB", SLICED.format(0, 0),
+         ("bad", "H100-MIG-1G.10GB promised, NVIDIA H100 80GB HBM3 there")),
+        ("H100-MIG-1G.10GB", SLICED.format(0, 0) + SLICED.format(1, 1),
+         ("ok", "4 x NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10 GB each")),
+    ],
+    ids=["a slice for the whole", "not the list of these GPUs", "slices"],
+)  # fmt: skip
+def test_a_slice_is_told_from_the_whole_gpu_although_nvidia_smi_gives_both_one_name(measure, smi, wanted, listed, said):
+    machine = smi("NVIDIA H100 80GB HBM3, [N/A], 580.95.05\n" * 2, listed=listed)
+    _, checks = measure(replace(WANTED, gpu=wanted, num_gpus=2, gpu_memory_bytes=10**10), machine=machine)
+    assert checks["GPUs"] == said
 
 
 @pytest.mark.process

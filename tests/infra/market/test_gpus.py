@@ -1,9 +1,83 @@
 """One name for each GPU, whoever offers it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from infra.errors import UsageError
+from infra.machines.survey import same_gpu
 from infra.market import gpus
+
+VENDORS = Path(__file__).parents[2] / "vendors"
+SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+RUNPOD = """
+MI300X A100-80GB-PCIe A100-80GB-SXM A30 A40 B200 B300 RTX3070 RTX3080 RTX3080Ti RTX3090 RTX3090Ti RTX4070Ti RTX4080
+RTX4080SUPER RTX4090 RTX5080 RTX5090 H100-SXM H100-NVL H100-PCIe H200-SXM H200-NVL L4 L40 L40S RTX2000Ada RTX4000Ada
+RTX4000AdaSFF RTX5000Ada RTX6000Ada A2000 A4000 A4500 A5000 A6000 RTXPRO4500 RTXPRO6000-MaxQ RTXPRO6000-MIG-1G.24GB
+RTXPRO6000-MIG-2G.48GB RTXPRO6000 RTXPRO6000 V100-16GB-PCIe V100-16GB-SXM V100-32GB-SXM
+""".split()
+
+
+def table():
+    """Return id, display name and GB of each GPU in RunPod's own table."""
+    text = (VENDORS / "runpod-gpu-types.mdx").read_text()
+    return [(one[0], one[1], int(one[2])) for one in re.findall(r"^\| (.+?) +\| (.+?) +\| +([0-9]+) \|$", text, re.M)]
+
+
+def test_every_gpu_of_runpods_table_has_a_name_of_its_own():
+    assert [gpus.name(theirs) for theirs, _, _ in table()] == RUNPOD and len(RUNPOD) == 45
+    sizes = {one.name: one.memory_gb for one in gpus.GPUS}
+    for ours, (theirs, _, memory_gb) in zip(RUNPOD, table(), strict=True):
+        assert theirs in gpus.ids("runpod", ours) and gpus.is_asked(ours, ours) and gpus.is_asked(theirs, ours)
+        assert abs(sizes[ours] - memory_gb) <= 2, theirs
+        others = {one for one in RUNPOD if gpus.is_asked(ours, one)} - {ours}
+        assert others <= ({"RTXPRO6000-MaxQ"} if ours == "RTXPRO6000" else set()), theirs
+        is_alike = [one for one in RUNPOD if same_gpu(one, theirs)]
+        assert is_alike == [one for one in RUNPOD if gpus.is_asked(one, ours)], theirs
+
+
+@pytest.mark.parametrize(
+    ("asked", "theirs"),
+    [
+        ("A4000", "NVIDIA RTX A4000"), ("RTX A4000", "NVIDIA RTX A4000"), ("V100", "Tesla V100-SXM2-32GB"),
+        ("V100-16GB", "Tesla V100-PCIE-16GB"), ("V100", "Tesla V100-FHHL-16GB"), ("mi300x", "AMD Instinct MI300X OAM"),
+        ("MI300X", "AMD Instinct MI300X"), ("RTX 4080 SUPER", "NVIDIA GeForce RTX 4080 SUPER"),
+        ("RTX6000Ada", "NVIDIA RTX 6000 Ada Generation"), ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("RTXPRO6000-MIG-1G.24GB", f"{SERVER} MIG 1g.24gb"), ("rtxpro6000-mig", f"{SERVER} MIG 2g.48gb"),
+        ("rtxpro6000 mig 1g.24gb", f"{SERVER} MIG 1g.24gb"), (f"{SERVER} MIG 1g.24gb", f"{SERVER} MIG 1g.24gb"),
+        ("H100-MIG", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+        ("A100-80GB-MIG-3G.40GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
+    ],
+)  # fmt: skip
+def test_what_a_user_types_means_the_vendors_word(asked, theirs):
+    assert gpus.is_asked(asked, gpus.name(theirs)) and same_gpu(asked, theirs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "theirs"),
+    [
+        ("RTXPRO6000", f"{SERVER} MIG 1g.24gb"), (SERVER, f"{SERVER} MIG 2g.48gb"), ("RTXPRO6000-MIG", SERVER),
+        ("RTXPRO6000-MIG-1G.24GB", SERVER), ("RTXPRO6000-MIG-1G.24GB", f"{SERVER} MIG 2g.48gb"),
+        ("H100", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), ("A100-80GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"),
+        ("GB10", "NVIDIA GB10 MIG 1g.5gb"), ("L4", "NVIDIA L40S"), ("RTX3090", "NVIDIA GeForce RTX 3090 Ti"),
+        ("RTX4080", "NVIDIA GeForce RTX 4080 SUPER"), ("RTX4000Ada", "NVIDIA RTX 4000 SFF Ada Generation"),
+    ],
+)  # fmt: skip
+def test_a_slice_is_never_the_whole_gpu_nor_one_kind_another(asked, theirs):
+    assert not gpus.is_asked(asked, gpus.name(theirs)) and not same_gpu(asked, theirs)
+
+
+def test_a_name_that_is_in_no_table_is_known_by_its_letters():
+    assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
+    assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")
+
+
+def test_a_slice_is_as_fast_as_its_share_of_the_compute_slices():
+    assert gpus.tflops("RTXPRO6000-MIG-1G.24GB") == gpus.tflops("RTXPRO6000") / 4 == 125
+    assert gpus.tflops("RTXPRO6000-MIG-2G.48GB") == 250
+    assert gpus.tflops("H100-SXM-MIG-3G.40GB") == 989 * 3 / 7
+    assert gpus.tflops("V100-16GB-PCIe-MIG-1G.5GB") is None is gpus.tflops("V100-16GB-PCIe")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +98,7 @@ from infra.market import gpus
         ("B200", 192, "sxm6", "B200"),
         ("NVIDIA RTX A6000", 48, "", "A6000"),
         ("NVIDIA GeForce RTX 3090", 24, "", "RTX3090"),
-        ("NVIDIA RTX 6000 Ada Generation", 48, "", "RTX 6000 Ada Generation"),
+        ("NVIDIA RTX 6000 Ada Generation", 48, "", "RTX6000Ada"),
     ],
 )
 def test_every_vendor_s_word_has_one_name(theirs, memory_gb, interconnect, ours):
@@ -49,7 +123,7 @@ def test_the_table_leads_back_to_every_vendor_s_words():
     [
         ("A100", "A100-80GB-SXM"), ("a100-80gb", "A100-80GB-PCIe"), ("A100-SXM", "A100-80GB-SXM"), ("H100", "H100-NVL"),
         ("RTX 4090", "RTX4090"), ("rtx4090", "RTX 4090"), ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("RTX6000Ada", "RTX 6000 Ada Generation"), ("RTX A6000", "A6000"), ("H200-SXM", "H200-SXM"),
+        ("RTX6000Ada", "RTX6000Ada"), ("RTX A6000", "A6000"), ("H200-SXM", "H200-SXM"),
     ],
 )  # fmt: skip
 def test_a_general_name_means_the_special_ones(asked, ours):

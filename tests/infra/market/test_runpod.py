@@ -92,6 +92,17 @@ def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_
     }  # fmt: skip
 
 
+def test_a_slice_is_an_offer_of_its_own_name_and_memory_and_never_stands_for_the_whole(stand, runpod):
+    server = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    whole, part = {**GPU, "id": server, "memory": 96}, {**GPU, "id": f"{server} MIG 1g.24gb", "memory": 24}
+    part["price"] = {"secure": 0.59, "community": 0}
+    stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [part, whole]}))
+    found = runpod.offers(Request(run="x", gpu="RTXPRO6000", num_gpus=1, cloud="SECURE"))
+    assert {(one.gpu, one.instance_type) for one in found} == {("RTXPRO6000", server)}
+    found = runpod.offers(Request(run="x", gpu="RTXPRO6000-MIG-1G.24GB", num_gpus=1))
+    assert {(one.gpu, one.gpu_memory_bytes) for one in found} == {("RTXPRO6000-MIG-1G.24GB", 24 * 10**9)}
+
+
 def test_a_community_offer_names_no_data_center_and_a_machine_holds_only_so_many(runpod):
     one, two = runpod.offers(Request(run="x", gpu="H100:1,A100:1", cloud="COMMUNITY")), REQUEST
     assert [(offer.region, offer.micro_usd_per_hour) for offer in one] == [("", 1_990_000)]
