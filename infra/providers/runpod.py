@@ -3,8 +3,9 @@
 REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance and spot. Its
 `terminateAfter` is accepted and ends nothing (runpodctl pulls 330 and 331, runpod/docs pull 820), so that a pod ends
 itself by a dead-man timer in its start command. Prices come as dollars per GPU-hour in the catalog, per hour of the
-whole pod in `cost`; a stopped pod bills its disk. Nothing of a pod tells CPUs, memory or bandwidth before it is rented.
-Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
+whole pod in `cost`; a stopped pod bills its disk. Nothing tells CPUs, memory or bandwidth of a machine before it is
+rented, but a least number of CPUs and a least memory can be asked for.
+Source: the vendor's API document of 2026-08-20, its page of `POST /v2/pods` of October 2026, and its GraphQL pages.
 """
 
 import json
@@ -351,7 +352,7 @@ class RunPod(ByHttp):
             "name": token,
             "image": IMAGE,
             # Without a count the vendor says that there is no capacity.
-            "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda()},
+            "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda(), **_least_host(offer)},
             "cloud": offer.cloud,
             "disk": container.disk_gb,
             "ports": ["22/tcp"],
@@ -381,6 +382,8 @@ class RunPod(ByHttp):
             "startSsh": True,
             "supportPublicIp": True,
             **self._min_cuda(),
+            **({"minVcpuCount": offer.cpus} if offer.cpus else {}),
+            **({"minMemoryInGb": -(-offer.memory_bytes // 10**9)} if offer.memory_bytes else {}),
             **({"networkVolumeId": request.volume, "volumeMountPath": VOLUME} if request.volume else {}),
             **({"dataCenterId": offer.region} if offer.region else {}),
             **({"dockerArgs": container.start} if container.start else {}),
@@ -446,7 +449,9 @@ class RunPod(ByHttp):
             gpu=gpus.name(one.id, one.memory),
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
-            disk_bytes=_disk_bytes(request),  # as much as is requested
+            cpus=request.cpus,  # these three: as much as is requested
+            memory_bytes=request.memory_bytes,
+            disk_bytes=_disk_bytes(request),
             micro_usd_per_hour=rate,
             spot=request.spot,
             seen_at=self.api.now(),
@@ -480,6 +485,13 @@ def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
 def _disk_bytes(request: Request) -> int:
     """Return the container disk of a request, which bills: what the work needs, and at least the vendor's default."""
     return max(request.disk_bytes, LEAST_DISK_BYTES)
+
+
+def _least_host(offer: Offer) -> dict[str, int]:
+    """Return the least CPUs and memory of the host, which the vendor takes for each GPU."""
+    least = {"minVcpuCountPerGpu": -(-offer.cpus // offer.num_gpus),
+             "minRamPerGpu": -(-offer.memory_bytes // (offer.num_gpus * 10**9))}  # fmt: skip
+    return {name: number for name, number in least.items() if number}
 
 
 def _country(center: str) -> str:

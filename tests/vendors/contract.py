@@ -16,6 +16,9 @@ from referencing.jsonschema import DRAFT202012
 FILES = {"runpod": "runpod-rest-v2.openapi.json", "shadeform": "shadeform.openapi.yaml"}
 # Required texts that the vendor's own published examples give as null while they have no value.
 NULLED = {"runpod": set[str](), "shadeform": {"ip", "ssh_port", "active_at", "deleted_at"}}
+# Of a pod's `gpu`, by the page of `POST /v2/pods` of October 2026: least memory (GB) and vCPUs of the host for each GPU
+# that is requested, as filters of the placement.
+LATER = {name: {"type": "integer", "minimum": 1} for name in ("minRamPerGpu", "minVcpuCountPerGpu")}
 
 
 @dataclass(frozen=True)
@@ -72,5 +75,9 @@ class Contract:
 
 @functools.cache
 def load(vendor: str) -> Contract:
+    """Return the vendor's document, with the fields that only a later page of its documentation has."""
     text = (Path(__file__).parent / FILES[vendor]).read_text()
-    return Contract(vendor, json.loads(text) if FILES[vendor].endswith(".json") else yaml.safe_load(text))
+    document = json.loads(text) if FILES[vendor].endswith(".json") else yaml.safe_load(text)
+    if vendor == "runpod":
+        document["components"]["schemas"]["CreateGpuConfig"]["allOf"][1]["properties"] |= LATER
+    return Contract(vendor, document)

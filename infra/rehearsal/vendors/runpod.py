@@ -9,6 +9,7 @@ import getpass
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import responses
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     count: Positive | msgspec.UnsetType = msgspec.UNSET
     allowedCudaVersions: list[Version] = []
     minCudaVersion: Version = "0.0"
+    minRamPerGpu: Positive | msgspec.UnsetType = msgspec.UNSET  # GB
+    minVcpuCountPerGpu: Positive | msgspec.UnsetType = msgspec.UNSET
 
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,6 +94,14 @@ class Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[Annotated[str, msgspec.Meta(pattern=r"^(ssh|ecdsa|sk)-[^\s]+ [^\s]+([ \t][^\n\r]*)?$")]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The least that the host of a pod has for it. The rows of offers are of single GPUs."""
+
+    cpus: int
+    memory_gb: int
 
 
 class Problem(Exception):
@@ -259,11 +270,12 @@ class Runpod(web.Api):
             raise Problem(400, "allowedCudaVersions and minCudaVersion exclude each other")
         if tuple(map(int, gpu.minCudaVersion.split("."))) > NEWEST_CUDA:
             raise Problem(400, NO_CAPACITY)
-        machine = self.rent(wish, gpu.id, gpu.count)
+        least = Host(cpus=(gpu.minVcpuCountPerGpu or 0) * gpu.count, memory_gb=(gpu.minRamPerGpu or 0) * gpu.count)
+        machine = self.rent(wish, gpu.id, gpu.count, least)
         return web.Answer(201, self.shown(machine))
 
-    def rent(self, wish: Create, gpu: str, count: int, **terms: Any) -> Machine:
-        """Rent the first offer of that GPU that can be had. Raises Refused, Problem."""
+    def rent(self, wish: Create, gpu: str, count: int, least: Host, **terms: Any) -> Machine:
+        """Rent the first offer of that GPU that can be had, on a host that has so much. Raises Refused, Problem."""
         places, volume = wish.dataCenterIds, wish.mounts.network[0].volumeId if wish.mounts.network else ""
         if volume and volume != self._volume["id"]:
             raise Problem(404, f"network volume {volume} not found")
@@ -272,6 +284,8 @@ class Runpod(web.Api):
         places = [str(self._volume["dataCenter"])] if volume else places
         offers = [one for one in self.offers() if one.kind == gpu and cloud_of(one) == wish.cloud]
         offers = [one for one in offers if not places or one.region in places]
+        offers = [one for one in offers if least.cpus <= one.about.cpus * count]
+        offers = [one for one in offers if least.memory_gb <= one.about.memory_gb * count]
         keys = [wish.env["PUBLIC_KEY"]] if wish.env.get("PUBLIC_KEY") else self._ssh_keys if wish.startSsh else []
         size_gb = wish.mounts.persistent.size if wish.mounts.persistent else 0
         for offer in offers if count <= MOST_GPUS else []:

@@ -14,7 +14,7 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Refused, rate
 from infra.rehearsal.vendors.graphql import Selection, Wrong, parse, project
-from infra.rehearsal.vendors.runpod import NO_CAPACITY, Create, Mounts, Network, Persistent, Runpod, is_taken
+from infra.rehearsal.vendors.runpod import NO_CAPACITY, Create, Host, Mounts, Network, Persistent, Runpod, is_taken
 
 CALLS = {
     "podFindAndDeployOnDemand": "create", "podRentInterruptable": "create", "podTerminate": "delete",
@@ -154,6 +154,7 @@ class Graph:
                     body,
                     wish.gpuTypeId,
                     wish.gpuCount,
+                    Host(cpus=wish.minVcpuCount or 0, memory_gb=wish.minMemoryInGb or 0),
                     spot=isinstance(wish, Bid),
                 )
             except Refused as error:

@@ -142,6 +142,26 @@ def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
     assert "rp-secret" not in json.dumps(body) and "args" not in body
 
 
+@pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
+def test_cpus_and_memory_go_with_the_request_by_rest_for_each_gpu(stand, runpod, token, spot):
+    wish = replace(REQUEST, cpus=100, memory_bytes=1001 * 10**9, spot=spot)
+    lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
+    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
+    offer = runpod.offers(wish)[0]
+    assert (offer.cpus, offer.memory_bytes) == (100, 1001 * 10**9)
+    stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k"}))
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    runpod.create(wish, offer, token, LIMITS)
+    if spot:
+        made = stand.bodies("POST /graphql")[-1]["variables"]["input"]
+        assert (made["minVcpuCount"], made["minMemoryInGb"]) == (100, 1001)
+    else:
+        (body,) = stand.bodies("POST /v2/pods")
+        assert body["gpu"] == {
+            "id": H100, "count": 8, "minCudaVersion": "13.0", "minVcpuCountPerGpu": 13, "minRamPerGpu": 126
+        }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("limits", "limit_s"),
     [

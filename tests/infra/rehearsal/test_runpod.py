@@ -25,6 +25,7 @@ BODY = {
     "name": "sw1-a", "image": "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "ports": ["22/tcp"], "disk": 50,
     "gpu": {"id": H100, "count": 2, "minCudaVersion": "12.8"}, "cloud": "SECURE", "env": {"SLIPWAY_RUN_ID": "a"},
 }  # fmt: skip
+GPU_FIELDS = ("id", "count", "minCudaVersion", "minRamPerGpu", "minVcpuCountPerGpu", "nonsense")
 RENT = """mutation rent($input: %s!) { %s(input: $input) { id name desiredStatus costPerHr machineId } }"""
 
 
@@ -192,6 +193,24 @@ def test_refusals_are_in_the_vendors_words(world):
     assert "invalid value" in rent(world, gpuCounts=1)["errors"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("rest", "of_all", "is_had"),
+    [
+        ({"minRamPerGpu": 188, "minVcpuCountPerGpu": 16}, {"minMemoryInGb": 376, "minVcpuCount": 32}, True),
+        ({"minRamPerGpu": 189}, {"minMemoryInGb": 377}, False),
+        ({"minVcpuCountPerGpu": 17}, {"minVcpuCount": 33}, False),
+    ],
+)
+def test_a_pod_is_placed_on_a_host_with_so_much_for_each_gpu_or_not_at_all(world, rest, of_all, is_had):
+    body = {**BODY, "gpu": {**BODY["gpu"], **rest}}
+    assert not DOCUMENT.violations("CreatePodRequest", body)
+    made = world.call("runpod", "POST", "/v2/pods", body)
+    assert made.status_code == (201 if is_had else 400)
+    assert is_had or "no longer any instances available" in made.json()["detail"]
+    spot = rent(world, "PodRentInterruptableInput", bidPerGpu=1.4, gpuCount=2, **of_all)
+    assert bool(spot["data"] and spot["data"]["podRentInterruptable"]) == is_had
+
+
 def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world):
     def environ(pod_id: str) -> dict[str, str]:
         """Return the variables of the pod's first process."""
@@ -243,7 +262,7 @@ def test_a_body_is_refused_exactly_when_the_document_refuses_it(world, wrong):
     world.fault(machines=[{"trait": "ghost", "count": None}])  # nothing is made: only the reading is of interest
     properties = "name image gpu cloud dataCenterIds disk mounts ports env args registry startSsh nonsense".split()
     bodies = [{**BODY, name: wrong} for name in properties]
-    bodies += [{**BODY, "gpu": {**BODY["gpu"], name: wrong}} for name in ("id", "count", "minCudaVersion", "nonsense")]
+    bodies += [{**BODY, "gpu": {**BODY["gpu"], name: wrong}} for name in GPU_FIELDS]
     bodies += [{name: value for name, value in BODY.items() if name != left} for left in ("name", "image", "disk")]
     for body in bodies:
         is_bad = bool(DOCUMENT.violations("CreatePodRequest", body))
