@@ -182,7 +182,8 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
                 found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
             )
         name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
-        requests = (meant.request, *meant.others)
+        need = plan.request.work_disk_bytes
+        requests = [replace(one, work_disk_bytes=need) for one in (meant.request, *meant.others)]
         had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell)
         plan = meant.work.plan(settings, had.request, vendor, meant.limits, had.offers[0])
         found = replace(found, offers=had.offers, turn=had.turn)

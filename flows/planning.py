@@ -26,6 +26,7 @@ from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
+from infra.selection import work_disk
 from infra.settings import Settings, is_secret
 from infra.units import count, size
 from store import credentials
@@ -139,6 +140,7 @@ def plan_for(
     plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
+    plan = replace(plan, request=replace(plan.request, work_disk_bytes=work_disk.of_plan(plan)))
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
@@ -263,7 +265,7 @@ def inventory(uri: str) -> Inventory:
 
 
 def _record(one: Artifact) -> HeldArtifact:
-    return HeldArtifact(one.name, one.fingerprint, one.problem, one.about)
+    return HeldArtifact(one.name, one.fingerprint, one.problem, one.about, one.num_bytes)
 
 
 def store_notes(there: Inventory) -> tuple[str, ...]:

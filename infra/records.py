@@ -32,6 +32,7 @@ class Request:
     cpus: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
+    work_disk_bytes: int = 0  # what the work needs, by its plan; 0 = not known: for vendors that rent out disks by size
     country: str = ""  # ISO 3166, two letters
     city: str = ""
     cloud: str = ""
@@ -66,7 +67,8 @@ class Offer:
     num_gpus: int = 0
     cpus: int = 0
     memory_bytes: int = 0
-    micro_usd_per_hour: int = 0
+    micro_usd_per_hour: int = 0  # of all that bills, at the size that the request asks for
+    disk_micro_usd_per_hour: int = 0  # the part of that which is for the disk, where a vendor bills it on top
     spot: bool = False
     place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
     cloud: str = ""  # whose machine it is, or which tier, where a vendor has several
@@ -163,6 +165,7 @@ class HeldArtifact:
     fingerprint: str
     problem: str = ""  # "" = whole; else what is wrong, in words
     about: Mapping[str, Any] = field(default_factory=dict)  # metrics, sizes: whatever its maker wrote
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -282,10 +285,11 @@ class Plan:
     store: str  # URI of the store that it goes to
     artifacts: tuple[PlannedArtifact, ...]
     job: Job | None  # None when everything is here
-    request: Request
+    request: Request  # with the disk that the work needs
     notes: tuple[str, ...] = ()
     gpu_memory_bytes: int = 0  # estimated memory of the work on each GPU; 0 = not known
-    disk_bytes: int = 0  # bytes that the work keeps on the pod's disk
+    disk_bytes: int = 0  # bytes of checkpoints that the work keeps on the pod's disk
+    data_bytes: int = 0  # estimated bytes of the data that it fetches and makes there
     pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained

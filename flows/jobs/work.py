@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flows import planning
@@ -14,6 +14,7 @@ from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
+from infra.selection import work_disk
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import SKYPILOT, Settings
 from infra.skypilot.task import ENGINE_KEYS, check, overlaid
@@ -65,6 +66,9 @@ class JobWork:
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
+        sent = sum(one.bytes for one in layout.planned)
+        need = work_disk.needed(work_disk.OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
+        request = replace(request, work_disk_bytes=need)
         keys, notes = self._engine_keys(request) if vendor.manages else ({}, [])
         plan = Plan(
             engine_keys=keys,

@@ -3,8 +3,8 @@
 REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance and spot. Its
 `terminateAfter` is accepted and ends nothing (runpodctl pulls 330 and 331, runpod/docs pull 820), so that a pod ends
 itself by a dead-man timer in its start command. Prices come as dollars per GPU-hour in the catalog, per hour of the
-whole pod in `cost`; a stopped pod bills its disk. Nothing tells CPUs, memory or bandwidth of a machine before it is
-rented, but a least number of CPUs and a least memory can be asked for.
+whole pod in `cost`; the disk bills on top, and whether `cost` has it in it is not known. Nothing tells CPUs, memory or
+bandwidth of a machine before it is rented, but a least number of CPUs and a least memory can be asked for.
 Source: the vendor's API document of 2026-08-20, its page of `POST /v2/pods` of October 2026, and its GraphQL pages.
 """
 
@@ -37,7 +37,11 @@ from infra.settings import Settings
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
 VOLUME = "/workspace"  # mount point of volumes
-LEAST_DISK_BYTES = 20 * 10**9
+LEAST_DISK_GB = 20
+# The container disk bills while the pod runs, beside its GPUs: 0.10 USD per GB and month, by the second. A month has
+# 730 hours: a twelfth of 365 days. Source: the vendor's page of prices of pods, 2026-08-20.
+DISK_MICRO_USD_PER_GB_MONTH = 100_000
+MONTH_H = 730
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
 STATES = {
@@ -309,7 +313,7 @@ class RunPod(ByHttp):
         start = ""
         if limit_s is not None:
             start = start_command(deadline(begins_at, limit_s, self.clock_scale), self.farewell)
-        container = Container(env=env, disk_gb=_disk_bytes(request) // 10**9, start=start)
+        container = Container(env=env, disk_gb=offer.disk_bytes // 10**9, start=start)
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)
         rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
@@ -387,7 +391,8 @@ class RunPod(ByHttp):
             **({"networkVolumeId": request.volume, "volumeMountPath": VOLUME} if request.volume else {}),
             **({"dataCenterId": offer.region} if offer.region else {}),
             **({"dockerArgs": container.start} if container.start else {}),
-            "bidPerGpu": Decimal(offer.micro_usd_per_hour) / offer.num_gpus / 1_000_000,
+            # The bid is for the GPUs: the disk has its own price.
+            "bidPerGpu": Decimal(offer.micro_usd_per_hour - offer.disk_micro_usd_per_hour) / offer.num_gpus / 1_000_000,
         }
         try:
             reply = self.api.act("POST", "/graphql", {"query": SPOT, "variables": {"input": body}})
@@ -439,6 +444,9 @@ class RunPod(ByHttp):
                 yield self._offer(one, cloud, "", count, rate, request)
 
     def _offer(self, one: GpuType, cloud: str, center: str, count: int, rate: int, request: Request) -> Offer:
+        """Return the offer of these GPUs, at the price of theirs, with the disk that the request needs."""
+        disk_gb = max(LEAST_DISK_GB, -(-max(request.disk_bytes, request.work_disk_bytes) // 10**9))
+        disk_rate = -(-disk_gb * DISK_MICRO_USD_PER_GB_MONTH // MONTH_H)
         return Offer(
             provider=self.name,
             offer_id="/".join([cloud, center or "any", one.id, str(count), *(["spot"] if request.spot else [])]),
@@ -449,10 +457,11 @@ class RunPod(ByHttp):
             gpu=gpus.name(one.id, one.memory),
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
-            cpus=request.cpus,  # these three: as much as is requested
+            cpus=request.cpus,  # this and the memory: as much as is requested
             memory_bytes=request.memory_bytes,
-            disk_bytes=_disk_bytes(request),
-            micro_usd_per_hour=rate,
+            disk_bytes=disk_gb * 10**9,
+            micro_usd_per_hour=rate + disk_rate,
+            disk_micro_usd_per_hour=disk_rate,
             spot=request.spot,
             seen_at=self.api.now(),
         )
@@ -480,11 +489,6 @@ def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
     """Return the largest count on one machine, and the price of one GPU-hour."""
     secure = cloud == "SECURE"
     return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
-
-
-def _disk_bytes(request: Request) -> int:
-    """Return the container disk of a request, which bills: what the work needs, and at least the vendor's default."""
-    return max(request.disk_bytes, LEAST_DISK_BYTES)
 
 
 def _least_host(offer: Offer) -> dict[str, int]:

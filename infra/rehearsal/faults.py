@@ -65,6 +65,7 @@ Trait = Literal[
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
     "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
+    "disk in cost",  # RunPod: the price that a pod tells has its disk in it
     "no timer",  # the vendor forgets its time limit
     "late timer",  # the time limit is armed `after_s` later than requested
     "no key",  # nobody is let in

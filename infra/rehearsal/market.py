@@ -7,7 +7,7 @@ rounded up to the vendor's grain; times are UTC seconds.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, Refused, Segment, Terms, rate
@@ -51,6 +51,7 @@ class Market:
             raise Refused("stock", f"{order.offer_id} is taken")
         price = order.quantity * (offer.spot_micro_usd_per_hour if order.spot else offer.micro_usd_per_hour)
         price = round(price * math.prod(fate.factor for fate in fates if fate.trait == "dear"))
+        price += order.disk_micro_usd_per_hour
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
@@ -61,7 +62,7 @@ class Market:
         if order.replay_key:
             self._replays[offer.vendor, order.replay_key] = machine.machine_id
         if TERMS[offer.vendor].bills_boot:
-            machine.segments.append(Segment(self.now, None, price))
+            self._bill_running(machine)
         self._boot(machine)
         return machine
 
@@ -111,7 +112,7 @@ class Market:
         self._check_funds(machine.offer.vendor, machine.micro_usd_per_hour)
         self.stock[machine.offer.offer_id] -= machine.order.quantity
         machine.ended_at, machine.ended_by = None, ""
-        self._bill(machine, machine.micro_usd_per_hour)
+        self._bill_running(machine)
         self._boot(machine)
 
     def get(self, machine_id: str) -> Machine:
@@ -138,9 +139,17 @@ class Market:
 
     def told_bill_micro_usd(self, machine: Machine) -> int:
         """Return its cost as the vendor tells it."""
+        return self._told(machine, machine.segments)
+
+    def told_disk_micro_usd(self, machine: Machine) -> int:
+        """Return the part of its disk in that."""
+        of_disk = [replace(one, micro_usd_per_hour=one.disk_micro_usd_per_hour) for one in machine.segments]
+        return self._told(machine, of_disk)
+
+    def _told(self, machine: Machine, segments: Sequence[Segment]) -> int:
         grain_s = max([TERMS[machine.offer.vendor].grain_s, *(fate.after_s for fate in machine.fates
                                                               if fate.trait == "coarse bill")])  # fmt: skip
-        bill = sum(_cost(segment, round(grain_s), self.now) for segment in machine.segments)
+        bill = sum(_cost(segment, round(grain_s), self.now) for segment in segments)
         return round(bill * machine.factor("wrong bill"))
 
     def spent_micro_usd(self, vendor: str) -> int:
@@ -234,7 +243,7 @@ class Market:
                 self.arm(machine, self.now + machine.order.expires_after_boot_s)
             machine.history.append((self.now, "running"))
             if not TERMS[machine.offer.vendor].bills_boot:
-                self._bill(machine, machine.micro_usd_per_hour)
+                self._bill_running(machine)
             machine.has_processes = True
             self.effects.append(Effect("start", machine.machine_id, machine.boot))
         elif action == "failed":
@@ -261,7 +270,7 @@ class Market:
         terms = TERMS[machine.offer.vendor]
         self._release(machine, "failed", by)
         if terms.failed_bills:
-            self._bill(machine, machine.micro_usd_per_hour)
+            self._bill_running(machine)
         if terms.failed_s is not None:
             machine.gone_at = self.now + terms.failed_s
 
@@ -298,14 +307,18 @@ class Market:
         machine.state, machine.address = state, None
         machine.history.append((self.now, f"{state}: {by}"))
         machine.ended_at, machine.ended_by = self.now, by
-        self._bill(machine, machine.order.stopped_micro_usd_per_hour if state == "stopped" else 0)
+        kept = machine.order.stopped_micro_usd_per_hour if state == "stopped" else 0
+        self._bill(machine, kept, kept)
 
-    def _bill(self, machine: Machine, micro_usd_per_hour: int) -> None:
-        """Bill a machine at that price from now on; 0 = no more."""
+    def _bill_running(self, machine: Machine) -> None:
+        self._bill(machine, machine.micro_usd_per_hour, machine.order.disk_micro_usd_per_hour)
+
+    def _bill(self, machine: Machine, micro_usd_per_hour: int, of_disk: int) -> None:
+        """Bill a machine at that price from now on, of which a part is for its disk; 0 = no more."""
         if machine.segments and machine.segments[-1].until is None:
             machine.segments[-1].until = self.now
         if micro_usd_per_hour:
-            machine.segments.append(Segment(self.now, None, micro_usd_per_hour))
+            machine.segments.append(Segment(self.now, None, micro_usd_per_hour, of_disk))
 
     def _check_funds(self, vendor: str, price: int) -> None:
         """Check that the new machine and every one that bills are covered for a while."""

@@ -71,6 +71,7 @@ class Order:
     expires_after_boot_s: float | None = None  # each boot sets the time limit to that from then on
     spend_limit_micro_usd: int | None = None
     has_sshd: bool = True
+    disk_micro_usd_per_hour: int = 0  # on top of the offer's price, while it runs
     stopped_micro_usd_per_hour: int = 0
     replay_key: str = ""
     public_keys: tuple[str, ...] = ()
@@ -96,6 +97,7 @@ class Segment:
     since: float
     until: float | None
     micro_usd_per_hour: int
+    disk_micro_usd_per_hour: int = 0  # the part of that for the disk
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Machine:
     offer: Offer
     order: Order
     created_at: float
-    micro_usd_per_hour: int
+    micro_usd_per_hour: int  # while it runs, with its disk
     fates: tuple[Fate, ...]
     state: str = "booting"  # booting, running, stopped, failed, deleting, gone
     boot: int = 0  # number of starts

@@ -157,8 +157,11 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
         return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
-    if pod.micro_usd_per_hour > op.rate * OVERPRICED:
-        return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(op.rate)} were agreed to"
+    # The row's rate may be what the vendor has said since; the agreed one, which has the disk in it, stands in the job.
+    # The vendor may tell its price with the disk or without.
+    agreed = op.read_job().limits.micro_usd_per_hour
+    if pod.micro_usd_per_hour > agreed * OVERPRICED:
+        return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(agreed)} were agreed to"
     return _unkept(op, pod, provider) if provider.can.tells_limits else ""
 
 

@@ -105,6 +105,7 @@ def about(one: Offer) -> dict[str, Any]:
         "memory_bytes": one.memory_bytes or None,
         "disk_bytes": one.disk_bytes or None,
         "usd_per_hour": dollars(one.micro_usd_per_hour),
+        "disk_usd_per_hour": dollars(one.disk_micro_usd_per_hour),
         "usd_per_gpu_hour": offers_table.per_gpu(one) if one.num_gpus else None,
         "spot": one.spot,
         "nvlink": one.nvlink,

@@ -15,7 +15,7 @@ from infra.money import micro_usd
 from infra.providers import market, offers, registry
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
-from infra.selection import choose
+from infra.selection import choose, work_disk
 from infra.selection.choose import Tell
 from infra.settings import MARKET, VENDORS, Settings
 from serve.service import ReplicaResources, Service
@@ -123,10 +123,16 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
         cpus=_at_least("cpus", wanted.cpus),
         memory_bytes=_at_least("memory", wanted.memory) * GB,
         disk_bytes=_at_least("disk_size", wanted.disk_size) * GB,
+        work_disk_bytes=_disk_of(gpu_bytes * max(1, num_gpus)),
         region=wanted.region or "",
         instance_type=wanted.instance_type or "",
         max_micro_usd_per_hour=0 if most is None else micro_usd(str(most)),
     )
+
+
+def _disk_of(weights_bytes: int) -> int:
+    """Return the disk of a replica whose engine holds a model of at most so many bytes; 0 = that is not known."""
+    return work_disk.needed(work_disk.of_environments(("serve-cuda",), "cuda"), weights_bytes) if weights_bytes else 0
 
 
 def gpu_of(request: Request) -> str:

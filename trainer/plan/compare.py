@@ -21,7 +21,7 @@ from store import extensions
 from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
-from trainer.plan import rollout_engine
+from trainer.plan import data_bytes, rollout_engine
 from trainer.plan.estimates import STATE_BYTES, estimate_s, told, ways_of
 from trainer.plan.nodes import recipe
 from trainer.plan.sources import own_sources
@@ -136,9 +136,15 @@ def resolve(
         for one in artifacts
         if one.differs and one not in doubtful
     )
+    data = 0
+    if job is not None:
+        sizes = {(kind_of(one.name), one.fingerprint): one.num_bytes for one in _held(inventory)}
+        read = {of for name in due for of in nodes[name].inputs.values() if of not in due}
+        fetched = sum(sizes.get((kind_of(nodes[name].artifact), chosen[name].fingerprint), 0) for name in read)
+        data = fetched + data_bytes.made([nodes[name].spec for name in due], fetched)
     return Plan(
-        target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most,
-        pointers=moved, doubtful=doubtful, untyped=untyped,
+        target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, data_bytes=data,
+        gpu_memory_bytes=most, pointers=moved, doubtful=doubtful, untyped=untyped,
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from infra.rehearsal.offers import VOLUME, dollars, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.vendors.graphql import Wrong
 
+MICRO_USD_PER_GB_MONTH = 100_000  # of a disk while the pod runs; one that outlives its stop bills twice as much then
+MONTH_H = 730
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
 MOST_GPUS = 8  # GPUs of one machine
 NEWEST_CUDA = (13, 0)
@@ -293,7 +295,9 @@ class Runpod(web.Api):
                 offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
                 # The start script of the image, which starts sshd, gives way to `args`.
                 has_sshd=not wish.args or any(word in in_full(wish.args) for word in STARTS_SSHD), command=wish.args,
-                stopped_micro_usd_per_hour=size_gb * 200_000 // 730, volume=volume, about={"wish": wish}, **terms,
+                disk_micro_usd_per_hour=-(-(wish.disk + size_gb) * MICRO_USD_PER_GB_MONTH // MONTH_H),
+                stopped_micro_usd_per_hour=size_gb * 2 * MICRO_USD_PER_GB_MONTH // MONTH_H,
+                volume=volume, about={"wish": wish}, **terms,
             )  # fmt: skip
             try:
                 return self._market.create(order, self._hub.faults.for_order(self.vendor, offer.offer_id))
@@ -371,6 +375,8 @@ class Runpod(web.Api):
         direct = {"host": host, "port": port, "username": user, "command": f"ssh {user}@{host} -p {port}"}
         proxy = {"host": "ssh.runpod.io", "port": 22, "username": f"{machine.machine_id}-0",
                  "command": f"ssh {machine.machine_id}-0@ssh.runpod.io"}  # fmt: skip
+        # Nobody knows whether `cost` has the disk in it.
+        cost = rate(machine) - (0 if machine.has("disk in cost") else machine.order.disk_micro_usd_per_hour)
         runtime = {
             "uptime": int(now - (machine.active_at or now)), "gpus": [], "cpu": {"util": 5}, "memory": {"util": 5},
             "ports": [{"private": 22, "public": port, "type": "tcp", "ip": host}] if is_reached else [],
@@ -383,7 +389,7 @@ class Runpod(web.Api):
             "gpu": {"id": machine.offer.kind, "count": machine.order.quantity},
             "cudaVersion": "11.4" if machine.has("old driver") else "13.0",
             "ssh": {"proxy": proxy if status == "RUNNING" else None, "direct": direct if is_reached else None},
-            "template": None, "cost": dollars(rate(machine)) if status not in ("EXITED", "TERMINATED") else 0.0,
+            "template": None, "cost": dollars(cost) if status not in ("EXITED", "TERMINATED") else 0.0,
             "locked": False, "globalNetworking": {"enabled": False},
             "runtime": runtime if status == "RUNNING" else None,
             "createdAt": iso(machine.created_at), "startedAt": iso(machine.active_at),
@@ -412,10 +418,11 @@ class Runpod(web.Api):
         return web.Answer(200, {"records": records, "metadata": metadata})
 
     def _record(self, machine: Machine) -> dict[str, Any]:
-        amount = dollars(self._market.told_bill_micro_usd(machine))
+        total, disk = self._market.told_bill_micro_usd(machine), self._market.told_disk_micro_usd(machine)
         until = iso(machine.ended_at or self._market.now)
         return {"podId": machine.machine_id, "startTime": iso(machine.created_at), "endTime": until,
-                "totalAmount": amount, "gpuAmount": amount, "cpuAmount": 0.0, "diskAmount": 0.0}  # fmt: skip
+                "totalAmount": dollars(total), "gpuAmount": dollars(total - disk), "cpuAmount": 0.0,
+                "diskAmount": dollars(disk)}  # fmt: skip
 
     def _list_keys(self, asked: web.Asked) -> web.Answer:
         return web.Answer(200, {"keys": self._ssh_keys})

@@ -66,6 +66,28 @@ def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds)
         assert (truth["billing"], truth["running"], len(truth["pods"])) == (0, 0, 3 * rounds)
 
 
+@pytest.mark.parametrize("trait", ["", "disk in cost", "dear"])
+def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp_path, trait):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": trait, "count": None}] if trait else [])
+        vendor = market(open_market("runpod", settings_of(running, tmp_path)))
+        # A terabyte costs 40 % of the cheapest card.
+        request = Request(run="otter", provider="runpod", gpu="RTX4090", num_gpus=1, disk_bytes=10**12)
+        offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
+        assert offer.micro_usd_per_hour == 340_000 + 136_987
+        job = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0))
+        op = pods.rent(vendor, request, offer, job, journal)
+        if trait == "dear":
+            with pytest.raises(boot.Unbooted, match="it costs 0.68 USD/h, 0.476987 USD/h were agreed to"):
+                boot.boot(op, vendor, journal, BOOT_S)
+        else:
+            assert vendor.find(op.remote_id).micro_usd_per_hour == (476_987 if trait else 340_000)
+            assert boot.boot(op, vendor, journal, BOOT_S).rate == op.rate == 476_987
+        op = pods.end(vendor, journal.op(op.token), journal, "enough")
+        billed, spent = vendor.billed(op.remote_id), spend.spent(op, read_clocks(), SPEED)
+        assert 0 < billed <= spent
+
+
 def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_path, monkeypatch):
     address = boot._address
 

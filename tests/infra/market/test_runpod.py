@@ -35,6 +35,7 @@ GPU = {
                     {"id": "CA-MTL-1", "name": "Montreal", "availability": "NONE"}],
     "cudaVersions": [{"version": "13.0", "available": True}],
 }  # fmt: skip
+DISK_RATE = 2740  # micro-USD per hour of the least disk: 20 GB at 0.10 USD per GB and month of 730 hours
 CAPACITY = "There are no longer any instances available with the requested specifications."
 
 
@@ -84,12 +85,43 @@ def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_
     offers = runpod.offers(REQUEST)
     assert [(one.region, one.country) for one in offers] == [("EU-RO-1", "RO"), ("US-KS-2", "US")]
     assert {(one.micro_usd_per_hour, one.num_gpus, one.gpu, one.cloud) for one in offers} == {
-        (21_520_000, 8, "H100-SXM", "SECURE")
+        (21_520_000 + DISK_RATE, 8, "H100-SXM", "SECURE")
     }
     assert offers[0].gpu_memory_bytes == 80 * 10**9 and offers[0].upload_mbps is None and offers[0].nvlink is None
     assert stand.asked[0].params == {
         "include": "AVAILABILITY", "product": "POD", "count": "8", "cloud": "SECURE", "minCudaVersion": "13.0",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "gb", "rate"),
+    [
+        ({}, 20, 2_740),
+        ({"disk_bytes": 10 * 10**9}, 20, 2_740),
+        ({"disk_bytes": 1000 * 10**9}, 1000, 136_987),
+        ({"work_disk_bytes": 85 * 10**9}, 85, 11_644),
+        ({"work_disk_bytes": 85 * 10**9, "disk_bytes": 200 * 10**9}, 200, 27_398),
+        ({"work_disk_bytes": 85 * 10**9, "disk_bytes": 30 * 10**9}, 85, 11_644),
+    ],
+)
+@pytest.mark.parametrize("spot", [False, True], ids=["rest", "graphql"])
+def test_the_disk_that_is_rented_is_part_of_the_price(stand, runpod, token, asked, gb, rate, spot):
+    wish = replace(REQUEST, spot=spot, **asked)
+    lowest = {"minimumBidPrice": 2.69, "stockStatus": "Low"}
+    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
+    offer = runpod.offers(wish)[0]
+    assert (offer.disk_bytes, offer.disk_micro_usd_per_hour) == (gb * 10**9, rate)
+    assert offer.micro_usd_per_hour == 21_520_000 + rate
+    assert len(runpod.offers(replace(wish, max_micro_usd_per_hour=21_520_000 + rate))) >= 1
+    assert runpod.offers(replace(wish, max_micro_usd_per_hour=21_520_000 + rate - 1)) == []
+    stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k"}))
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    runpod.create(replace(wish, disk_bytes=0), offer, token, LIMITS)
+    if spot:
+        made = stand.bodies("POST /graphql")[-1]["variables"]["input"]
+        assert (made["containerDiskInGb"], made["bidPerGpu"]) == (gb, 2.69)
+    else:
+        assert stand.bodies("POST /v2/pods")[-1]["disk"] == gb
 
 
 def test_a_slice_is_an_offer_of_its_own_name_and_memory_and_never_stands_for_the_whole(stand, runpod):
@@ -105,7 +137,7 @@ def test_a_slice_is_an_offer_of_its_own_name_and_memory_and_never_stands_for_the
 
 def test_a_community_offer_names_no_data_center_and_a_machine_holds_only_so_many(runpod):
     one, two = runpod.offers(Request(run="x", gpu="H100:1,A100:1", cloud="COMMUNITY")), REQUEST
-    assert [(offer.region, offer.micro_usd_per_hour) for offer in one] == [("", 1_990_000)]
+    assert [(offer.region, offer.micro_usd_per_hour) for offer in one] == [("", 1_990_000 + DISK_RATE)]
     assert all(offer.cloud == "SECURE" for offer in runpod.offers(two))
 
 
@@ -126,7 +158,7 @@ def test_a_spot_price_is_the_lowest_bid_and_costs_a_question_per_kind(stand, run
     lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
     stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
     (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
-    assert (spot.spot, spot.micro_usd_per_hour, spot.cloud) == (True, 9_560_000, "SECURE")
+    assert (spot.spot, spot.micro_usd_per_hour, spot.cloud) == (True, 9_560_000 + DISK_RATE, "SECURE")
     assert [body["variables"] for body in stand.bodies("POST /graphql")] == [{"id": H100, "count": 8, "secure": True}]
 
 
@@ -200,7 +232,7 @@ def test_a_spot_pod_bids_the_price_of_its_offer_per_gpu(stand, runpod, token):
     (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
     stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k", "desiredStatus": "RUNNING", "machineId": "m"}))
     pod = runpod.create(REQUEST, spot, token, Limits(time_s=3600.0))
-    assert (pod.pod_id, pod.micro_usd_per_hour) == ("7h9k", 9_560_000)
+    assert (pod.pod_id, pod.micro_usd_per_hour) == ("7h9k", 9_560_000 + DISK_RATE)
     made = stand.bodies("POST /graphql")[-1]
     assert made["variables"]["input"]["bidPerGpu"] == 1.195
     assert "podRentInterruptable" in made["query"] and "podTerminate" in started(

@@ -94,7 +94,12 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     done = world.ssh(way["username"], way["host"], way["port"], "nvidia-smi --query-gpu=name,memory.total --format=csv")
     assert done.stdout.splitlines() == [f"{H100}, 76293"] * 2
     bill = world.call("runpod", "GET", "/v2/billing/pods", params={"podId": pod_id}).json()
-    assert not problems("ListPodBillingResponse", bill) and bill["records"][0]["totalAmount"] > 0
+    assert not problems("ListPodBillingResponse", bill)
+    (record,) = bill["records"]
+    assert record["totalAmount"] == pytest.approx(record["gpuAmount"] + record["diskAmount"])
+    # 50 GB at 0.10 USD per GB and month of 730 hours, beside two GPUs.
+    assert record["diskAmount"] / record["gpuAmount"] == pytest.approx(50 * 0.1 / 730 / 5.38, rel=0.01)
+    assert world.pod(pod_id)["micro_usd_per_hour"] == 5_380_000 + 6_850
     deleted = world.delete("runpod", pod_id)
     assert (deleted.status_code, deleted.content) == (204, b"")
     until(lambda: pod_id not in ids(world), "absence")
@@ -130,7 +135,7 @@ def test_graphql_takes_a_time_for_the_end_does_nothing_with_it_and_tells_the_bal
     made = rent(world, terminateAfter=later(world, 360_000))["data"]["podFindAndDeployOnDemand"]
     assert (made["desiredStatus"], made["costPerHr"]) == ("RUNNING", 2.69)
     me = graph(world, "query { myself { id clientBalance currentSpendPerHr pods { id } } }")["data"]["myself"]
-    assert me["currentSpendPerHr"] == 2.69 and me["clientBalance"] <= 1000 and me["pods"] == [{"id": made["id"]}]
+    assert me["currentSpendPerHr"] == 2.69274 and me["clientBalance"] <= 1000 and me["pods"] == [{"id": made["id"]}]
     up(world, made["id"])
     world.move(360_060)
     assert ids(world) == [made["id"]] and world.pod(made["id"])["state"] == "running"

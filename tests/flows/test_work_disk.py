@@ -1,0 +1,89 @@
+"""The disk that a plan asks for: environment, data and checkpoints, with a margin."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.config import Persona, TextSpec, TokenizerSpec, TokensSpec
+from infra.agent.job import Limits
+from infra.records import HeldArtifact, Inventory, Request
+from infra.selection import work_disk
+from trainer.plan import Wanted, data_bytes, resolve
+from trainer.plan.nodes import recipe
+from trainer.reuse import choices
+
+ROOT = Path(__file__).parents[2]
+GB = 10**9
+PERSONA = Persona(name="Ada", maker="us", purpose="to help")
+WANTED = Wanted(phases=("base",), profile="tiny", persona=PERSONA)
+LIMITS = Limits(reserve_bytes=GB)
+
+
+def disk_of(wanted, inventory=None, torch="cuda", **asked):
+    request = Request(run="r", **asked)
+    there = inventory or Inventory("s", {})
+    plan = resolve(wanted, there, ROOT, run="r", request=request, flops_per_s=1e15, torch=torch, limits=LIMITS)
+    return work_disk.of_plan(plan)
+
+
+def test_a_small_work_needs_its_environment_above_all():
+    assert disk_of(WANTED) == 15 * GB and disk_of(WANTED, torch="cpu") == 10 * GB
+
+
+def test_checkpoints_count_as_often_as_they_are_kept():
+    large = replace(WANTED, profile="d20")
+    few, many = (disk_of(replace(large, keeping={"keep": keep})) for keep in (1, 20))
+    assert few > disk_of(WANTED) and many - few >= 19 * 12 * 400_000_000
+
+
+def test_with_a_volume_only_the_environment_lies_on_the_disk():
+    large = replace(WANTED, profile="d20", source="fineweb")
+    assert disk_of(large) > 80 * GB and disk_of(large, volume="v") == 15 * GB
+
+
+def test_what_the_store_holds_is_fetched_and_counts_by_its_size():
+    nodes = recipe(WANTED)
+    chosen = choices(nodes, {}, {}, ROOT, {})
+    held = {
+        nodes[name].artifact: HeldArtifact(nodes[name].artifact, chosen[name].fingerprint, num_bytes=size)
+        for name, size in (("text", 30 * GB), ("tokenizer", 1000), ("tokens", 20 * GB))
+    }
+    assert disk_of(WANTED, Inventory("s", held)) == 75 * GB  # 1.2 x (10 + 1 + 1 + 50) and the checkpoints
+    del held[nodes["tokens"].artifact]
+    assert disk_of(WANTED, Inventory("s", held)) == 70 * GB  # the tokens are made of the text: half as many bytes
+
+
+def test_a_plan_with_nothing_to_do_asks_for_no_disk():
+    nodes = recipe(WANTED)
+    chosen = choices(nodes, {}, {}, ROOT, {})
+    held = {node.artifact: HeldArtifact(node.artifact, chosen[name].fingerprint) for name, node in nodes.items()}
+    assert disk_of(WANTED, Inventory("s", held)) == 0
+
+
+@pytest.mark.parametrize(
+    ("specs", "gb"),
+    [
+        ([TextSpec(source="fineweb")], 46),
+        ([TextSpec(source="fineweb"), TokenizerSpec(vocab_size=65_536), TokensSpec()], 69),
+        ([TextSpec(source="fineweb"), TokenizerSpec(vocab_size=65_537), TokensSpec()], 92),
+        ([TextSpec(source="fineweb", take=1_000_000)], 5),
+        ([TextSpec(source="fineweb", config="another")], 10),
+        ([TextSpec(source="hf://somebody/data")], 10),
+    ],
+)
+def test_data_is_estimated_by_its_source(specs, gb):
+    assert data_bytes.made(specs, 0) == gb * GB
+
+
+def test_files_of_this_machine_count_by_their_size_unpacked(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    (tmp_path / "b.txt.gz").write_bytes(b"x" * 1000)
+    assert data_bytes.made([TextSpec(source=str(tmp_path))], 0) == 5000
+
+
+def test_environments_of_training_differ_by_their_build_of_torch():
+    sizes = work_disk.ENVIRONMENT_BYTES
+    assert work_disk.of_environments(["train", "serve-cuda", "store", ""], "cuda") == (
+        sizes["train-cuda"] + sizes["serve-cuda"] + work_disk.OTHER_ENVIRONMENT_BYTES
+    )
