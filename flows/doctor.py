@@ -15,6 +15,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
+from infra.providers import listed
 from infra.settings import SKYPILOT, VENDORS, Settings, unlikely
 from infra.units import count
 from store import credentials, extensions
@@ -328,7 +329,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
         found.append(DoctorLine("account", "ok", f"{mine.owner}, with {left}"))
-        pods = market.list()
+        pods = listed(market, spot=False)
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])
         more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""

@@ -17,7 +17,7 @@ from infra.drill.evidence import Trial, VerbCall
 from infra.drill.recording import Recorded, Recording
 from infra.drill.watch import AnswerLost, Watch
 from infra.errors import SlipwayError
-from infra.providers import Market
+from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange
 from infra.providers.offers import open_market
 from infra.records import Pod, Request
@@ -85,9 +85,9 @@ def _ask(then: VerbCall, market: Market, trials: tuple[Trial, ...]) -> VerbCall:
             limits = Limits(time_s=then.time_s, spend_micro_usd=then.spend_micro_usd, micro_usd_per_hour=trial.rate)
             pods = [market.create(request, trial.offer, then.word, limits)]
         elif then.verb == "find":
-            pods = [one for one in [market.find(then.word)] if one]
+            pods = [one for one in [look_up(market, then.word, spot=False)] if one]
         elif then.verb == "list":
-            pods = market.list()
+            pods = listed(market, spot=False)
         else:
             market.delete(then.word)
     except SlipwayError as error:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from infra.agent.job import Limits
 from infra.drill.evidence import VerbCall
 from infra.errors import SlipwayError
-from infra.providers import Market
+from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange, JsonApi
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
@@ -96,16 +96,16 @@ class Watch:
 
     def find(self, pod: str) -> Pod | None:
         """Find a pod; what the listing says at that moment is noted as well, and steers nobody."""
-        found = self._noting("find", pod, lambda: self._market.find(pod))
-        if found:
-            self._ids.add(found.pod_id)
-            self._keep([found])
+        seen = self._noting("find", pod, lambda: look_up(self._market, pod, spot=False))
+        if seen:
+            self._ids.add(seen.pod_id)
+            self._keep([seen])
         with contextlib.suppress(SlipwayError):  # recorded by `list`; what was found stands
             self.list()
-        return found
+        return seen
 
     def list(self) -> "list[Pod]":
-        pods = self._noting("list", "", self._market.list)
+        pods = self._noting("list", "", lambda: listed(self._market, spot=False))
         self._ids |= {pod.pod_id for pod in pods if pod.token in self.tokens and pod.pod_id}
         self._keep([pod for pod in pods if pod.pod_id in self._ids or pod.token in self.tokens])
         return pods

@@ -24,7 +24,7 @@ from infra.ledger.op import Op
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host
 from infra.market import gpus
-from infra.providers import Provider, Vendors
+from infra.providers import Provider, Vendors, look_up
 from infra.providers.ssh import SshPools
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import HELD, Settings, is_rented
@@ -193,10 +193,10 @@ class HeldPods(Provider):
     def _is_gone(self, op: Op) -> bool:
         """Return whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
         vendor = self.vendors(op.vendor)
-        found = vendor.find(op.remote_id or op.token)
-        if found is None and accounts.is_another(vendor, op, read_clocks()):
+        seen = look_up(vendor, op.remote_id or op.token, op.is_spot)
+        if seen is None and accounts.is_another(vendor, op, read_clocks()):
             raise SlipwayError(accounts.in_words(op))
-        return found is None or found.state in ENDED
+        return seen is None or seen.state in ENDED
 
     def _machines(self, rows: Sequence[Op]) -> SshPools:
         by_place = {place_of(op): op for op in rows}

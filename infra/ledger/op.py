@@ -91,6 +91,11 @@ class Op:
         return self.state not in ENDED
 
     @property
+    def is_spot(self) -> bool:
+        """Return whether it was asked for as spot."""
+        return bool(json.loads(self.request).get("spot")) if self.request else False
+
+    @property
     def stays(self) -> bool:
         """Return whether it is there for its own sake, and not for one piece of work."""
         return self.role.partition(":")[0] == POD

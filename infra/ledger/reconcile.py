@@ -22,7 +22,7 @@ from infra.ledger.leases import Held
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.money import per_hour
-from infra.providers import LAG_S, PartialListing, Provider, clock_scale, market
+from infra.providers import LAG_S, PartialListing, Provider, SpotUnlisted, clock_scale, look_up, market
 from infra.records import Pod
 
 EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
@@ -43,6 +43,7 @@ class Listing:
     began: Clocks
     pods: tuple[Pod, ...] = ()
     is_complete: bool = True
+    spot_silence: str = ""  # why pods that were rented as spot may be missing; "" = they are not
     denied: frozenset[str] = frozenset()  # ids of which the vendor, asked one by one, knows nothing
 
 
@@ -94,7 +95,9 @@ def decide(
     for row in rows:
         here = found.pop(row.token, [])
         if row.token not in busy or row.state not in RENTING:
-            actions += _of_row(row, here, listing, settle_s, needed, at_limit.get(row.token, ""))
+            is_whole = listing.is_complete and not (row.is_spot and listing.spot_silence)
+            seen = replace(listing, is_complete=is_whole)
+            actions += _of_row(row, here, seen, settle_s, needed, at_limit.get(row.token, ""))
     if listing.is_complete:
         for pods in found.values():
             age_s = listing.began.wall_s - pods[0].created_at
@@ -187,6 +190,8 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     began, problems = clock(), []
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
+    except SpotUnlisted as error:
+        listing = Listing(began=began, pods=error.pods, spot_silence=in_words(error))
     except PartialListing as error:
         problems.append(in_words(error))
         listing = Listing(began=began, pods=error.pods, is_complete=False)
@@ -200,6 +205,9 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     elsewhere = _elsewhere(provider, rows.values(), listing, clock(), problems)
     here = [row for token, row in rows.items() if token not in elsewhere]
     denied = _denied(provider, here, listing, problems) if listing.is_complete else frozenset()
+    shown = {pod.token for pod in listing.pods}
+    open_spot = [row for row in here if row.is_live and row.is_spot and row.token not in shown]
+    problems += [f"{row.run}: it stays open: {listing.spot_silence}" for row in open_spot if listing.spot_silence]
     return Look(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
 
 
@@ -310,9 +318,10 @@ def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, 
 def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: list[str]) -> frozenset[str]:
     shown, denied = {pod.pod_id for pod in listing.pods}, set[str]()
     for row in rows:
-        if row.is_live and row.remote_id and row.remote_id not in shown:
+        is_unheard = row.is_spot and listing.spot_silence
+        if row.is_live and row.remote_id and row.remote_id not in shown and not is_unheard:
             try:
-                if provider.find(row.remote_id) is None:
+                if look_up(provider, row.remote_id, row.is_spot) is None:
                     denied.add(row.remote_id)
             except Exception as error:  # an error about one pod: nothing is known of it, and the others go on
                 problems.append(f"{row.run}: {in_words(error)}")

@@ -24,6 +24,10 @@ class PartialListing(SlipwayError):
         self.pods = tuple(pods)
 
 
+class SpotUnlisted(PartialListing):
+    """Only pods that were rented as spot may be missing: the API that shows them does not answer."""
+
+
 class Provider(Protocol):
     """A provider inherits from this, or from `Market`: what is not asked of every one has its usual answer there."""
 
@@ -192,6 +196,26 @@ class Market(Provider, Protocol):
 
     def billed(self, pod_id: str) -> int | None:
         """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""
+
+
+def listed(provider: Provider, spot: bool) -> list[Pod]:
+    """Return the pods of a complete listing; without `spot`, those rented as spot may be missing."""
+    try:
+        return provider.list()
+    except SpotUnlisted as error:
+        if spot:
+            raise
+        return list(error.pods)
+
+
+def look_up(provider: Provider, pod: str, spot: bool) -> Pod | None:
+    """Return what `find` does. `spot`: it was rented as spot, so that only the API which shows those can deny it."""
+    try:
+        return provider.find(pod)
+    except SpotUnlisted as error:
+        if spot:
+            raise
+        return next((one for one in error.pods if pod in (one.pod_id, one.token)), None)
 
 
 def market(provider: Provider) -> "Market | None":

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from infra.errors import SlipwayError, UsageError
 from infra.names import check_name
-from infra.providers import Abilities, Market
+from infra.providers import Abilities, Market, SpotUnlisted
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Pod
@@ -56,7 +56,12 @@ class ByHttp(Market):
     def find(self, pod: str) -> Pod | None:
         """Return the pod of that id, or the oldest with that token."""
         if is_token(pod):
-            return next((one for one in self.list() if one.token == pod), None)
+            try:
+                return next((one for one in self.list() if one.token == pod), None)
+            except SpotUnlisted as error:
+                if shown := next((one for one in error.pods if one.token == pod), None):
+                    return shown
+                raise
         try:
             row = self.api.read(self.path_of(self.one_path, pod), dict[str, Any])
         except VendorRefused as refused:

@@ -8,9 +8,10 @@ bandwidth of a machine before it is rented, but a least number of CPUs and a lea
 Source: the vendor's API document of 2026-08-20, its page of `POST /v2/pods` of October 2026, and its GraphQL pages.
 """
 
+import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any
@@ -25,12 +26,24 @@ from infra.machines.dead_man import deadline, start_command
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
-from infra.providers import Abilities, rows
+from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
+from infra.providers.runpod_graph import (
+    BID,
+    INTERRUPTABLE,
+    MYSELF,
+    SPOT,
+    SPOT_PODS,
+    TERMINATE,
+    Data,
+    Deployed,
+    Graph,
+    SpotPod,
+)
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
@@ -84,13 +97,6 @@ MOST_PAGES = 100
 GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: RefusalKind.BAD_REQUEST})
 # Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
 MARK = "SLIPWAY_POD"
-
-MYSELF = "query { myself { id email clientBalance currentSpendPerHr spendLimit } }"
-BID = """query ($id: String, $count: Int, $secure: Boolean) { gpuTypes(input: {id: $id}) {
-  id lowestPrice(input: {gpuCount: $count, secureCloud: $secure}) { minimumBidPrice stockStatus } } }"""
-TERMINATE = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
-SPOT = """mutation ($input: PodRentInterruptableInput!) {
-  podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
 
 
 class Price(Struct):
@@ -152,21 +158,6 @@ class Volume(Struct):
     size: int = 0  # GB
 
 
-class Complaint(Struct):
-    message: str
-
-
-class Myself(Struct):
-    id: str
-    email: str | None = None
-    clientBalance: Decimal | None = None
-
-
-class Deployed(Struct):
-    id: Annotated[str, Meta(min_length=1)]
-    costPerHr: Any = None
-
-
 class Made(Struct):
     id: Annotated[str, Meta(min_length=1)]
     cost: Any = None
@@ -179,27 +170,6 @@ class BillRow(Struct):
 
 class Bill(Struct):
     records: list[BillRow]
-
-
-class Lowest(Struct):
-    minimumBidPrice: Decimal | None = None
-    stockStatus: str | None = None
-
-
-class Bid(Struct):
-    id: str
-    lowestPrice: Lowest | None = None
-
-
-class Data(Struct):
-    myself: Myself | None = None
-    gpuTypes: list[Bid] | None = None
-    podRentInterruptable: Deployed | None = None
-
-
-class Graph(Struct):
-    data: Data | None = None
-    errors: list[Complaint] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,8 +291,21 @@ class RunPod(ByHttp):
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
 
     def list(self) -> "list[Pod]":
-        """Return all that are not terminated, those of clusters too, oldest first."""
-        return rows.whole(self.name, self._pods(), GONE)
+        """Return all that are not terminated, those of clusters too, oldest first.
+
+        That v2 shows pods which were rented as spot is not known. SpotUnlisted: GraphQL, which does, does not answer.
+        """
+        there = rows.whole(self.name, self._pods(), GONE)
+        known = {pod.pod_id for pod in there}
+        spot = [pod for pod in self._spot_pods(there) if pod.pod_id not in known]
+        return rows.whole(self.name, [*there, *spot], GONE)
+
+    def find(self, pod: str) -> Pod | None:
+        found = super().find(pod)
+        if found is not None or is_token(pod):
+            return found
+        spot = [one for one in self._spot_pods(()) if one.pod_id == pod]
+        return next((one for one in spot if one.state not in GONE), None)
 
     def delete(self, pod_id: str) -> None:
         try:
@@ -330,6 +313,8 @@ class RunPod(ByHttp):
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
+            with contextlib.suppress(SlipwayError):  # one that v2 does not know may be a spot pod; a look proves it
+                self.api.act("POST", "/graphql", {"query": TERMINATE, "variables": {"id": pod_id}})
 
     def billed(self, pod_id: str) -> int | None:
         """Return the bill as promised; of the last year, which is as far as it looks back."""
@@ -349,6 +334,31 @@ class RunPod(ByHttp):
                 return found
             params["cursor"] = page.nextCursor
         raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
+
+    def _spot_pods(self, others: Iterable[Pod]) -> "Sequence[Pod]":
+        """Return the pods that were rented as spot. `others`: those that v2 shows. Raises SpotUnlisted."""
+        try:
+            me = self._query(SPOT_PODS, {}).myself
+        except SlipwayError as error:
+            words = f"runpod: pods rented as spot are shown by its GraphQL only, which does not answer: {error}"
+            raise SpotUnlisted(words, tuple(others)) from None
+        read = [rows.read(SpotPod, row) for row in (me.pods if me else ())]
+        return [self._spot_pod(one, odd) for one, odd in read if one.podType == INTERRUPTABLE or odd]
+
+    def _spot_pod(self, one: SpotPod, odd: Mapping[str, str]) -> Pod:
+        env = one.variables
+        return self.pod(
+            odd,
+            marks=("name", "env"),
+            pod_id=one.id,
+            token=_token_of(env, one.name),
+            run=env.get("SLIPWAY_RUN", ""),
+            way=one.way if one.state == "RUNNING" else None,
+            rate=told_micro_usd(one.costPerHr),
+            state=STATES.get(one.state, one.state),
+            name=one.name,
+            created_at=int(epoch(one.createdAt) or 0),
+        )
 
     def _create_by_rest(self, request: Request, offer: Offer, token: str, container: Container) -> Deployed:
         mounts = {"network": [{"volumeId": request.volume, "path": VOLUME}]}
@@ -475,7 +485,7 @@ class RunPod(ByHttp):
             odd,
             marks=("name", "env"),
             pod_id=pod_id or one.id,
-            token=next((word for word in (env.get(MARK, ""), one.name) if is_token(word)), ""),
+            token=_token_of(env, one.name),
             run=env.get("SLIPWAY_RUN", ""),
             way=(direct.username, direct.host, direct.port) if direct and one.status == "RUNNING" else None,
             rate=told_micro_usd(one.cost),
@@ -489,6 +499,10 @@ def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
     """Return the largest count on one machine, and the price of one GPU-hour."""
     secure = cloud == "SECURE"
     return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
+
+
+def _token_of(env: Mapping[str, str], name: str) -> str:
+    return next((word for word in (env.get(MARK, ""), name) if is_token(word)), "")
 
 
 def _least_host(offer: Offer) -> dict[str, int]:

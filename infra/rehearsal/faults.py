@@ -15,6 +15,7 @@
     balance_usd: {runpod: 25}
     lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
+    hides_spot: true           # RunPod's REST v2 knows nothing of pods that were rented as spot
     preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it;
                                # {runpod: 1, lium: 1}: once on each
 
@@ -121,6 +122,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
     lium_key_budget_usd: float | None = None
     page_size: int = 0
+    hides_spot: bool = False
     preempt_at_work: int | dict[Literal["runpod", "lium", "shadeform"], int] = 0
 
 

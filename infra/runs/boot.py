@@ -17,7 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import in_usd, per_hour
 from infra.names import check_name
-from infra.providers import Market
+from infra.providers import Market, look_up
 from infra.records import Address, Pod
 from infra.runs import pods, sight
 from infra.transport.protocol import Lost, TimedOut, Unreachable
@@ -99,7 +99,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
     began, said, odd_since = time.monotonic(), "nothing", 0.0
     while time.monotonic() < deadline:
         try:
-            pod = provider.find(op.remote_id or op.token)
+            pod = look_up(provider, op.remote_id or op.token, op.is_spot)
         except SlipwayError as error:  # this says nothing about the pod
             said = str(error)
         else:

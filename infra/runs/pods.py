@@ -29,7 +29,7 @@ from infra.ledger.op import Op
 from infra.ledger.turns import Turn
 from infra.money import per_hour
 from infra.names import new_token
-from infra.providers import Provider, clock_scale, market
+from infra.providers import Provider, clock_scale, look_up, market
 from infra.records import Address, Offer, Pod, Request
 from infra.runs import ssh_names
 from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
@@ -263,12 +263,12 @@ def end(
     deadline, failures, is_asked = time.monotonic() + patience_s, 0, False
     while True:
         try:
-            found, is_fresh = None, unproven_s(provider, op) > 0
+            seen, is_fresh = None, unproven_s(provider, op) > 0
             if is_fresh or not op.remote_id:
-                found = provider.find(op.remote_id or op.token)
-            if found and is_fresh:  # once it was shown, its absence proves something
-                op = journal.note(op, last_seen_at=int(time.time()), remote_id=found.pod_id)
-            pod_id = op.remote_id or (found.pod_id if found else "")
+                seen = look_up(provider, op.remote_id or op.token, op.is_spot)
+            if seen and is_fresh:  # once it was shown, its absence proves something
+                op = journal.note(op, last_seen_at=int(time.time()), remote_id=seen.pod_id)
+            pod_id = op.remote_id or (seen.pod_id if seen else "")
             if pod_id and not is_asked:
                 journal.leases.check_held()
                 provider.delete(pod_id)

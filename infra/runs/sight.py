@@ -25,7 +25,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import accounts
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
 from infra.ledger.op import Op
-from infra.providers import LAG_S, Provider, clock_scale
+from infra.providers import LAG_S, Provider, clock_scale, listed, look_up
 from infra.records import Address, Pod
 from infra.runs import pod_reports
 from infra.settings import HELD
@@ -128,7 +128,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
 def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
     """Return the sight with what its provider says."""
     try:
-        pod = provider.find(name_of(op))
+        pod = look_up(provider, name_of(op), op.is_spot)
         if pod is None and op.state in PENDING:
             return seen  # it may still come
         if pod is None:
@@ -218,13 +218,13 @@ def is_absent(provider: Provider, op: Op) -> bool:
 
     Raises SlipwayError when its provider does not say, or is asked with the key of another account.
     """
-    if unproven_s(provider, op) > 0 or provider.find(name_of(op)) is not None:
+    if unproven_s(provider, op) > 0 or look_up(provider, name_of(op), op.is_spot) is not None:
         return False
     if accounts.is_another(provider, op, read_clocks()):
         raise SlipwayError(accounts.in_words(op))
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
-    pods = provider.list()
+    pods = listed(provider, op.is_spot)
     may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
     return not may_be_there and all(pod.token != op.token for pod in pods)
 

@@ -316,8 +316,18 @@ class Runpod(web.Api):
             raise Refused("unknown", f"pod {pod_id} not found")
         return found[0]
 
+    def _of_v2(self, pod_id: str) -> Machine:
+        """Return a machine, as REST v2 knows it. Raises Refused."""
+        machine = self.get(pod_id)
+        if self._is_hidden(machine):
+            raise Refused("unknown", f"pod {pod_id} not found")
+        return machine
+
+    def _is_hidden(self, machine: Machine) -> bool:
+        return machine.order.spot and self._hub.faults.plan.hides_spot
+
     def _list(self, asked: web.Asked) -> web.Answer:
-        pods = [self.shown(one) for one in self.listed()]
+        pods = [self.shown(one) for one in self.listed() if not self._is_hidden(one)]
         size, start = self._hub.faults.plan.page_size, asked.query.get("cursor", "0")
         if not size:
             return web.Answer(200, {"pods": pods})
@@ -327,14 +337,14 @@ class Runpod(web.Api):
         return web.Answer(200, {"pods": pods[int(start) : end], "nextCursor": str(end) if end < len(pods) else None})
 
     def _find(self, asked: web.Asked) -> web.Answer:
-        return web.Answer(200, self.shown(self.get(asked.words[0])))
+        return web.Answer(200, self.shown(self._of_v2(asked.words[0])))
 
     def _delete(self, asked: web.Asked) -> web.Answer:
-        self._market.delete(self.get(asked.words[0]).machine_id, self.by(asked))
+        self._market.delete(self._of_v2(asked.words[0]).machine_id, self.by(asked))
         return web.Answer(204)
 
     def _act(self, asked: web.Asked) -> web.Answer:
-        machine, action = self.get(asked.words[0]), asked.decode(Action).action
+        machine, action = self._of_v2(asked.words[0]), asked.decode(Action).action
         if action not in ACTIONS[self.status(machine)]:
             raise Problem(409, f"{action} is not allowed while the pod is {self.status(machine)}")
         if action == "terminate":

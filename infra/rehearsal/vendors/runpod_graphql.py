@@ -207,7 +207,8 @@ class Graph:
             "costPerHr": shown["cost"], "machineId": machine.offer.offer_id, "gpuCount": machine.order.quantity,
             "env": [f"{key}={value}" for key, value in shown["env"].items()],
             "podType": "INTERRUPTABLE" if machine.order.spot else "RESERVED",
-            "lastStatusChange": iso(machine.ended_at or machine.created_at), "runtime": runtime,
+            "createdAt": iso(machine.created_at), "runtime": runtime,
+            "lastStatusChange": iso(machine.ended_at or machine.created_at),
         }  # fmt: skip
 
     def _gpu_types(self, words: Mapping[str, Any]) -> list[dict[str, Any]]:

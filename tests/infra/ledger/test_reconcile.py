@@ -1,6 +1,7 @@
 """No orphan, no false end: whatever a vendor and a dying launcher do, against a market that tells the truth."""
 
 import itertools
+import json
 import os
 import tempfile
 from collections import Counter
@@ -526,3 +527,15 @@ def test_the_rig_catches_one_that_takes_silence_for_a_no():
 @pytest.mark.timeout(1200)
 def test_whatever_happens_for_a_thousand_worlds():
     explore(1000)
+
+
+@pytest.mark.parametrize("state", ["UNKNOWN", "READY", "TERMINATING"])
+def test_a_spot_pod_is_not_gone_while_what_shows_spot_pods_is_silent(state):
+    known = {"first_absent_at": 1000, "absent_n": 2} if state == "UNKNOWN" else {"remote_id": "id", "last_seen_at": 1}
+    spot, other = (row(state, name, request=json.dumps({"spot": name == "s"}), **known) for name in "so")
+    denied = frozenset({"id"})
+    gone = decided([spot], denied=denied)
+    assert gone == decided([replace(other, token=spot.token)], denied=denied) and {"absent", "gone"} & {*events(gone)}
+    silent = decided([spot], denied=denied, spot_silence="no answer")
+    assert not {"absent", "gone"} & {*events(silent)}
+    assert decided([other], denied=denied, spot_silence="no answer") == decided([other], denied=denied)

@@ -88,6 +88,35 @@ def test_the_disk_of_a_pod_is_in_its_rate_whether_or_not_its_vendor_tells_it(tmp
         assert 0 < billed <= spent
 
 
+def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone(tmp_path):
+    silent = {"vendor": "runpod", "call": "account", "kind": "error", "status": 410, "count": None}
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(hides_spot=True)
+        vendor = market(open_market("runpod", settings_of(running, tmp_path)))
+        job = Job(run="", token="", steps=(), limits=Limits(time_s=86400.0))
+        ops = {}
+        for spot in (True, False):
+            request = Request(run=f"spot-{spot}", provider="runpod", gpu="H100", num_gpus=1, spot=spot)
+            ops[spot] = pods.rent(vendor, request, vendor.offers(request)[0], job, journal)
+            journal.note(ops[spot], last_seen_at=int(time.time()))
+            ops[spot] = journal.op(ops[spot].token)
+        assert {pod.pod_id for pod in vendor.list()} == {op.remote_id for op in ops.values()}
+        stays = pods.rent(vendor, replace(request, run="stays"), vendor.offers(request)[0], job, journal)
+        running.fault(hides_spot=True, requests=[silent])
+        for op in ops.values():
+            running.tell("/preempt", {"id": op.remote_id})
+            running.delete("runpod", op.remote_id)
+        told = reconcile(vendor, journal)
+        assert journal.op(ops[True].token).is_live
+        assert any("spot-True: it stays open" in one and "GraphQL" in one for one in told.problems)
+        with pytest.raises(LimitHit, match="GraphQL only"):
+            pods.end(vendor, journal.op(ops[True].token), journal, "enough", patience_s=0.0)
+        running.fault(hides_spot=True)
+        assert pods.end(vendor, journal.op(ops[True].token), journal, "enough").state == "TERMINATED"
+        assert pods.end(vendor, journal.op(stays.token), journal, "enough").state == "TERMINATED"
+        assert running.truth()["billing"] == 0
+
+
 def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_path, monkeypatch):
     address = boot._address
 

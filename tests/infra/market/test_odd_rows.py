@@ -48,11 +48,12 @@ QUICK = settings(max_examples=40, deadline=None,
 @pytest.fixture(params=VENDORS)
 def at(request, tmp_path):
     """A vendor whose answers are set, and its client."""
-    with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys"]) as stand:
+    with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys", "/graphql"]) as stand:
         api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, pace=Pace.of_minute(10**6))
         kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
         stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [None, 5, {"id": None}]}))
         stand.on(END[request.param], Answer(200, {}))
+        stand.on("POST /graphql", Answer(200, {"data": {"myself": {"id": "u"}}}))
         yield request.param, stand, kind(api, PodKeys(tmp_path / "keys"))
 
 

@@ -14,6 +14,7 @@ from infra.agent.job import Limits
 from infra.agent.lifecycle.start_timer import MARGIN_S
 from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
+from infra.providers import SpotUnlisted, listed, look_up
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.runpod import RunPod
 from infra.records import Address, Request
@@ -63,6 +64,7 @@ DIRECT = {"proxy": {"host": "ssh.runpod.io", "port": 22, "username": "7h9k-64411
 def stand():
     with Stand(KEY, paths=["/graphql"], document=DOCUMENT) as stand:
         stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU]}))
+        stand.on("POST /graphql", graph(myself={"id": "u"}))  # no pod was rented as spot
         yield stand
     assert stand.wrong == []
 
@@ -388,12 +390,13 @@ def test_a_listing_is_whole_or_an_error(stand, runpod, token):
 
 
 def test_pages_are_followed_and_one_that_comes_twice_is_an_error(keys, token):
-    with Stand(KEY, paths=["/v2/pods"]) as stand:  # the document knows of no pages
+    with Stand(KEY, paths=["/v2/pods", "/graphql"]) as stand:  # the document knows of no pages
+        stand.on("POST /graphql", graph(myself={"id": "u"}))
         runpod = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
         first = Answer(200, {"pods": [row(token)], "nextCursor": "c2"})
         stand.on("GET /v2/pods", first, Answer(200, {"pods": [row(token, id="b")]}))
         assert [pod.pod_id for pod in runpod.list()] == ["7h9k2m4n6p", "b"]
-        assert stand.asked[-1].params["cursor"] == "c2"
+        assert [one.params.get("cursor") for one in stand.asked if one.path == "/v2/pods"] == [None, "c2"]
         stand.on("GET /v2/pods", first)
         with pytest.raises(SlipwayError, match="twice"):
             runpod.list()
@@ -477,3 +480,39 @@ def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines
     stand.on("GET /v2/network-volumes/{id}", problem(404, "network volume not found"))
     with pytest.raises(NoOffer, match="no volume 2q9m7x4c"):
         runpod.offers(wish)
+
+
+PORTS = [{"ip": "195.26.233.3", "isIpPublic": True, "privatePort": 22, "publicPort": 34446}]
+SPOT = {"podType": "INTERRUPTABLE", "desiredStatus": "RUNNING", "costPerHr": 1.345, "runtime": {"ports": PORTS}}
+
+
+def spot_row(token, **changes):
+    return {"id": "spot1", "name": token, "env": [f"SLIPWAY_POD={token}", "SLIPWAY_RUN=otter"], **SPOT, **changes}
+
+
+def test_a_spot_pod_that_v2_hides_is_listed_found_and_ended_by_graphql(stand, runpod, token):
+    others = {**spot_row("theirs"), "id": "theirs", "podType": "RESERVED"}
+    stand.on("GET /v2/pods", Answer(200, {"pods": []}))
+    stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
+    stand.on("DELETE /v2/pods/{id}", problem(404, "pod not found"))
+    stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token), others]}))
+    (pod,) = runpod.list()
+    assert pod == runpod.find("spot1") == runpod.find(token)
+    assert (pod.token, pod.run, pod.state, pod.micro_usd_per_hour) == (token, "otter", "running", 1_345_000)
+    assert Address.parse(pod.address).place == "root@195.26.233.3:34446"
+    runpod.delete("spot1")
+    assert stand.bodies("POST /graphql")[-1]["variables"] == {"id": "spot1"}
+    stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token, desiredStatus="TERMINATED")]}))
+    assert runpod.find("spot1") is None and runpod.list() == []
+
+
+def test_without_graphql_no_spot_pod_is_denied_and_every_other_is(stand, runpod, token):
+    stand.on("POST /graphql", Answer(410, {"message": "gone"}))
+    stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
+    stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
+    assert runpod.find(token).pod_id == "7h9k2m4n6p"
+    assert [pod.token for pod in listed(runpod, spot=False)] == [token]
+    assert look_up(runpod, "another", spot=False) is None
+    for ask in (lambda: listed(runpod, spot=True), lambda: look_up(runpod, "another", spot=True)):
+        with pytest.raises(SpotUnlisted, match="shown by its GraphQL only, which does not answer"):
+            ask()
