@@ -1,32 +1,46 @@
 """A drill: the first contact with a vendor, whose promises are tried on machines of its own before work relies on them.
 
-    plan -> Drill.run -> Evidence -> infra.drill.clauses.judge -> Report
+    planning.plan -> Drill.run -> Evidence -> infra.drill.clauses.judge -> Report
 
 In: a vendor with a key, an amount of money. Out: the evidence, and a journal in which everything is ended again. What
 rents, reaches, guards, saves and ends is the code of every launch; a recorder stands between it and the vendor. `inv
 drill` asks before it begins.
 
-Up to three machines, each of the cheapest offer: the worker is rented as by a launch, does a minute's work and ends as
-finished work does; the answer to the stray's request is thrown away; and where a vendor does not show the timer that
-it has armed, one machine is left to it.
+One machine after another, each of the cheapest offer: the worker is rented as by a launch, does a minute's work and
+ends as finished work does; the answer to the stray's request is thrown away; where a vendor does not show the timer
+that it has armed, one machine is left to it; where pods delete themselves, one is left to each request by which they
+do; and where a vendor has spot machines, one of those is rented and given back.
 """
 
 import contextlib
+import json
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from urllib.parse import urlsplit
 
-from flows.jobs.work import JobWork
+from flows.drills.planning import Planned, work_of
 from infra import job_environment
-from infra.agent.job import Job, Limits
+from infra.agent.job import Call, Job, Limits
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.drill import clauses
-from infra.drill.evidence import STRAY, TIMED, WORKER, Evidence, Ground, Trial, Vendor
+from infra.drill.evidence import (
+    LEAVERS,
+    SPOT,
+    STRAY,
+    TIMED,
+    WORKER,
+    Evidence,
+    Ground,
+    SelfDelete,
+    Trial,
+    Vendor,
+)  # fmt: skip
 from infra.drill.watch import Watch
-from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.errors import NoOffer, RateLimited, SlipwayError
 from infra.interrupts import finishing
-from infra.jobs import job_file
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import FAILED, TERMINATED
@@ -34,82 +48,39 @@ from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
 from infra.machines.survey import same_gpu
 from infra.names import random_word, run_name
-from infra.providers import Market, market, registry
+from infra.providers import LAG_S, Market
 from infra.records import Offer, Pod, Request
 from infra.runs import boot, pods, sight
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
-from infra.runs.settle import settle
+from infra.runs.throttling import Throttling
 from infra.runs.timing import Say, stage
-from infra.selection import choose, preflight
-from infra.settings import VENDORS, Settings
+from infra.settings import Settings
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Transport
 from infra.transport.ssh import Ssh
-from store.artifacts.artifacts import Store
+from infra.units import duration
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 
-LIMIT_S = 4 * 3600.0  # time limit of each machine: a backstop, the drill itself takes minutes
 TIMER_S = 600.0  # time limit of the machine that is left to its vendor's timer
-EXPECTED_S = 900.0  # time for which a machine exists, as a rule
-MOST_OFFERS = 3  # tried for the worker, where others are faster
 WORK_S, LEAST_WORK_S = 900.0, 180.0  # time until the work has its verdict, by the vendor's clock and by ours
 DOUBLE_S = 30.0  # time for which listings are watched: for a second machine of one request, and for one left out
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0  # with one deletion, likewise
 LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: delay of an answer, and of the processes of a rehearsal
 MOST_DELETIONS = 3
-SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-WORK = """python - <<'END'
-from slipway import checkpoint
-checkpoint.Saver("drill").save({{"word": "{word}"}}, 1)
-print("{word}", flush=True)
-END
+CUT = "by the end of the connection"  # instead of the status of an answer
+ASK_AGAIN_S = 60.0  # by the vendor's clock, between two questions that were not answered
+# Makes one request of the pod's farewell, as its guard makes all of them, and prints what came of it.
+LEAVE = """
+import json, os, sys
+from infra.agent.job import Call
+from infra.agent.lifecycle import farewell
+for words in farewell.attempt([Call(**json.loads(sys.argv[1]))], os.getpid()):
+    print(words.rpartition(": ")[2])
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """The machines that a drill would rent, and the most that they would cost."""
-
-    vendor: Market
-    request: Request
-    offers: tuple[Offer, ...]
-    trials: tuple[str, ...]
-    limits: Limits
-    """Limits of each machine."""
-
-    @property
-    def expected_micro_usd(self) -> int:
-        return round(len(self.trials) * EXPECTED_S * self.offers[0].micro_usd_per_hour / 3600)
-
-    @property
-    def most_micro_usd(self) -> int:
-        return len(self.trials) * (self.limits.spend_micro_usd or 0)
-
-
-def plan(provider: str, gpu: str, spend_micro_usd: int, journal: Journal, settings: Settings, tell: Say) -> Planned:
-    """Return what a drill would rent; nothing is rented yet. Raises UsageError, NoOffer, OutOfMoney, AuthError."""
-    if provider not in VENDORS:
-        raise UsageError(f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join(VENDORS)}")
-    if not settings.rehearsal and "://" not in settings.store:
-        raise UsageError(
-            f"the drill's log and checkpoint would go to {settings.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
-        )
-    Store(settings.store).check_writable()
-    settle(journal, settings, tell)
-    vendor = market(registry.provider(settings, provider))
-    assert vendor is not None, provider
-    request = Request(run="new", provider=provider, gpu=gpu, num_gpus=1)
-    offers = choose.payable(choose.find([vendor], request, settings, tell), 1, settings, tell)
-    trials = (WORKER, STRAY) if vendor.can.tells_limits else (TIMED, WORKER, STRAY)
-    limits = Limits(time_s=LIMIT_S, spend_micro_usd=spend_micro_usd // len(trials))
-    found = Planned(vendor=vendor, request=request, offers=tuple(offers[:MOST_OFFERS]), trials=trials, limits=limits)
-    work = _work("word").plan(settings, request, vendor, limits)
-    lasting = preflight.lasting(work, found.offers, settings)
-    return replace(found, offers=tuple(lasting))
+SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 
 
 @dataclass
@@ -121,10 +92,13 @@ class Drill:
     journal: Journal
     tell: Say
     is_light: bool = False  # the worker is held, and gets no work: all but log, checkpoint and self-end is tried
+    trials: tuple[str, ...] = ()  # only these machines; () = all that are planned
     watch: Watch = field(init=False)
     runs: dict[str, str] = field(default_factory=dict)  # names of runs by trial
     failures: dict[str, str] = field(default_factory=dict)  # likewise
+    has_ssh: bool = True  # False: an extension reaches its machines otherwise
     ground: Ground = Ground()
+    self_deletes: tuple[SelfDelete, ...] = ()
     creates: int | None = None
     offer: Offer = field(init=False)  # the offer of the next machine
     offers: dict[str, Offer] = field(default_factory=dict)  # the requested offers by trial
@@ -134,7 +108,8 @@ class Drill:
         self.offer = self.planned.offers[0]
         stem = f"drill-{self.planned.vendor.name}"
         name = run_name([op.run for op in self.journal.ops()], stem)
-        self.runs = {one: name if one == WORKER else f"{name}-{one}" for one in self.planned.trials}
+        wanted = [one for one in self.planned.trials if not self.trials or one in self.trials]
+        self.runs = {one: name if one == WORKER else f"{name}-{one}" for one in wanted}
 
     @property
     def scale(self) -> float:
@@ -146,7 +121,10 @@ class Drill:
         with self.watch.listening():
             try:
                 self.watch.look_at(self.offer, self.planned.request)
-                for trial, stage_of in ((TIMED, self._begin_timed), (WORKER, self._work), (STRAY, self._lose_reply)):
+                for trial, stage_of in (
+                    (TIMED, self._begin_timed), (WORKER, self._work), (STRAY, self._lose_reply),
+                    (LEAVERS[0], self._delete_themselves), (SPOT, self._rent_spot),
+                ):  # fmt: skip
                     if trial in self.runs:
                         self._try(trial, stage_of)
                 if TIMED in self.runs:
@@ -156,28 +134,33 @@ class Drill:
                     problems += self._end_all()
             with contextlib.suppress(SlipwayError):  # the watch records the failure, and the clauses judge it
                 self.watch.list()
+            self._await_answers()
         if problems:
             self.tell("; ".join(problems))
         return self.evidence()
 
     def evidence(self) -> Evidence:
         """Return the evidence so far."""
-        can = self.planned.vendor.can
+        can, theirs = self.planned.vendor.documented, self.planned.vendor
         vendor = Vendor(
-            name=self.planned.vendor.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,
-            spend_limit=can.spend_limit, tells_limits=can.tells_limits, self_terminate=can.self_terminate,
+            name=theirs.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,
+            spend_limit=can.spend_limit, tells_limits=can.tells_limits,
+            resets_timer=can.resets_timer, self_terminate=can.self_terminate,
+            start_timer=can.start_timer, spot=can.spot, tells_bills=can.tells_bills, has_ssh=self.has_ssh,
+            self_deletes=tuple(map(call_name, theirs.farewell)),
             slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale), late_s=self._late_s, clock_scale=self.scale,
         )  # fmt: skip
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(
-            vendor=vendor, asked=tuple(self.watch.asked), trials=trials, ground=self.ground, creates=self.creates
-        )
+            vendor=vendor, asked=tuple(self.watch.asked), trials=trials, ground=self.ground, creates=self.creates,
+            throttled=self.watch.throttled, slices=tuple(self.watch.slices.values()), self_deletes=self.self_deletes,
+        )  # fmt: skip
 
     # The stages.
 
     def _begin_timed(self) -> None:
         limits, self.offers[TIMED] = replace(self.planned.limits, time_s=TIMER_S), self.offer
-        pods.rent(self.watch.as_market, self._request(TIMED), self.offer, self._hold(TIMED, limits), self.journal)
+        self._rent(self._request(TIMED), self.offer, self._hold(TIMED, limits))
 
     def _work(self) -> None:
         word = f"drilled-{random_word(12)}"
@@ -202,14 +185,81 @@ class Drill:
         before, self.watch.is_losing, self.offers[STRAY] = self.watch.creates, True, self.offer
         try:
             with stage("rent, and lose the answer", self.tell):
-                op = pods.rent(self.watch.as_market, self._request(STRAY), self.offer,
-                               self._hold(STRAY, self.planned.limits), self.journal)  # fmt: skip
+                op = self._rent(self._request(STRAY), self.offer, self._hold(STRAY, self.planned.limits))
         finally:
             self.watch.is_losing, self.creates = False, self.watch.creates - before
         self._poll(DOUBLE_S, lambda: False)
         self._ask_bill(op)
         self._end(op)
         self._ask_bill(op)
+
+    def _delete_themselves(self) -> None:
+        """Have pods delete themselves, by one request each; one that was refused is tried by the next request too."""
+        terms = terms_for(self.settings, self.planned.vendor, unchecked=True)
+        leavers, op = list(LEAVERS), None
+        for call in self.planned.vendor.farewell:
+            if op is None:
+                if not leavers:
+                    return
+                name = leavers.pop(0)
+                self.offers[name] = self.offer
+                op = self._held(name, self.offer, terms)
+            with stage(f"the pod deletes itself by {call_name(call)}", self.tell):
+                answer = self._leave(op, call)
+                if answer.startswith("2") or answer == CUT:
+                    self._await_absence(op, clauses.DELETED_S + self._late_s)
+            is_gone = self._is_absent(op)
+            self.self_deletes += (SelfDelete(name=call_name(call), answer=answer, is_gone=is_gone),)
+            op = None if is_gone else op
+        if op is not None:
+            self._end(op)
+
+    def _leave(self, op: Op, call: Call) -> str:
+        """Make one request for its deletion on a pod; return the status of the answer, or what came instead."""
+        pod, way = sight.folder_of(op), self._way(op)
+        try:
+            done = way.run([way.python, "-c", LEAVE, json.dumps(asdict(call))], timeout_s=boot.COMMAND_S,
+                           env={"PYTHONPATH": str(pod.code)})  # fmt: skip
+        except SlipwayError:  # the deletion of the pod cuts it
+            return CUT
+        return done.stdout.strip() or f"nothing: exit code {done.exited}"
+
+    def _rent_spot(self) -> None:
+        offer = self.planned.spot[0]
+        self.offers[SPOT] = offer
+        request = replace(self._request(SPOT), spot=True)
+        op = self._rent(request, offer, self._hold(SPOT, self.planned.limits))
+        self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
+        self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
+        self._end(op)
+        self._ask_bill(op)
+
+    def _await_answers(self) -> None:
+        """Ask again, for an hour at most, what the vendor has not answered at all; everything is ended by then."""
+        began_at = self.planned.vendor.now()
+        pending = clauses.unanswered(self.evidence())
+        if not pending:
+            return
+        self.tell(f"everything is ended; {self.planned.vendor.name} has not answered yet: {', '.join(pending)}; it is "
+                  f"asked again for {duration(clauses.ANSWER_S)}, until Ctrl-C")  # fmt: skip
+        with contextlib.suppress(KeyboardInterrupt):
+            while pending and self.planned.vendor.now() - began_at < clauses.ANSWER_S + ASK_AGAIN_S:
+                time.sleep(ASK_AGAIN_S / self.scale)
+                for verb in pending:
+                    self._ask_again(verb)
+                pending = clauses.unanswered(self.evidence())
+
+    def _ask_again(self, verb: str) -> None:
+        rented = [op for one in self.runs if (op := self._row(one)) and op.remote_id]
+        with contextlib.suppress(SlipwayError):  # recorded as well
+            if verb == "catalog":
+                self.watch.look_at(self.offer, self.planned.request)
+            elif verb == "list":
+                self.watch.list()
+            elif verb == "find" and rented:
+                self.watch.find(rented[0].remote_id or "")
+            elif verb == "billed" and rented:
+                self.watch.billed(rented[0].remote_id or "")
 
     def _await_timer(self) -> None:
         op = self._row(TIMED)
@@ -227,9 +277,10 @@ class Drill:
         terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=True), 0  # a slow disk is no promise
         for offer in self.planned.offers:
             self.offer, self.offers[WORKER], tried = offer, offer, tried + 1
-            self.watch.look_at(offer, self.planned.request)
+            for _ in range(min(tried, 2)):  # each twice: the first was looked at before anything was rented
+                self.watch.look_at(offer, self.planned.request)
             try:
-                return self._hold_worker(offer, terms) if self.is_light else self._launch(offer, word, terms)
+                return self._held(WORKER, offer, terms) if self.is_light else self._launch(offer, word, terms)
             except NoOffer:
                 row = self._row(WORKER)
                 if tried == len(self.planned.offers) or (row and row.state != FAILED):
@@ -238,15 +289,25 @@ class Drill:
 
     def _launch(self, offer: Offer, word: str, terms: Terms) -> Op:
         limits = self.planned.limits
-        work = _work(word).plan(self.settings, self._request(WORKER), self.planned.vendor, limits)
+        work = work_of(word).plan(self.settings, self._request(WORKER), self.planned.vendor, limits)
         assert work.job is not None
         secrets = job_environment.secrets_for(work.job.secrets, self.settings)
         work = replace(work, target="")  # the same work at another vendor is another drill
         return street.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
 
-    def _hold_worker(self, offer: Offer, terms: Terms) -> Op:
-        request, limits = self._request(WORKER), self.planned.limits
+    def _held(self, trial: str, offer: Offer, terms: Terms) -> Op:
+        request, limits = self._request(trial), self.planned.limits
         return street.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
+
+    def _rent(self, request: Request, offer: Offer, job: Job) -> Op:
+        """Return a machine that is not waited for; as a launch, with a pause where the vendor asks for one."""
+        throttling = Throttling(self.tell)
+        while True:
+            try:
+                return pods.rent(self.watch.as_market, request, offer, job, self.journal)
+            except RateLimited as error:
+                if not throttling.may_ask_again(self.watch.as_market, offer.offer_id, error):
+                    raise
 
     def _vendors(self, _: str) -> Market:
         return self.watch.as_market
@@ -273,10 +334,12 @@ class Drill:
         is_same = len(found) == offer.num_gpus and all(same_gpu(offer.gpu, one) for one in found)
         return "" if is_same else f"{', '.join(found) or 'no GPU'} instead of {offer.num_gpus} x {offer.gpu}"
 
-    def _host_key(self, op: Op) -> str:
-        """Return what a second connection to a pod has met, "" for the host key of the first."""
+    def _host_key(self, op: Op) -> str | None:
+        """Return what a second connection to a pod has met, "" for the host key of the first; None without SSH."""
         way = self.planned.vendor.reach(pods.pod_of(op))
-        assert isinstance(way, Ssh), way
+        if not isinstance(way, Ssh):
+            self.has_ssh = False
+            return None
         try:
             with Ssh(way.address, way.known_hosts) as second:
                 second.run(["true"], timeout_s=boot.COMMAND_S)
@@ -316,13 +379,16 @@ class Drill:
 
     def _await_absence(self, op: Op, within_s: float) -> None:
         """Watch a pod leave by itself; within_s: by the vendor's clock."""
+        self._poll(within_s, lambda: self._is_absent(op))
 
-        def is_gone() -> bool:
-            with contextlib.suppress(SlipwayError):  # without an answer it is not known to be gone
-                return all(not self._is_of(pod, op) for pod in self.watch.list())
-            return False
+    def _is_absent(self, op: Op) -> bool:
+        with contextlib.suppress(SlipwayError):  # without an answer it is not known to be gone
+            return all(not self._is_of(pod, op) for pod in self.watch.list())
+        return False
 
-        self._poll(within_s, is_gone)
+    def _is_listed(self, op: Op) -> bool:
+        last = self.watch.asked[-1]
+        return last.verb == "list" and any(self._is_of(pod, op) for pod in last.pods)
 
     def _poll(self, within_s: float, is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + within_s / self.scale
@@ -398,5 +464,6 @@ class Drill:
                      failure=self.failures.get(name, ""))  # fmt: skip
 
 
-def _work(word: str) -> JobWork:
-    return JobWork(file=job_file.of_command(WORK.format(word=word), None), envs=({},), secrets={})
+def call_name(call: Call) -> str:
+    """Return how a request by which a pod deletes itself is called: its method and path, without ids."""
+    return f"{call.method} {re.sub(r'/[{][A-Z_]+[}]', '', urlsplit(call.url).path)}"

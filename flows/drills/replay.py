@@ -16,7 +16,7 @@ from infra.drill.clauses import ClauseResult
 from infra.drill.evidence import Trial, VerbCall
 from infra.drill.recording import Recorded, Recording
 from infra.drill.watch import AnswerLost, Watch
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange
 from infra.providers.offers import open_market
@@ -42,6 +42,8 @@ class Replayed:
 def replay(recording: Recording, settings: Settings) -> Replayed:
     """Return the results of today's client on a recording."""
     seen, name = recording.evidence, recording.vendor
+    if name not in VENDORS:
+        raise UsageError(f"{name} comes from an extension, whose requests are its own: they are not in the recording")
     first = next((one.at for one in recording.exchanges if one.at), float(recording.at))
     server, otherwise, asked = Replay(first), list[str](), list[VerbCall]()
     of: dict[int, list[Recorded]] = {}
@@ -73,7 +75,7 @@ def _ask(then: VerbCall, market: Market, trials: tuple[Trial, ...]) -> VerbCall:
     """Return the same verb, asked again."""
     trial = next((one for one in trials if then.word == one.token), None) or trials[0]
     request = Request(run=trial.run, provider=market.name, num_gpus=1)
-    now = replace(then, error="", micro_usd=None)
+    now = replace(then, error="", micro_usd=None, disk_micro_usd=then.disk_micro_usd)
     pods: list[Pod] = []
     try:
         if then.verb == "catalog":
@@ -88,6 +90,8 @@ def _ask(then: VerbCall, market: Market, trials: tuple[Trial, ...]) -> VerbCall:
             pods = [one for one in [look_up(market, then.word, spot=False)] if one]
         elif then.verb == "list":
             pods = listed(market, spot=False)
+        elif then.verb == "arm":
+            market.arm(then.word, then.time_s or 0.0)
         else:
             market.delete(then.word)
     except SlipwayError as error:

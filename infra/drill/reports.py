@@ -1,17 +1,20 @@
 """The reports of drills: one file for each, beside the journal, so that commands can say how much a vendor was tried.
 
-In: findings. Out: `<journal>-drills/<vendor>-<time>.json`, the newest of them, and a line for people.
+In: findings. Out: `<journal>-drills/<vendor>-<time>.json`, the newest of an account, and a line for people.
+`infra.providers.promises.drill_record` reads from the same files what an account's vendor can do.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
 from infra.drill.clauses import BROKEN, KEPT, ClauseResult
-from infra.units import count
+from infra.providers.promises.abilities import KEPT_FOR_S
+from infra.providers.promises.drill_record import STAMP, folder_beside
+from infra.units import count, duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class DrillReport:
     """The findings of a drill. `at`: UTC epoch seconds."""
 
     vendor: str
+    account: str  # as `drill_record.account_of` names it
     at: int
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]
@@ -28,14 +32,14 @@ class DrillReport:
     def of(self, state: str) -> list[str]:
         return [one.clause for one in self.findings if one.state == state]
 
-    @property
-    def words(self) -> str:
-        """Return the report in one line."""
-        day = time.strftime("%Y-%m-%d", time.gmtime(self.at))
+    def words(self, now: float) -> str:
+        """Return the report in one line. `now`: UTC epoch seconds."""
+        day = f"{_age(now - self.at)} ago ({time.strftime('%Y-%m-%d', time.gmtime(self.at))})"
         broken, kept = self.of(BROKEN), self.of(KEPT)
         said = f"{len(kept)} of {count(len(self.findings), 'clause')} kept"
+        said += "" if now - self.at < KEPT_FOR_S else ", too long ago to count"
         said += f"; broken: {', '.join(broken)}" if broken else ""
-        return f"{self.vendor}: drilled on {day}{' in a rehearsal' if self.is_rehearsed else ''}: {said}"
+        return f"{self.vendor}: drilled {day}{' in a rehearsal' if self.is_rehearsed else ''}: {said}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Reports:
 
     @staticmethod
     def beside(journal: Path) -> "Reports":
-        return Reports(journal.with_name(f"{journal.stem}-drills"))
+        return Reports(folder_beside(journal))
 
     def save(self, report: DrillReport) -> Path:
         """Write a report down; return where."""
@@ -59,20 +63,30 @@ class Reports:
         """Return the common stem of the names of a drill's files."""
         return f"{vendor}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
 
-    def newest(self, vendor: str) -> DrillReport | None:
-        """Return the last report on a vendor that can be read."""
-        for path in sorted(self.folder.glob(f"{vendor}-????????T??????Z.json"), reverse=True):
+    def newest(self, vendor: str, account: str) -> DrillReport | None:
+        """Return the last report on an account with a vendor that can be read."""
+        for path in sorted(self.folder.glob(f"{vendor}-{STAMP}.json"), reverse=True):
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
                 findings = tuple(ClauseResult(**one) for one in said.pop("findings"))
-                return DrillReport(**said, findings=findings)
+                report = DrillReport(**said, findings=findings)
+                if report.account == account:
+                    return report
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 continue  # one that is damaged is as good as none
         return None
 
-    def cite(self, vendors: Sequence[str]) -> list[str]:
-        """Return the last drill of each vendor and its result, a line each; the others share the last line."""
-        found = {vendor: self.newest(vendor) for vendor in dict.fromkeys(vendors)}
+    def cite(self, accounts: Mapping[str, str], now: float) -> list[str]:
+        """Return the last drill of each account, its age and result, a line each; the others share the last line.
+
+        accounts: by vendor.
+        """
+        found = {vendor: self.newest(vendor, account) for vendor, account in accounts.items()}
         never = [vendor for vendor, one in found.items() if one is None]
-        lines = [one.words for one in found.values() if one]
+        lines = [one.words(now) for one in found.values() if one]
         return [*lines, f"never drilled: {', '.join(never)}; next: inv drill --provider {never[0]}"] if never else lines
+
+
+def _age(seconds: float) -> str:
+    days = int(seconds // 86_400)
+    return count(days, "day") if days else duration(max(0.0, seconds))

@@ -1,7 +1,8 @@
 """The watch over a provider: it does what the provider does, and notes what was asked and what came back.
 
-In: a `Market`, by its own client. Out: the same verbs, the notes of a drill, and every exchange on the wire. One answer
-to a request for a machine can be lost on purpose: the request was sent, and nobody here learns what came of it.
+In: a `Market`, by its own client. Out: the same verbs, the notes of a drill, and every exchange on the wire where the
+client is one of ours; an extension's wire is its own. One answer to a request for a machine can be lost on purpose: the
+request was sent, and nobody here learns what came of it.
 """
 
 import contextlib
@@ -10,14 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
-from infra.drill.evidence import VerbCall
-from infra.errors import SlipwayError
+from infra.drill.evidence import Slice, VerbCall
+from infra.errors import Ambiguous, SlipwayError
+from infra.market import gpus
+from infra.money import told_micro_usd
 from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange, JsonApi
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
+THROTTLED = 429  # nothing was done: the vendor counts before it acts
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Watch:
         self.heard: list[HeardExchange] = []
         self.tokens: set[str] = set()
         self.creates = 0
+        self.throttled = 0
+        self.slices: dict[str, Slice] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._market, name)
@@ -54,10 +60,18 @@ class Watch:
     def as_market(self) -> Market:
         return cast(Market, self)
 
+    @property
+    def _api(self) -> JsonApi | None:
+        """Return the client's connection; None for an extension, which talks to its vendor by itself."""
+        return getattr(self._market, "api", None)
+
     @contextlib.contextmanager
     def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
         """Record the traffic within this block; `hear`: instead of this watch."""
-        api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (of every vendor that is asked over HTTP)
+        api = self._api
+        if api is None:
+            yield
+            return
         api.listener = hear or self._hear
         try:
             yield
@@ -66,7 +80,9 @@ class Watch:
 
     def account(self) -> Account:
         """Return whose account it is; nobody else's business, so that no recording has it."""
-        api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (as above)
+        api = self._api
+        if api is None:
+            return self._market.account()
         listener, api.listener = api.listener, None
         try:
             return self._market.account()
@@ -79,6 +95,10 @@ class Watch:
     def look_at(self, offer: Offer, request: Request) -> int | None:
         """Return the price of that offer as it is now; None when it is not on offer any more."""
         found = self._noting("catalog", offer.offer_id, lambda: self._market.catalog(request))
+        for kind, ours in dict.fromkeys((one.instance_type or one.gpu, one.gpu) for one in found):
+            if gpus.is_slice(kind):
+                whole = next((one.name for one in gpus.GPUS if gpus.is_asked(one.name, ours)), "")
+                self.slices[kind] = Slice(kind=kind, whole=whole)
         price = next((one.micro_usd_per_hour for one in found if one.offer_id == offer.offer_id), None)
         self.asked[-1] = replace(self.asked[-1], micro_usd=price)
         return price
@@ -88,11 +108,21 @@ class Watch:
         self._is_renting = True
         about = {"time_s": limits.time_s, "spend_micro_usd": limits.spend_micro_usd}
         try:
-            pod = self._noting("create", token, lambda: self._market.create(request, offer, token, limits), **about)
+            pod = self._noting("create", token, lambda: self._create(request, offer, token, limits), **about)
         finally:
             self._is_renting = False
         self._ids.add(pod.pod_id)
-        return self._keep([pod])[0]
+        self._keep([pod])
+        return pod
+
+    def _create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        pod = self._market.create(request, offer, token, limits)
+        if self._api is None:  # otherwise the answer is counted, and lost, on the wire
+            self.creates += 1
+            if self.is_losing:
+                self.is_losing = False
+                raise Ambiguous("the drill has thrown the answer away")
+        return pod
 
     def find(self, pod: str) -> Pod | None:
         """Find a pod; what the listing says at that moment is noted as well, and steers nobody."""
@@ -113,10 +143,22 @@ class Watch:
     def delete(self, pod_id: str) -> None:
         self._noting("delete", pod_id, lambda: self._market.delete(pod_id))
 
+    def arm(self, pod_id: str, ends_at: float) -> None:
+        self._noting("arm", pod_id, lambda: self._market.arm(pod_id, ends_at), time_s=ends_at)
+
     def billed(self, pod_id: str) -> int | None:
         amount = self._noting("billed", pod_id, lambda: self._market.billed(pod_id))
-        self.asked[-1] = replace(self.asked[-1], micro_usd=amount)
+        disks = [told_micro_usd(one) for one in self._told("diskAmount")]
+        disk = sum(one or 0 for one in disks) if disks else None
+        self.asked[-1] = replace(self.asked[-1], micro_usd=amount, disk_micro_usd=disk)
         return amount
+
+    def _told(self, name: str) -> "Sequence[Any]":
+        """Return the values of that name in the records of the last answer: what a bill tells beside its total."""
+        last = self.heard[-1] if self.heard and self.heard[-1].verb == len(self.asked) - 1 else None
+        body = last.exchange.reply.content if last else None
+        records = body.get("records") if isinstance(body, dict) else None
+        return [one[name] for one in records if isinstance(one, dict) and name in one] if records else []
 
     def reach(self, pod: Pod) -> Transport:
         return cast(Transport, WatchedTransport(self._market.reach(pod), self, pod.pod_id))
@@ -148,9 +190,11 @@ class Watch:
     def _hear(self, exchange: Exchange) -> None:
         path = exchange.path.partition("?")[0]
         is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
-        is_lost = is_create and self.is_losing
+        is_throttled = is_create and exchange.reply.status == THROTTLED
+        is_lost = is_create and self.is_losing and not is_throttled
         self.heard.append(HeardExchange(len(self.asked), exchange, is_lost))
-        self.creates += is_create
+        self.throttled += is_throttled
+        self.creates += is_create and not is_throttled
         if is_lost:
             self.is_losing = False
             raise AnswerLost("the drill has thrown the answer away")

@@ -127,6 +127,7 @@ class Abilities:
     spend_limit: bool = False  # ends a pod at an amount given to create()
     start_timer: bool = False  # its containers start with a dead-man timer, which asks as a pod's self-termination does
     tells_limits: bool = False  # find() shows both as they are armed
+    tells_bills: bool = True  # billed() tells what a pod has cost
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
@@ -134,6 +135,7 @@ class Abilities:
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
     settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
+    drilled: frozenset[str] = frozenset()  # clauses that a recent drill of this account found kept at this API
 
 
 class Market(Provider, Protocol):
@@ -141,7 +143,16 @@ class Market(Provider, Protocol):
 
     @property
     def can(self) -> Abilities:
-        """Return its features."""
+        """Return its features at any of its APIs: see `infra.providers.promises.abilities`."""
+
+    @property
+    def documented(self) -> Abilities:
+        """Return its features as its documentation has them, whatever a drill has found."""
+        return self.can
+
+    def can_at(self, api: str) -> Abilities:
+        """Return its features at one API, as `abilities.api_of` names them."""
+        return self.can
 
     @property
     def clock_scale(self) -> float:

@@ -1,16 +1,20 @@
 """The common part of all vendors that are asked over HTTP, and whose pods are reached by a key of their own."""
 
 import abc
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from infra.errors import SlipwayError, UsageError
+from infra.market.filters import satisfying
 from infra.names import check_name
 from infra.providers import Abilities, Market, SpotUnlisted
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.pod_keys import PodKeys, is_token
-from infra.records import Pod
+from infra.providers.promises import abilities
+from infra.providers.promises.drill_record import DrillRecord
+from infra.records import Offer, Pod, Request
 from infra.transport.ssh import Ssh
 
 
@@ -20,9 +24,10 @@ class ByHttp(Market):
     is_here, is_rented = False, True
     pod_store = ""
     name: str
-    can: Abilities
+    documented: Abilities
     api: JsonApi
     keys: PodKeys
+    drills: DrillRecord
     one_path: str
     """Path of one pod at the vendor, with {} for its id."""
     gone: tuple[str, ...]
@@ -33,8 +38,16 @@ class ByHttp(Market):
         return self.api.clock_scale
 
     @property
+    def can(self) -> Abilities:
+        return self.can_at("")
+
+    def can_at(self, api: str) -> Abilities:
+        faults = abilities.REPORTED.get(self.name, ())
+        return abilities.abilities(self.documented, faults, self.drills.verdicts(), api, time.time())
+
+    @property
     def settle_s(self) -> float:
-        return self.can.settle_s / self.clock_scale
+        return self.documented.settle_s / self.clock_scale
 
     @property
     def skew(self) -> str:
@@ -42,6 +55,9 @@ class ByHttp(Market):
 
     def now(self) -> float:
         return self.api.now()
+
+    def offers(self, request: Request) -> list[Offer]:
+        return satisfying(request, self.catalog(request))
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)

@@ -24,13 +24,13 @@ from infra.agent.lifecycle import farewell
 from infra.agent.limits import hard_limit_s
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
-from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, Unclear, Unsent, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.promises.drill_record import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -197,10 +197,11 @@ class Lium(ByHttp):
     keys: PodKeys
     cuda: str = ""
     self_end_key: str = field(default="", repr=False)
+    drills: DrillRecord = DrillRecord()
 
     name = "lium"
     one_path, gone = "/pods/{}", GONE
-    can = Abilities(
+    documented = Abilities(
         time_limit=True,
         resets_timer=True,
         spot=True,
@@ -220,7 +221,8 @@ class Lium(ByHttp):
             clock_scale=settings.clock_scale,
             pace=Pace.beside(settings.state_file, "lium", settings.clock_scale),
         )
-        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key)
+        drills = DrillRecord.of("lium", settings)
+        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key, drills)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
@@ -252,9 +254,6 @@ class Lium(ByHttp):
         me = self.api.read("/users/me", Me)
         balance = None if me.balance is None else micro_usd(max(me.balance, Decimal(0)))
         return Account(provider=self.name, owner=me.email or me.id or self.api.owner, balance_micro_usd=balance)
-
-    def offers(self, request: Request) -> list[Offer]:
-        return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return hosts that are free, whole or in parts.

@@ -17,6 +17,8 @@ from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError, UsageError
 from infra.providers import Abilities, Market, rows
 from infra.providers.pod_keys import PodKeys
+from infra.providers.promises import abilities
+from infra.providers.promises.drill_record import DrillRecord
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -33,7 +35,7 @@ T = TypeVar("T")
 class OwnProvider(Market):
     """The provider that an extension adds."""
 
-    name, can = "", Abilities()
+    name, documented = "", Abilities()
     is_here, is_rented = False, True
     pod_store, skew, clock_scale = "", "", 1.0
 
@@ -41,11 +43,13 @@ class OwnProvider(Market):
         """Run the extension, and have it make its provider. Raises UsageError with the line that failed."""
         self.extension, self.ask_s, self.name = extension, ask_s, extension.name
         self.keys = PodKeys.beside(settings.state_file)
+        self.drills = DrillRecord.of(extension.name, settings)
         try:
             self.theirs, can = self._in_time("provider", lambda: _made(extension, settings), ask_s)
         except _Theirs as error:
             raise UsageError(str(error)) from error
-        self.can = self._checked("can", can, Abilities)
+        tells_bills = callable(getattr(self.theirs, "billed", None))
+        self.documented = replace(self._checked("can", can, Abilities), tells_bills=tells_bills)
 
     def _ask(self, verb: str, *words: Any) -> Any:
         return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
@@ -75,7 +79,14 @@ class OwnProvider(Market):
 
     @property
     def settle_s(self) -> float:
-        return self.can.settle_s
+        return self.documented.settle_s
+
+    @property
+    def can(self) -> Abilities:
+        return self.can_at("")
+
+    def can_at(self, api: str) -> Abilities:
+        return abilities.abilities(self.documented, (), self.drills.verdicts(), api, time.time())
 
     def check_self_end(self) -> str:
         """Raise UsageError: nobody can say how its pods would end themselves."""

@@ -24,13 +24,13 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import AuthError, NoOffer, SlipwayError
 from infra.machines.dead_man import deadline, start_command
 from infra.market import gpus
-from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.promises.drill_record import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.providers.runpod_graph import (
     BID,
@@ -188,10 +188,18 @@ class RunPod(ByHttp):
     api: JsonApi
     keys: PodKeys
     cuda: str = ""
+    drills: DrillRecord = DrillRecord()
 
     name = "runpod"
     one_path, gone = "/v2/pods/{}", GONE
-    can = Abilities(start_timer=True, spot=True, stop=True, self_terminate="pod_credential", volumes=(VOLUME,))
+    documented = Abilities(
+        time_limit=True,
+        start_timer=True,
+        spot=True,
+        stop=True,
+        self_terminate="pod_credential",
+        volumes=(VOLUME,),
+    )
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
@@ -200,7 +208,8 @@ class RunPod(ByHttp):
         pace = Pace.beside(settings.state_file, "runpod", settings.clock_scale)
         header = {"Authorization": f"Bearer {settings.runpod_api_key}"}
         api = JsonApi("runpod", url, header, clock_scale=settings.clock_scale, pace=pace)
-        return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+        drills = DrillRecord.of("runpod", settings)
+        return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda, drills)
 
     @property
     def farewell(self) -> tuple[Call, ...]:
@@ -228,9 +237,6 @@ class RunPod(ByHttp):
             raise AuthError("runpod: the key belongs to no account; see https://console.runpod.io/user/settings")
         balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
         return Account(provider=self.name, owner=me.email or me.id, balance_micro_usd=balance)
-
-    def offers(self, request: Request) -> list[Offer]:
-        return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""

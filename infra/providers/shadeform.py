@@ -17,13 +17,13 @@ from infra.agent.job import Call, Limits
 from infra.agent.lifecycle import farewell
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.market import gpus
-from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
+from infra.providers.promises.drill_record import DrillRecord
 from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -135,10 +135,13 @@ class Shadeform(ByHttp):
     api: JsonApi
     keys: PodKeys
     self_end_key: str = field(default="", repr=False)
+    drills: DrillRecord = DrillRecord()
 
     name = "shadeform"
     one_path, gone = "/instances/{}/info", GONE
-    can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES)
+    documented = Abilities(
+        time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES
+    )
 
     @staticmethod
     def of(settings: Settings) -> "Shadeform":
@@ -151,7 +154,8 @@ class Shadeform(ByHttp):
             clock_scale=settings.clock_scale,
             pace=Pace.beside(settings.state_file, "shadeform", settings.clock_scale),
         )
-        return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key)
+        drills = DrillRecord.of("shadeform", settings)
+        return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key, drills)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
@@ -170,9 +174,6 @@ class Shadeform(ByHttp):
         """Return whether the key is good; the vendor tells neither its owner nor the balance."""
         self._keys()
         return Account(provider=self.name, owner=self.api.owner)
-
-    def offers(self, request: Request) -> list[Offer]:
-        return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return one offer per region that has the type now."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.money import in_usd
-from infra.providers import Market
+from infra.providers import Abilities
 
 HANGS = "the machine hangs"
 TAKEN = "its machine is taken away or fails"
@@ -26,13 +26,13 @@ class End:
 
 
 def ends_of(
-    market: Market, limits: Limits, on_failure: str, stays: bool = False, self_end: bool = False
+    name: str, can: Abilities, limits: Limits, on_failure: str, stays: bool = False, self_end: bool = False
 ) -> list[End]:  # fmt: skip
-    """Return the ends of a pod. `limits`: of one pod, with its price. `stays`: it outlives its work.
+    """Return the ends of a pod at the vendor of that name. `can`: at the API of its offer.
 
-    `self_end`: its guard is given a key for its end where the pod has none of its own.
+    `limits`: of one pod, with its price. `stays`: it outlives its work. `self_end`: its guard is given a key for its
+    end where the pod has none of its own.
     """
-    can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
     timer = NOTHING
     if limit_s is not None and can.start_timer:
@@ -74,27 +74,37 @@ def ends_of(
     return found
 
 
-def caveats_of(market: Market) -> list[str]:
-    """Return what the ends of a pod at that vendor rest on, in sentences; none where its vendor keeps a timer."""
-    if not market.can.start_timer:
+def caveats_of(name: str, documented: Abilities, can: Abilities) -> list[str]:
+    """Return what the ends of a pod at that vendor rest on, in sentences; none where its vendor keeps a timer.
+
+    `can`: at the API of its offer, where drills may have found less than is `documented`.
+    """
+    if documented.self_terminate != "pod_credential":
         return []
+    found = []
+    if can.self_terminate != "pod_credential":
+        found.append(f"At {name} a drill of this account found that a pod does not delete itself.")
+    elif "self-end" not in can.drilled:
+        found.append(
+            f"At {name} guard and dead-man timer delete the pod with the same key, the pod's own: until a drill of "
+            "this account has seen a pod delete itself they count as one end (inv drill)."
+        )
     return [
-        f"At {market.name} guard and dead-man timer delete the pod with the same key, the pod's own: until a drill of "
-        "this account has seen a pod delete itself they count as one end (inv drill).",
-        f"A machine of {market.name} that hangs is ended only by a process elsewhere: an always-on machine "
+        *found,
+        f"A machine of {name} that hangs is ended only by a process elsewhere: an always-on machine "
         "(inv control.up) does that with the laptop off; a shorter limit (--ttl, --spend-limit) does not.",
     ]
 
 
-def when_nobody_looks(market: Market, limits: Limits) -> str:
+def when_nobody_looks(name: str, can: Abilities, limits: Limits) -> str:
     """Return in words what ends a pod that stays when nobody runs `inv`. `limits`: of one pod, with its price."""
-    ends = [one for one in ends_of(market, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
+    ends = [one for one in ends_of(name, can, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
     whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],
                                                                      [one.backstop for one in ends]))  # fmt: skip
     return (
-        f"a pod at {market.name} ends when {whats}: {ends[0].by}; else {others}"
+        f"a pod at {name} ends when {whats}: {ends[0].by}; else {others}"
         if ends
-        else (f"a pod at {market.name} bills until inv runs")
+        else (f"a pod at {name} bills until inv runs")
     )
 
 

@@ -1,4 +1,4 @@
-"""Ten ways in which a vendor may differ from its documents, one thing each: what a drill must find.
+"""Ways in which a vendor may differ from its documents, one thing each: what a drill must find.
 
 In: a name. Out: a plan of faults, in the words of `faults.Plan`, and the clause of the drill that it breaks.
 """
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.drill.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from infra.errors import UsageError
 from infra.settings import VENDORS
 
@@ -21,6 +22,8 @@ class Difference:
     about: str
     clause: str
     faults: Mapping[str, Any]
+    trials: tuple[str, ...] = (TIMED, WORKER, STRAY)  # the machines of the drill that it takes to find it
+    vendors: tuple[str, ...] = tuple(VENDORS)  # those that can differ so
 
 
 def _machine(trait: str, **more: Any) -> dict[str, Any]:
@@ -28,10 +31,10 @@ def _machine(trait: str, **more: Any) -> dict[str, Any]:
     return {"machines": [{"trait": trait, "count": None, **more}]}
 
 
+RUNPOD, WITH_SPOT = ("runpod",), ("runpod", "lium")
 _BARE = {"count": None, "says": {"name": OTHER_NAME, "pod_name": OTHER_NAME}, "lacks": ["tags", "env"]}
-DIFFERENCES = tuple(
-    Difference(name=name, about=about, clause=clause, faults=faults)
-    for name, about, clause, faults in (
+DIFFERENCES: tuple[Difference, ...] = (
+    *(Difference(name=name, about=about, clause=clause, faults=faults) for name, about, clause, faults in (
         ("price", "a machine costs twice what its offer says", "price", _machine("dear")),
         ("token", "the listing shows neither name nor tags that were sent", "token", {"rows": [_BARE]}),
         ("no-timer", "the time limit is not armed", "timer", _machine("no timer")),
@@ -44,13 +47,26 @@ DIFFERENCES = tuple(
         ("coarse-bill", "every day that is begun is billed whole", "bill", _machine("coarse bill", after_s=86_400.0)),
         ("stale-listing", "the listing is 400 s late", "listing",
          {"listing_lag_s": dict.fromkeys(VENDORS, 400.0)}),
-    )
+        ("throttled-create", "every request to rent is answered with 429", "throttle",
+         {"requests": [{"call": "create", "kind": "throttle", "count": None}]}),
+        ("never-boots", "a machine never boots", "boot", _machine("hang")),
+        ("untold-bill", "a bill is never told", "bill",
+         {"requests": [{"call": "billing", "kind": "error", "status": 404, "count": None}],
+          "rows": [{"vendor": "shadeform", "count": None, "lacks": ["cost_estimate"]}]}),
+    )),
+    Difference(name="hidden-spot", about="the listing shows no spot machines", clause="spot",
+               faults=_machine("spot unlisted"), trials=(SPOT,), vendors=WITH_SPOT),
+    Difference(name="pod-key", about="the key of a pod opens no way to delete it",
+               clause="self-delete by POST /graphql", faults=_machine("no pod key"), trials=LEAVERS, vendors=RUNPOD),
+    Difference(name="dear-disk", about="the disk is billed at a dollar an hour", clause="disk price",
+               faults=_machine("dear disk", factor=1.0), trials=(WORKER,), vendors=RUNPOD),
 )  # fmt: skip
 
 
-def chosen(word: str) -> tuple[Difference, ...]:
-    """Return the difference of that name, or all of them. Raises UsageError."""
-    found = tuple(one for one in DIFFERENCES if word in (one.name, "all"))
+def chosen(word: str, vendor: str) -> tuple[Difference, ...]:
+    """Return the difference of that name, or all of them that the vendor can have. Raises UsageError."""
+    known = [one for one in DIFFERENCES if vendor in one.vendors]
+    found = tuple(one for one in known if word in (one.name, "all"))
     if not found:
-        raise UsageError(f"--plant {word}: known: all, {', '.join(one.name for one in DIFFERENCES)}")
+        raise UsageError(f"--plant {word}: known: all, {', '.join(one.name for one in known)}")
     return found

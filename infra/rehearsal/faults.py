@@ -65,6 +65,9 @@ Trait = Literal[
     "preempted",  # `after_s` after it began to run
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
+    "no pod key",  # RunPod: the key that a pod has of itself opens nothing
+    "spot unlisted",  # a spot machine is in no listing, and is found by its id
+    "dear disk",  # RunPod: the bill has `factor` dollars per hour for its disk
     "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
     "disk in cost",  # RunPod: the price that a pod tells has its disk in it
     "no timer",  # the vendor forgets its time limit

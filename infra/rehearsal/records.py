@@ -126,6 +126,11 @@ class Machine:
     def has(self, trait: str) -> bool:
         return any(fate.trait == trait for fate in self.fates)
 
+    @property
+    def is_listed(self) -> bool:
+        """Return whether the vendor's listing has it, beside finding it by its id."""
+        return not (self.order.spot and self.has("spot unlisted"))
+
     def factor(self, trait: str) -> float:
         """Return the product of that trait's factors; 1 where it has none."""
         return math.prod(fate.factor for fate in self.fates if fate.trait == trait)

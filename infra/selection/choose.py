@@ -12,6 +12,7 @@ from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale, extensions, market, offers, registry
 from infra.providers.offers import OfferSource
+from infra.providers.promises.abilities import api_of
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
 
@@ -56,7 +57,30 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     found = offers.survey(asked, request)
     for one in found.silent if found.offers else ():
         tell(f"{one.provider}: {' '.join(str(one.error).split())}")
-    return doubtful_last(offers.require(found, request).offers, settings, clock_scale(candidates[0]), tell)
+    fit = without_failed_spot(offers.require(found, request).offers, candidates, tell)
+    return doubtful_last(fit, settings, clock_scale(candidates[0]), tell)
+
+
+def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], tell: Tell) -> list[Offer]:
+    """Return the offers without those of a vendor whose spot machines failed in a drill of this account.
+
+    Raises NoOffer when none is left.
+    """
+    vendors = {one.name: one for one in map(market, candidates) if one}
+    failed: dict[str, str] = {}
+    for one in found:
+        vendor = vendors[one.provider]
+        if one.spot and vendor.documented.spot and not vendor.can_at(api_of(one)).spot:
+            failed[one.provider] = (
+                f"{one.provider}: its spot machines failed in a drill of this account and are left out; drill it "
+                f"again: inv drill --provider {one.provider}"
+            )
+    kept = [one for one in found if not one.spot or one.provider not in failed]
+    if not kept:
+        raise NoOffer("; ".join(failed.values()))
+    for words in failed.values():
+        tell(words)
+    return kept
 
 
 def among(

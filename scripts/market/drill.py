@@ -10,7 +10,7 @@ from invoke import Exit
 
 from flows.drills import drill as use_case
 from flows.drills import replay as replaying
-from flows.drills.drill import Planned
+from flows.drills.planning import Planned, plan
 from infra.drill import clauses, recording
 from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
 from infra.drill.evidence import Evidence
@@ -19,6 +19,7 @@ from infra.drill.watch import HeardExchange
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
+from infra.providers.promises.drill_record import account_of
 from infra.records import Address
 from infra.rehearsal import attach, differences
 from infra.rehearsal.differences import Difference
@@ -37,7 +38,7 @@ def drill(spec: DrillFlags) -> None:
         replay(spec)
         return
     settings = context.settings_of(spec)
-    planted = differences.chosen(spec.plant) if spec.plant else ()
+    planted = differences.chosen(spec.plant, spec.provider) if spec.plant else ()
     if planted and not settings.rehearsal:
         raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
     try:
@@ -45,7 +46,7 @@ def drill(spec: DrillFlags) -> None:
     except BadAmount as error:
         raise UsageError(f"--spend-limit: {error}") from None
     with open_journal(settings) as journal:
-        planned = use_case.plan(spec.provider, spec.gpu, amount, journal, settings, render.tell)
+        planned = plan(spec.provider, spec.gpu, spec.cloud, amount, journal, settings, render.tell)
         if not spec.json:
             show_plan(planned, settings)
         if spec.dry_run:
@@ -62,7 +63,8 @@ def drill(spec: DrillFlags) -> None:
     at, reports = int(time.time()), Reports.beside(settings.state_file)
     path = reports.folder / f"{reports.stem(spec.provider, at)}.recording.json"
     report = DrillReport(
-        vendor=spec.provider, at=at, is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
+        vendor=spec.provider, account=account_of(spec.provider, settings), at=at,
+        is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
         counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
         recording=record(seen, held.watch.heard, path, at, settings),
     )  # fmt: skip
@@ -71,7 +73,7 @@ def drill(spec: DrillFlags) -> None:
         print_json({**asdict(report), "report": path})
     else:
         show(report.findings)
-        print(render.clean(f"{report.words}; {in_usd(report.counted_micro_usd)} by our ledger"))
+        print(render.clean(f"{report.words(at)}; {in_usd(report.counted_micro_usd)} by our ledger"))
         render.say(f"report: {path}; recording beside it: {report.recording or 'none'}")
     leave(report)
 
@@ -111,7 +113,8 @@ def plant(
         render.say(f"planted: {one.name}: {one.about}")
         world.tell("/faults", one.faults)
         try:
-            seen = use_case.Drill(planned, settings, journal, render.tell, is_light=True).run()
+            held = use_case.Drill(planned, settings, journal, render.tell, is_light=True, trials=one.trials)
+            seen = held.run()
         finally:
             world.tell("/faults", {})
         broken = [finding for finding in clauses.judge(seen) if finding.state == BROKEN]

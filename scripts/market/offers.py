@@ -14,6 +14,7 @@ from infra.money import dollars
 from infra.providers import extensions
 from infra.providers import offers as market
 from infra.providers.offers import Survey
+from infra.providers.promises.drill_record import account_of
 from infra.records import Offer, Request
 from infra.selection.request import request_for
 from infra.settings import VENDORS, Settings
@@ -42,17 +43,20 @@ def offers(spec: OffersFlags) -> None:
     found = market.require(seen, request)
     if spec.save:
         save(found, settings)
-    vendors, drills = [one.name for one in asked if one.name in VENDORS], Reports.beside(settings.state_file)
+    own, _ = market.own_names(settings)
+    accounts = {one.name: account_of(one.name, settings) for one in asked if one.name in (*VENDORS, *own)}
+    drills = Reports.beside(settings.state_file)
     if spec.json:
+        drilled_json = {one: drilled(drills.newest(one, account)) for one, account in accounts.items()}
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
         print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),
-                    "silent": silent, "drills": {one: drilled(drills.newest(one)) for one in vendors}})  # fmt: skip
+                    "silent": silent, "drills": drilled_json})  # fmt: skip
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
     print(render.clean(offers_table.table(found.offers, time.time())))
     for one in found.silent:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
-    for line in drills.cite(vendors):
+    for line in drills.cite(accounts, time.time()):
         render.say(line)
 
 

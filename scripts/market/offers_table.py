@@ -10,7 +10,8 @@ from infra.market.catalogue import Priced
 from infra.market.expected import words
 from infra.money import dollars, per_hour
 from infra.providers import market, registry
-from infra.providers.shutdown_paths import caveats_of, ends_of, when_nobody_looks
+from infra.providers.promises import abilities
+from infra.providers.promises.shutdown_paths import caveats_of, ends_of, when_nobody_looks
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight
 from infra.settings import Settings
@@ -59,9 +60,10 @@ def show_ends(
     assert vendor is not None, offer
     is_control_host = HostPlaces.of_world(settings).is_control_host
     rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
-    ends = ends_of(vendor, limits, on_failure, stays, self_end)
+    can = vendor.can_at(abilities.api_of(offer))
+    ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
-    for sentence in caveats_of(vendor):
+    for sentence in caveats_of(vendor.name, vendor.documented, can):
         render.say(sentence)
     if not is_control_host:
         render.say(INSTEAD)
@@ -83,7 +85,7 @@ def show_laptop_off(
     for name, (offer, limits) in first.items():
         if vendor := market(registry.provider(settings, name)):
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-            render.say(f"  {when_nobody_looks(vendor, priced)}")
+            render.say(f"  {when_nobody_looks(name, vendor.can_at(abilities.api_of(offer)), priced)}")
     if is_followed:
         render.say(INSTEAD)
 

@@ -16,6 +16,8 @@ from infra.control import host_side
 from infra.drill.reports import Reports
 from infra.ledger.journal import Journal
 from infra.money import in_usd
+from infra.providers.offers import own_names
+from infra.providers.promises.drill_record import account_of
 from infra.records import PodView
 from infra.runs.settle import settle
 from infra.runs.sync import room
@@ -45,8 +47,10 @@ def status(spec: StatusFlags) -> None:
             elif views:
                 shown = views if spec.run else fold(views, journal, settings)
                 render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
-                rented = [view.provider for view in views if view.provider in VENDORS]
-                for line in Reports.beside(settings.state_file).cite(rented):
+                own, _ = own_names(settings)
+                rented = [view.provider for view in views if view.provider in (*VENDORS, *own)]
+                accounts = {one: account_of(one, settings) for one in rented}
+                for line in Reports.beside(settings.state_file).cite(accounts, time.time()):
                     render.say(line)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")

@@ -6,6 +6,7 @@ import pytest
 
 import tasks
 from infra.providers.lium import Lium
+from infra.providers.promises.abilities import REPORTED, abilities
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from scripts.cli.invoke_patch import Words
@@ -131,7 +132,7 @@ def test_what_the_page_about_money_says_of_vendors_is_what_they_can():
     rows = {cells[0]: cells[1:] for line in text.splitlines() if line.startswith("| ")
             for cells in [[one.strip() for one in line.strip("| ").split("|")]] if len(cells) == 4}  # fmt: skip
     for column, vendor in enumerate((RunPod, Lium, Shadeform)):
-        can = vendor.can
+        can = abilities(vendor.documented, REPORTED.get(vendor.name, ()), (), "", 0.0)
         timer, amount = rows["the vendor ends it at a time"][column], rows["the vendor ends it at an amount"][column]
         assert can.time_limit != can.start_timer and can.start_timer == ("dead-man timer" in timer)
         assert can.spend_limit == (amount == "yes")

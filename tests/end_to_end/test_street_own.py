@@ -163,3 +163,19 @@ def test_a_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monk
     _, err = process.communicate(timeout=120)
     assert process.returncode in (2, 3) and "Traceback" not in err, err
     assert "POST /machines" not in rack.asked
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_a_provider_of_a_file_is_drilled_as_a_vendor_is_and_its_plan_reads_the_result(rack, tmp_path):
+    world = world_of(rack, tmp_path / "w")
+    process = world.begin("drill", "--provider", "lab", "--spend-limit", "3", "--yes", "--json")
+    out, err = process.communicate(timeout=900)
+    said = json.loads(out)
+    assert {one["clause"]: one["state"] for one in said["findings"]} == {
+        **dict.fromkeys("offer slices price token listing timer boot key machine guard log checkpoint delete".split(),
+                        "kept"),
+        **dict.fromkeys(["timer before boot", "host key", "lost reply", "nothing left"], "kept"),
+    }, err  # fmt: skip
+    assert process.returncode == 0 and rack.machines == {} and rack.asked.count("POST /machines") == 2
+    assert world.json("offers", "--provider", "lab")["drills"]["lab"]["broken"] == []

@@ -278,7 +278,7 @@ class Lium(web.Api):
         return found[0]
 
     def _list(self, asked: web.Asked) -> web.Answer:
-        return web.Answer(200, [self._pod(one) for one in self._listed()])
+        return web.Answer(200, [self._pod(one) for one in self._listed() if one.is_listed])
 
     def _find(self, asked: web.Asked) -> web.Answer:
         return web.Answer(200, self._pod(self._get(asked)))

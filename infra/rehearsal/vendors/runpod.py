@@ -162,7 +162,7 @@ class Runpod(web.Api):
         """Return the living machine whose own key this is."""
         word = asked.headers.get("authorization", "")
         machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
-        return next((one for one in machines if one.state not in ENDED), None)
+        return next((one for one in machines if one.state not in ENDED and not one.has("no pod key")), None)
 
     def by(self, asked: web.Asked) -> str:
         """Return the caller, as the truth has it."""
@@ -306,6 +306,12 @@ class Runpod(web.Api):
                     raise
         raise Refused("stock", NO_CAPACITY)
 
+    @property
+    def volume(self) -> dict[str, Any]:
+        """Return the account's network volume as GraphQL shows it."""
+        return {"id": self._volume["id"], "name": self._volume["name"], "size": self._volume["size"],
+                "dataCenterId": self._volume["dataCenter"]}  # fmt: skip
+
     def listed(self) -> list[Machine]:
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
 
@@ -327,7 +333,7 @@ class Runpod(web.Api):
         return machine.order.spot and self._hub.faults.plan.hides_spot
 
     def _list(self, asked: web.Asked) -> web.Answer:
-        pods = [self.shown(one) for one in self.listed() if not self._is_hidden(one)]
+        pods = [self.shown(one) for one in self.listed() if one.is_listed and not self._is_hidden(one)]
         size, start = self._hub.faults.plan.page_size, asked.query.get("cursor", "0")
         if not size:
             return web.Answer(200, {"pods": pods})
@@ -429,9 +435,12 @@ class Runpod(web.Api):
 
     def _record(self, machine: Machine) -> dict[str, Any]:
         total, disk = self._market.told_bill_micro_usd(machine), self._market.told_disk_micro_usd(machine)
-        until = iso(machine.ended_at or self._market.now)
+        gpu, until = total - disk, iso(machine.ended_at or self._market.now)
+        if machine.has("dear disk"):
+            lived_s = (machine.ended_at or self._market.now) - machine.created_at
+            disk += int(lived_s / 3600 * machine.factor("dear disk") * 1e6)
         return {"podId": machine.machine_id, "startTime": iso(machine.created_at), "endTime": until,
-                "totalAmount": dollars(total), "gpuAmount": dollars(total - disk), "cpuAmount": 0.0,
+                "totalAmount": dollars(gpu + disk), "gpuAmount": dollars(gpu), "cpuAmount": 0.0,
                 "diskAmount": dollars(disk)}  # fmt: skip
 
     def _list_keys(self, asked: web.Asked) -> web.Answer:

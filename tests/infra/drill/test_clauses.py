@@ -5,12 +5,25 @@ from dataclasses import replace
 import pytest
 
 from infra.drill import clauses
-from infra.drill.clauses import BROKEN, KEPT, UNREACHED
-from infra.drill.evidence import STRAY, WORKER, Evidence, Ground, Trial, Vendor, VerbCall
+from infra.drill.evidence import (
+    LEAVERS,
+    SPOT,
+    STRAY,
+    WORKER,
+    Evidence,
+    Ground,
+    SelfDelete,
+    Slice,
+    Trial,
+    Vendor,
+    VerbCall,
+)  # fmt: skip
+from infra.drill.readings import BROKEN, KEPT, REFUSED, UNREACHED, UNTOLD
 from infra.drill.reports import DrillReport, Reports
 from infra.records import Offer, Pod
 
 VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit=True, tells_limits=True,
+                start_timer=False, resets_timer=False, spot=False, tells_bills=True, has_ssh=True, self_deletes=(),
                 self_terminate="native", slack_s=300.0, late_s=5.0)  # fmt: skip
 OFFER = Offer(provider="shadeform", offer_id="a/b/c", micro_usd_per_hour=500_000)
 HOUR_S = 3600.0
@@ -85,7 +98,7 @@ def test_a_vendor_that_is_as_its_documents_say_breaks_nothing():
 DELETED_LATE = replace(HONEST, asked=tuple(
     replace(one, pods=(pod(STRAYED),)) if one.began_at == 1260 else one for one in HONEST.asked
 ))  # fmt: skip
-REFUSED = replace(HONEST, asked=tuple(
+REFUSED_KEY = replace(HONEST, asked=tuple(
     replace(one, error="AuthError: /home/somebody/key was refused") if one is REACHED else one
     for one in HONEST.asked
 ))  # fmt: skip
@@ -112,7 +125,7 @@ FLICKERING = replace(HONEST, asked=tuple(sorted(
         (replace(HONEST, ground=replace(HONEST.ground, host_key="another host key")), "host key", "another"),
         (replace(HONEST, ground=replace(HONEST.ground, guard="dead")), "guard", "dead"),
         (replace(HONEST, ground=replace(HONEST.ground, log="it is not there")), "log", "it is not there"),
-        (REFUSED, "key", "refused 1 time, the last time by AuthError"),
+        (REFUSED_KEY, "key", "refused 1 time, the last time by AuthError"),
         (changed("billed", 0, micro_usd=3_000_000), "bill", "3.00 USD billed, 0.10 USD counted"),
         (LATE, "listing", "shown after"),
         (FLICKERING, "listing", "then left out of 1 of 3 listings, and shown again"),
@@ -140,21 +153,25 @@ def test_what_was_not_tried_is_neither_kept_nor_broken():
     assert set(states.values()) == {UNREACHED}
 
 
-def test_the_newest_report_is_cited_and_a_damaged_one_is_none(tmp_path):
-    reports = Reports.beside(tmp_path / "journal.sqlite")
-    assert reports.cite(["lium", "shadeform", "lium"]) == [
+def test_the_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_one_is_none(tmp_path):
+    reports, at = Reports.beside(tmp_path / "journal.sqlite"), 1_790_100_000
+    assert reports.cite({"lium": "mine", "shadeform": "mine"}, at) == [
         "never drilled: lium, shadeform; next: inv drill --provider lium"
     ]
-    for at, seen in ((1_790_000_000, HONEST), (1_790_100_000, of_worker(ends_at=None))):
+    for account, day, seen in (
+        ("mine", 1, HONEST), ("mine", 0, of_worker(ends_at=None)), ("theirs", -1, HONEST)
+    ):  # fmt: skip
         findings = tuple(clauses.judge(seen))
-        report = DrillReport(vendor="lium", at=at, is_rehearsed=True, findings=findings, counted_micro_usd=1)
+        report = DrillReport(vendor="lium", account=account, at=at - day * 86_400, is_rehearsed=True,
+                             findings=findings, counted_micro_usd=1)  # fmt: skip
         assert reports.save(report).parent == tmp_path / "journal-drills"
-        assert reports.newest("lium") == report
-    said = "lium: drilled on 2026-09-22 in a rehearsal: 15 of 16 clauses kept; broken: timer"
-    assert reports.cite(["lium"]) == [said]
+        assert reports.newest("lium", account) == report
+    said = "lium: drilled 2 days ago (2026-09-22) in a rehearsal: 18 of 19 clauses kept; broken: timer"
+    assert reports.cite({"lium": "mine"}, at + 2 * 86_400) == [said]
+    assert "too long ago to count" in reports.cite({"lium": "mine"}, at + 30 * 86_400)[0]
     (newest,) = tmp_path.glob("journal-drills/lium-20260922*.json")
     newest.write_text("{")
-    assert reports.cite(["lium"])[0].endswith("16 of 16 clauses kept")
+    assert reports.cite({"lium": "mine"}, at)[0].endswith("19 of 19 clauses kept")
 
 
 def test_a_listing_in_the_second_of_a_deletion_came_after_it():
@@ -168,3 +185,121 @@ def test_a_listing_in_the_second_of_a_deletion_came_after_it():
     assert sum(one.ended_at < one.began_at for one in same) == 2
     found = clauses.judge(replace(HONEST, asked=tuple(same)))
     assert {one.clause: one.state for one in found} == dict.fromkeys([one.clause for one in found], KEPT)
+
+
+def states(seen):
+    return {one.clause: one.state for one in clauses.judge(seen)}
+
+
+def without_bill(*at_s):
+    """The evidence of a vendor that was asked for the bill at these times, and told none."""
+    asked = [one for one in HONEST.asked if one.verb != "billed"]
+    asked += [VerbCall(verb="billed", began_at=at, ended_at=at, word="m-1") for at in at_s]
+    return replace(HONEST, asked=tuple(asked))
+
+
+def test_what_the_vendor_should_have_answered_and_has_not_is_a_failure_after_an_hour():
+    assert states(without_bill(210, 3700))["bill"] == UNTOLD
+    assert "never answered" in broken(without_bill(210, 3900))["bill"]
+    silent = [replace(one, error="SlipwayError: no answer", pods=()) for one in HONEST.asked if one.verb == "list"]
+    silent = [one for one in HONEST.asked if one.verb != "list"] + silent
+    late = replace(silent[-1], began_at=silent[-1].began_at + HOUR_S, ended_at=silent[-1].ended_at + HOUR_S)
+    assert states(replace(HONEST, asked=tuple(silent)))["token"] == UNREACHED
+    assert broken(replace(HONEST, asked=(*silent, late))).keys() >= {"token", "listing"}
+
+
+def test_a_vendor_whose_client_has_no_bill_is_not_asked_for_one():
+    quiet = replace(without_bill(210, 3900), vendor=replace(VENDOR, tells_bills=False))
+    assert "bill" not in states(quiet)
+
+
+SPOTTED = Trial(name=SPOT, token="sw1-00000000-0000000000000003", offer=replace(OFFER, cloud="SECURE", spot=True),
+                pod_id="m-3", is_gone=True)  # fmt: skip
+WITH_SPOT = replace(HONEST, vendor=replace(VENDOR, spot=True), trials=(*HONEST.trials, SPOTTED),
+                    asked=(*HONEST.asked, *life(SPOTTED, 2000)))  # fmt: skip
+
+
+def unlisted(seen, one):
+    """The evidence in which no listing has that machine."""
+    asked = [replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id))
+             if call.verb == "list" else call for call in seen.asked]  # fmt: skip
+    return replace(seen, asked=tuple(asked))
+
+
+def test_a_spot_machine_must_be_in_the_listing_with_its_token_at_its_bid():
+    (found,) = [one for one in clauses.judge(WITH_SPOT) if one.clause == "spot"]
+    assert (found.state, found.api) == (KEPT, "SECURE spot")
+    assert {one.api for one in clauses.judge(WITH_SPOT) if one is not found and one.clause != "spot"} == {"on demand"}
+    assert "not listed 3 min" in broken(unlisted(WITH_SPOT, SPOTTED))["spot"]
+    dear = [*HONEST.asked, *life(SPOTTED, 2000, micro_usd_per_hour=900_000)]
+    assert "0.90 USD/h, the bid was 0.50" in broken(replace(WITH_SPOT, asked=tuple(dear)))["spot"]
+    bare = [*HONEST.asked, *life(SPOTTED, 2000, token="")]
+    assert "lacks its token" in broken(replace(WITH_SPOT, asked=tuple(bare)))["spot"]
+    none = replace(HONEST, vendor=replace(VENDOR, spot=True))
+    assert states(none)["spot"] == UNTOLD
+
+
+@pytest.mark.parametrize(("works", "expected"), [
+    ((True, True), (KEPT, KEPT)),
+    ((False, True), (REFUSED, KEPT)),  # one is enough
+    ((False, False), (BROKEN, BROKEN)),
+    ((True,), (KEPT, UNREACHED)),
+])  # fmt: skip
+def test_each_request_by_which_a_pod_deletes_itself_has_a_result_of_its_own(works, expected):
+    names = ("DELETE /v2/pods", "POST /graphql")
+    tried = tuple(SelfDelete(name=name, answer="204" if is_gone else "403", is_gone=is_gone)
+                  for name, is_gone in zip(names, works, strict=False))  # fmt: skip
+    found = states(replace(HONEST, vendor=replace(VENDOR, self_deletes=names), self_deletes=tried))
+    assert tuple(found[f"self-delete by {name}"] for name in names) == expected
+    assert len(LEAVERS) == len(names)
+
+
+def test_a_request_to_rent_that_is_refused_for_its_rate_is_judged_only_where_that_happened():
+    assert "throttle" not in states(HONEST)
+    assert states(replace(HONEST, throttled=1))["throttle"] == KEPT
+    refused = [replace(one, error="RateLimited: 429") if one.verb == "create" else one for one in HONEST.asked]
+    assert "none served" in broken(replace(HONEST, throttled=3, asked=tuple(refused)))["throttle"]
+
+
+def test_a_machine_that_never_boots_is_named_with_its_last_state():
+    asked = [replace(one, pods=tuple(replace(pod, state="booting") for pod in one.pods)) for one in HONEST.asked]
+    given_up = replace(HONEST, asked=tuple(asked), trials=(replace(WORKED, failure="no address in time"), STRAYED))
+    assert "still booting after 3 min" in broken(given_up)["boot"]
+
+
+def test_where_a_boot_resets_the_timer_only_what_follows_its_setting_again_is_judged():
+    """Lium replaces the exact end by whole hours from the boot; a launch then sets the exact end again."""
+    replaced = [replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
+                if one.verb == "find" and one.began_at == 9 else one for one in HONEST.asked]  # fmt: skip
+    assert "timer" in broken(replace(HONEST, asked=tuple(replaced)))
+    index = next(number for number, one in enumerate(replaced) if one.verb == "find") + 1
+    again = VerbCall(verb="arm", word="m-1", began_at=9.5, ended_at=9.6, time_s=4 * HOUR_S)
+    asked = (*replaced[:index], again, *replaced[index:])
+    resets = replace(HONEST, asked=asked, vendor=replace(VENDOR, resets_timer=True))
+    assert states(resets)["timer"] == KEPT
+    late = [replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
+            if one.verb == "find" and one.began_at == 199 else one for one in asked]  # fmt: skip
+    assert "timer" in broken(replace(resets, asked=tuple(late)))
+
+
+def test_a_machine_that_shows_no_end_while_it_boots_is_named():
+    booting = [replace(one, pods=tuple(replace(pod, state="booting", ends_at=None) for pod in one.pods))
+               if one.verb == "find" and one.began_at == 9 else one for one in HONEST.asked]  # fmt: skip
+    assert "none in 1 of 1 row" in broken(replace(HONEST, asked=tuple(booting)))["timer before boot"]
+
+
+def test_a_slice_that_counts_as_a_whole_gpu_is_a_failure():
+    one = Slice(kind="NVIDIA H100 MIG 1g.10gb", whole="")
+    assert states(replace(HONEST, slices=(one,)))["slices"] == states(HONEST)["slices"] == KEPT
+    assert "NVIDIA H100 MIG" in broken(replace(HONEST, slices=(replace(one, whole="H100-SXM"),)))["slices"]
+
+
+def test_the_disk_of_a_bill_costs_what_the_price_list_says():
+    def billed(disk_micro_usd):
+        trial = replace(WORKED, offer=replace(OFFER, disk_bytes=100 * 10**9))
+        seen = replace(changed("billed", 0, disk_micro_usd=disk_micro_usd), trials=(trial, STRAYED))
+        return {one.clause: one for one in clauses.judge(seen)}
+
+    assert "disk price" not in states(HONEST)
+    assert billed(800)["disk price"].state == KEPT  # 100 GB for 3.5 min at 0.10 USD per GB and month
+    assert billed(60_000)["disk price"].state == BROKEN

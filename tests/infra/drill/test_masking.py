@@ -25,6 +25,7 @@ ROW = {
 PRIVATE = ("alice", "198.51.100.7", "4711", "1234", "hf_secret", "secret-project", TOKEN, POD, "2222")
 OFFER = Offer(provider="shadeform", offer_id="a/b/A6000", instance_type="A6000", micro_usd_per_hour=570_000)
 VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit=True, tells_limits=True,
+                start_timer=False, resets_timer=False, spot=False, tells_bills=True, has_ssh=True, self_deletes=(),
                 self_terminate="native", slack_s=300.0, late_s=5.0)  # fmt: skip
 
 

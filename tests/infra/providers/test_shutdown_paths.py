@@ -4,7 +4,7 @@ import pytest
 
 from infra.agent.job import Limits
 from infra.providers import market, registry
-from infra.providers.shutdown_paths import when_nobody_looks
+from infra.providers.promises.shutdown_paths import when_nobody_looks
 from infra.settings import VENDORS, Settings
 from tests.world import ROOT
 
@@ -25,4 +25,4 @@ def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, 
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), **dict.fromkeys(VENDORS.values(), "x" * 32)}
     environ = {key.upper(): value for key, value in environ.items()}
     vendor = market(registry.provider(Settings.load(ROOT, environ=environ), name))
-    assert vendor and when_nobody_looks(vendor, limits) == f"a pod at {name} {said}"
+    assert vendor and when_nobody_looks(name, vendor.can, limits) == f"a pod at {name} {said}"

@@ -1,0 +1,110 @@
+"""The plan of a drill: the machines that it rents, their offers and limits, and what they cost at most.
+
+In: a vendor, an amount of money. Out: `Planned`; nothing is rented yet.
+"""
+
+from dataclasses import dataclass, replace
+
+from flows.jobs.work import JobWork
+from infra.agent.job import Limits
+from infra.drill.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
+from infra.errors import NoOffer, UsageError
+from infra.jobs import job_file
+from infra.ledger.journal import Journal
+from infra.market.filters import satisfying
+from infra.providers import Market, extensions, market, registry
+from infra.providers.offers import own_names
+from infra.records import Offer, Request
+from infra.runs.settle import settle
+from infra.runs.timing import Say
+from infra.selection import choose, preflight
+from infra.settings import VENDORS, Settings
+from store.artifacts.artifacts import Store
+
+LIMIT_S = 4 * 3600.0  # time limit of each machine: a backstop, the drill itself takes minutes
+EXPECTED_S = 900.0  # time for which a machine exists, as a rule
+MOST_OFFERS = 3  # tried for the worker, where others are faster
+WORK = """python - <<'END'
+from slipway import checkpoint
+checkpoint.Saver("drill").save({{"word": "{word}"}}, 1)
+print("{word}", flush=True)
+END
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The machines that a drill would rent, and the most that they would cost."""
+
+    vendor: Market
+    request: Request
+    offers: tuple[Offer, ...]
+    spot: tuple[Offer, ...]
+    """Offers of the spot machine; () = there is none on offer, or the vendor has none."""
+    trials: tuple[str, ...]
+    limits: Limits
+    """Limits of each machine."""
+
+    @property
+    def expected_micro_usd(self) -> int:
+        rates = [self.spot[0].micro_usd_per_hour if one == SPOT else self.offers[0].micro_usd_per_hour
+                 for one in self.trials]  # fmt: skip
+        return round(EXPECTED_S * sum(rates) / 3600)
+
+    @property
+    def most_micro_usd(self) -> int:
+        return len(self.trials) * (self.limits.spend_micro_usd or 0)
+
+
+def plan(
+    provider: str, gpu: str, cloud: str, spend_micro_usd: int, journal: Journal, settings: Settings, tell: Say
+) -> Planned:  # fmt: skip
+    """Return what a drill would rent; nothing is rented yet. Raises UsageError, NoOffer, OutOfMoney, AuthError."""
+    own, _ = own_names(settings)
+    if provider not in (*VENDORS, *own):
+        raise UsageError(f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
+                         f"{'' if own else extensions.named(settings)}")  # fmt: skip
+    if not settings.rehearsal and "://" not in settings.store:
+        raise UsageError(
+            f"the drill's log and checkpoint would go to {settings.store}, which no rented machine can reach; "
+            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+        )
+    Store(settings.store).check_writable()
+    settle(journal, settings, tell)
+    vendor = market(registry.provider(settings, provider))
+    assert vendor is not None, provider
+    request = Request(run="new", provider=provider, gpu=gpu, cloud=cloud, num_gpus=1)
+    offers = choose.payable(choose.find([vendor], request, settings, tell), 1, settings, tell)
+    spot = spot_offers(vendor, request)
+    trials = trials_of(vendor, bool(spot))
+    limits = Limits(time_s=LIMIT_S, spend_micro_usd=spend_micro_usd // len(trials))
+    found = Planned(vendor=vendor, request=request, offers=tuple(offers[:MOST_OFFERS]), spot=spot, trials=trials,
+                    limits=limits)  # fmt: skip
+    work = work_of("word").plan(settings, request, vendor, limits)
+    lasting = preflight.lasting(work, found.offers, settings)
+    return replace(found, offers=tuple(lasting))
+
+
+def trials_of(vendor: Market, has_spot: bool) -> tuple[str, ...]:
+    """Return the machines that a drill of a vendor needs, in the order of renting them."""
+    can = vendor.documented
+    is_timed = not can.tells_limits and (can.time_limit or can.start_timer)
+    return (*([TIMED] if is_timed else []), WORKER, STRAY, *LEAVERS[: len(vendor.farewell)],
+            *([SPOT] if has_spot else []))  # fmt: skip
+
+
+def spot_offers(vendor: Market, request: Request) -> tuple[Offer, ...]:
+    """Return the cheapest spot offers, whatever an earlier drill has found; () where there are none."""
+    if not vendor.documented.spot:
+        return ()
+    wanted = replace(request, spot=True)
+    try:
+        found = satisfying(wanted, vendor.catalog(wanted))
+    except NoOffer:
+        return ()
+    return tuple(sorted(found, key=lambda one: one.micro_usd_per_hour)[:MOST_OFFERS])
+
+
+def work_of(word: str) -> JobWork:
+    """Return the work of the worker, which prints that word and saves it as a checkpoint."""
+    return JobWork(file=job_file.of_command(WORK.format(word=word), None), envs=({},), secrets={})

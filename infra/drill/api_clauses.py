@@ -1,0 +1,123 @@
+"""The clauses about single APIs: spot, each self-deletion, 429, boots, names of GPUs, the price of disks. Pure."""
+
+from infra.drill.evidence import SPOT, WORKER, Evidence
+from infra.drill.readings import (
+    BROKEN,
+    KEPT,
+    REFUSED,
+    ROUNDED,
+    UNREACHED,
+    UNTOLD,
+    ClauseResult,
+    finding,
+    left_out,
+    lost,
+)  # fmt: skip
+from infra.money import in_usd, per_hour
+from infra.providers import LAG_S
+from infra.units import count, duration
+
+MONTH_S = 730 * 3600.0
+# What RunPod charges for the disk of a running container, in micro-USD: runpod/docs, pods/pricing.mdx, August 2026.
+GB_MONTH_MICRO_USD = 100_000
+
+
+def slices(seen: Evidence) -> ClauseResult:
+    """Find whether a slice of a GPU (MIG) is told from a whole one."""
+    expected = "a slice of a GPU has another name than the whole one"
+    if not seen.of("catalog"):
+        return finding("slices", UNREACHED, expected, lost(seen, WORKER))
+    if not seen.slices:
+        return finding("slices", KEPT, expected, "no slice is on offer")
+    taken = [one.kind for one in seen.slices if one.whole]
+    words = f"{taken[0]!r} is taken for a whole one" if taken else f"{count(len(seen.slices), 'slice')}, all with one"
+    return finding("slices", BROKEN if taken else KEPT, expected, words)
+
+
+def boot(seen: Evidence) -> ClauseResult:
+    """Find whether a machine boots, or bills without ever being of use."""
+    trial, expected = seen.trial(WORKER), "the machine boots"
+    if not trial or not trial.pod_id:
+        return finding("boot", UNREACHED, expected, lost(seen, WORKER))
+    rows = [(one, pod) for one in seen.asked for pod in one.pods if pod.pod_id == trial.pod_id]
+    up = next((one for one, pod in rows if pod.state == "running"), None)
+    made = seen.create(trial)
+    began_at = made.began_at if made else rows[0][0].began_at if rows else 0.0
+    if up:
+        return finding("boot", KEPT, expected, f"it ran after {duration(max(0.0, up.ended_at - began_at))}")
+    if not trial.failure or not rows:
+        return finding("boot", UNREACHED, expected, lost(seen, WORKER))
+    last, pod = rows[-1]
+    after = duration(max(0.0, last.ended_at - began_at))
+    gone = "it was deleted, and is proven gone" if trial.is_gone else "it is not proven gone"
+    return finding("boot", BROKEN, expected, f"it was never up, still {pod.state} after {after}; {gone}")
+
+
+def spot(seen: Evidence) -> ClauseResult:
+    """Find whether a spot machine is in the listing that its life and its absence are proven by."""
+    trial, expected = seen.trial(SPOT), "a spot machine is listed as any other, with its token, and costs its bid"
+    made = seen.create(trial) if trial else None
+    if not trial:
+        return finding("spot", UNTOLD, expected, "no spot machine with one GPU was on offer")
+    if not made or not trial.pod_id:
+        return finding("spot", UNREACHED, expected, lost(seen, SPOT))
+    deletes = seen.of("delete", trial.pod_id)
+    until = seen.place(deletes[0]) if deletes else len(seen.asked)
+    looks = [one for one in seen.of("list") if not one.error and seen.place(made) < seen.place(one) < until]
+    rows = [pod for one in looks for pod in one.pods if pod.pod_id == trial.pod_id]
+    if not rows:
+        waited_s = looks[-1].began_at - made.ended_at if looks else 0.0
+        state = BROKEN if waited_s >= LAG_S else UNREACHED
+        return finding("spot", state, expected, f"not listed {duration(max(0.0, waited_s))} after its creation")
+    if any(pod.token != trial.token for pod in rows):
+        return finding("spot", BROKEN, expected, "a row of it lacks its token")
+    if dear := [pod.micro_usd_per_hour for pod in rows if pod.micro_usd_per_hour > trial.rate + ROUNDED]:
+        return finding("spot", BROKEN, expected, f"it costs {per_hour(max(dear))}, the bid was {per_hour(trial.rate)}")
+    missing, shown = left_out(seen, trial, made.ended_at + LAG_S)
+    if missing:
+        return finding("spot", BROKEN, expected, f"left out of {missing} of {count(shown, 'listing')}")
+    return finding("spot", KEPT, expected, f"{count(len(rows), 'row')}, all with its token, at {per_hour(trial.rate)}")
+
+
+def self_deletes(seen: Evidence) -> list[ClauseResult]:
+    """Find for each request by which a pod deletes itself whether it does so alone."""
+    expected, tried = "the pod deletes itself by this request alone", {one.name: one for one in seen.self_deletes}
+    is_enough = any(one.is_gone for one in seen.self_deletes)
+    found = []
+    for name in seen.vendor.self_deletes:
+        clause, one = f"self-delete by {name}", tried.get(name)
+        if one is None:
+            found.append(finding(clause, UNREACHED, expected, "no machine was left to try it on"))
+            continue
+        state = KEPT if one.is_gone else REFUSED if is_enough else BROKEN
+        after = "it is off the listing" if one.is_gone else "it is still listed"
+        found.append(finding(clause, state, expected, f"answered {one.answer}; {after}"))
+    return found
+
+
+def throttle(seen: Evidence) -> ClauseResult:
+    """Find whether a vendor that refuses a request to rent for its rate serves it after a pause."""
+    expected = "a request to rent that is answered with 429 is served after a pause"
+    is_served = any(not one.error for one in seen.of("create"))
+    words = f"{count(seen.throttled, 'request')} refused, {'then served' if is_served else 'none served'}"
+    return finding("throttle", KEPT if is_served else BROKEN, expected, words)
+
+
+def disk_price(seen: Evidence) -> ClauseResult:
+    """Find whether the disk costs what the vendor's price list says."""
+    said, state = [], KEPT
+    for trial in seen.trials:
+        told = [one.disk_micro_usd for one in seen.of("billed", trial.pod_id) if one.disk_micro_usd is not None]
+        made, last = seen.create(trial), max((one.ended_at for one in seen.of("billed", trial.pod_id)), default=0.0)
+        if not told or not trial.pod_id or not made:
+            continue
+        gb = trial.offer.disk_bytes / 10**9
+        most = round(gb * GB_MONTH_MICRO_USD * max(0.0, last - made.began_at) / MONTH_S)
+        said.append(f"the {trial.name}: {in_usd(max(told))} for {gb:.0f} GB, {in_usd(most)} expected at most")
+        state = BROKEN if max(told) > most + ROUNDED else state
+    return finding("disk price", state, "the disk costs what the price list says", "; ".join(said))
+
+
+def tells_disk(seen: Evidence) -> bool:
+    """Return whether a bill has told the price of the disk."""
+    return any(one.disk_micro_usd is not None for one in seen.of("billed"))

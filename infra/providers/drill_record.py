@@ -1,0 +1,82 @@
+"""The record of the drills of an account: for each clause and API the last finding, and when.
+
+In: the reports that `infra.drill.reports` writes beside the journal. Out: `DrillVerdict`s, from which
+`infra.providers.promises.abilities` computes what a vendor can do. A report that cannot be read counts for nothing.
+"""
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.settings import VENDORS, Settings
+
+STAMP = "????????T??????Z"  # of a report's name: when it was written, UTC
+STATES = {"kept": True, "broken": False}  # any other state of a clause says nothing about the vendor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillVerdict:
+    """The last finding about one clause at one API. `at`: UTC epoch seconds."""
+
+    clause: str
+    api: str
+    is_kept: bool
+    at: int
+
+
+@dataclass(frozen=True)
+class DrillRecord:
+    """The drills of one account with a vendor. `folder`: of the reports; None = nothing was ever drilled."""
+
+    folder: Path | None = None
+    vendor: str = ""
+    account: str = ""
+
+    @staticmethod
+    def of(vendor: str, settings: Settings) -> "DrillRecord":
+        return DrillRecord(folder_beside(settings.state_file), vendor, account_of(vendor, settings))
+
+    def verdicts(self) -> tuple[DrillVerdict, ...]:
+        """Return the last verdict on each clause at each API, as the reports have them now."""
+        if self.folder is None:
+            return ()
+        try:
+            changed_at = self.folder.stat().st_mtime_ns
+        except OSError:
+            return ()
+        return _read(self.folder, self.vendor, self.account, changed_at)
+
+
+def folder_beside(journal: Path) -> Path:
+    """Return the folder of the reports of an installation."""
+    return journal.with_name(f"{journal.stem}-drills")
+
+
+def account_of(vendor: str, settings: Settings) -> str:
+    """Return an id of the account that the settings open, a fingerprint of its key; asks nobody.
+
+    "": the vendor has no key in the settings, as an extension's has none.
+    """
+    key = str(getattr(settings, VENDORS[vendor])) if vendor in VENDORS else ""
+    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+
+
+@functools.lru_cache(maxsize=64)  # asked again and again by whoever follows a run; a new report changes the time
+def _read(folder: Path, vendor: str, account: str, changed_at: int) -> tuple[DrillVerdict, ...]:
+    last: dict[tuple[str, str], DrillVerdict] = {}
+    for path in sorted(folder.glob(f"{vendor}-{STAMP}.json")):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            if said["account"] != account:
+                continue
+            found = [
+                DrillVerdict(clause=one["clause"], api=one["api"], is_kept=STATES[one["state"]], at=int(said["at"]))
+                for one in said["findings"]
+                if one["state"] in STATES
+            ]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        last.update({(one.clause, one.api): one for one in found})
+    return tuple(last.values())

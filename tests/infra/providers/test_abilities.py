@@ -1,0 +1,135 @@
+"""The abilities of an account: as documented, lowered by reports and failed clauses, raised by kept ones."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from infra.errors import NoOffer
+from infra.providers import Abilities, market, registry
+from infra.providers.promises.abilities import KEPT_FOR_S, ReportedFault, abilities, api_of
+from infra.providers.promises.drill_record import DrillRecord, DrillVerdict, account_of, folder_beside
+from infra.providers.promises.shutdown_paths import caveats_of
+from infra.records import Offer
+from infra.selection.choose import without_failed_spot
+from infra.settings import VENDORS, Settings
+from tests.world import ROOT
+
+NOW = 1_790_000_000
+DAY_S = 86_400
+LIUM = Abilities(time_limit=True, spot=True, tells_limits=True, self_terminate="native")
+RUNPOD = Abilities(time_limit=True, start_timer=True, spot=True, self_terminate="pod_credential")
+SECURE, COMMUNITY = "SECURE on demand", "COMMUNITY on demand"
+
+
+def verdict(clause, is_kept, at=NOW - DAY_S, api=SECURE):
+    return DrillVerdict(clause=clause, api=api, is_kept=is_kept, at=at)
+
+
+def of(documented, *verdicts, faults=(), api=SECURE, now=NOW):
+    return abilities(documented, faults, verdicts, api, now)
+
+
+def test_without_a_drill_they_are_as_documented_but_for_what_others_report():
+    fault = ReportedFault("time_limit", "a pull request")
+    assert of(LIUM) == LIUM
+    assert of(RUNPOD, faults=[fault]) == replace(RUNPOD, time_limit=False)
+
+
+@pytest.mark.parametrize(("documented", "clause", "lowered"), [
+    (LIUM, "timer", {"time_limit": False}),
+    (RUNPOD, "timer", {"start_timer": False}),  # it was the container's that the drill waited for
+    (RUNPOD, "self-end", {"self_terminate": "none", "start_timer": False}),  # both delete by the same key
+    (LIUM, "spot", {"spot": False}),
+    (replace(LIUM, spend_limit=True), "spend limit", {"spend_limit": False}),
+    (LIUM, "price", {}),
+])  # fmt: skip
+def test_a_failed_clause_lowers_at_every_api_and_for_as_long_as_no_drill_keeps_it(documented, clause, lowered):
+    failed = verdict(clause, False, at=NOW - 400 * DAY_S)
+    for api in ("", SECURE, COMMUNITY):
+        assert of(documented, failed, api=api) == replace(documented, **lowered)
+
+
+def test_a_kept_clause_raises_for_thirty_days_and_at_its_own_api_only():
+    fault = ReportedFault("time_limit", "a pull request")
+    kept = verdict("timer", True, at=NOW - 29 * DAY_S)
+    assert of(LIUM, kept, faults=[fault]) == replace(LIUM, drilled=frozenset({"timer"}))
+    for api in ("", COMMUNITY):
+        assert not of(LIUM, kept, faults=[fault], api=api).time_limit
+    late = of(LIUM, kept, faults=[fault], now=kept.at + KEPT_FOR_S)
+    assert not late.time_limit and not late.drilled
+
+
+def test_a_clause_that_failed_at_one_api_and_is_kept_at_another_counts_at_each():
+    found = verdict("spot", False, api="COMMUNITY spot"), verdict("spot", True, api="SECURE spot")
+    assert of(RUNPOD, *found, api="SECURE spot").spot
+    assert not of(RUNPOD, *found, api="COMMUNITY spot").spot and not of(RUNPOD, *found, api="").spot
+
+
+def test_a_drill_raises_nothing_that_the_vendor_does_not_document():
+    assert not of(Abilities(), verdict("timer", True)).time_limit
+
+
+def report(folder, vendor, account, at, **states):
+    folder.mkdir(parents=True, exist_ok=True)
+    findings = [{"clause": clause.replace("_", "-"), "state": state, "api": SECURE} for clause, state in states.items()]
+    stamp = f"{vendor}-202609{at:02d}T000000Z.json"
+    (folder / stamp).write_text(json.dumps({"vendor": vendor, "account": account, "at": at, "findings": findings}))
+
+
+def test_the_record_holds_the_last_verdict_on_each_clause_of_one_account(tmp_path):
+    folder = tmp_path / "journal-drills"
+    record = DrillRecord(folder, "runpod", "mine")
+    assert record.verdicts() == () == DrillRecord().verdicts()
+    report(folder, "runpod", "mine", 10, timer="broken", self_end="kept", bill="untold")
+    report(folder, "runpod", "theirs", 12, timer="broken", self_end="broken")
+    report(folder, "lium", "mine", 13, self_end="broken")
+    (folder / "runpod-20260914T000000Z.json").write_text("{")
+    assert {(one.clause, one.is_kept, one.at) for one in record.verdicts()} == {
+        ("timer", False, 10), ("self-end", True, 10),
+    }  # fmt: skip
+    report(folder, "runpod", "mine", 15, timer="kept")
+    assert {(one.clause, one.is_kept, one.at) for one in record.verdicts()} == {
+        ("timer", True, 15), ("self-end", True, 10),
+    }  # fmt: skip
+
+
+def opened(tmp_path, name, state="journal.db"):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / state), **dict.fromkeys(VENDORS.values(), "x" * 32)}
+    settings = Settings.load(ROOT, environ={key.upper(): value for key, value in environ.items()})
+    return market(registry.open_provider(name, settings)), settings
+
+
+def drilled(settings, name, state, *clauses, api):
+    folder = folder_beside(settings.state_file)
+    folder.mkdir(exist_ok=True)
+    said = {"vendor": name, "account": account_of(name, settings), "at": int(time.time()),
+            "findings": [{"clause": one, "state": state, "api": api} for one in clauses]}  # fmt: skip
+    (folder / f"{name}-20260922T000000Z.json").write_text(json.dumps(said))
+
+
+def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_path):
+    vendor, settings = opened(tmp_path, "runpod")
+    before = vendor.can_at(SECURE)
+    assert vendor.documented.time_limit and not before.time_limit and before.start_timer
+    assert any("count as one end" in one for one in caveats_of("runpod", vendor.documented, before))
+    drilled(settings, "runpod", "kept", "self-end", api=SECURE)
+    assert caveats_of("runpod", vendor.documented, vendor.can_at(SECURE)) == caveats_of(
+        "runpod", vendor.documented, vendor.can_at(COMMUNITY)
+    )[1:]  # fmt: skip
+    another, _ = opened(tmp_path, "lium")
+    drilled(settings, "lium", "broken", "timer", api=" on demand")
+    assert not another.can.time_limit and vendor.can.start_timer
+
+
+def test_spot_machines_that_failed_in_a_drill_are_left_out_until_one_keeps_the_clause(tmp_path):
+    vendor, settings = opened(tmp_path, "runpod")
+    spot = Offer(provider="runpod", offer_id="1", cloud="SECURE", spot=True)
+    ours = replace(spot, spot=False)
+    said = []
+    assert without_failed_spot([spot], [vendor], said.append) == [spot] and not said
+    drilled(settings, "runpod", "broken", "spot", api=api_of(spot))
+    assert without_failed_spot([ours, spot], [vendor], said.append) == [ours] and "left out" in said[0]
+    with pytest.raises(NoOffer, match="inv drill --provider runpod"):
+        without_failed_spot([spot], [vendor], said.append)
