@@ -1,11 +1,22 @@
-"""A subset of GraphQL that clients of a vendor write: one operation, arguments, variables, nested selections."""
+"""A subset of GraphQL that clients of a vendor write: one operation, arguments, variables, nested selections.
+
+    parse -> validate -> project
+
+As in every server, a query is validated whole before anything of it is executed: an unknown field of the answer, or an
+input that does not fit, means that nothing is done.
+"""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+TYPE_NAME = "__typename"
+UNREADABLE, INVALID, BAD_INPUT = "GRAPHQL_PARSE_FAILED", "GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT"
+T = TypeVar("T", bound=msgspec.Struct)
 TOKEN = re.compile(
     r"""\s*(?:\#[^\n]*\s*)*(?P<word>[A-Za-z_]\w*|\$\w+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?|[{}()\[\]:!,=])"""
 )
@@ -13,6 +24,61 @@ TOKEN = re.compile(
 
 class Wrong(Exception):
     """The query is wrong; the message is what the vendor would put into `errors`."""
+
+
+class Malformed(Wrong):
+    """The query is refused before it is executed. `code`: the class of the error, as Apollo names it."""
+
+    def __init__(self, words: str, code: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a type. `of`: the type of its values, "" = a scalar; `takes`: its argument `input`, if it has one."""
+
+    of: str = ""
+    takes: type[msgspec.Struct] | None = None
+    is_optional: bool = False  # it may be asked for without its argument
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of each type; Query and Mutation are where a query begins."""
+
+    types: Mapping[str, Mapping[str, Field]]
+
+    def validate(self, kind: str, selections: tuple["Selection", ...]) -> None:
+        """Raise Malformed where a server would refuse to execute. `kind`: query or mutation."""
+        self._validate(kind.title(), selections)
+
+    def _validate(self, name: str, selections: tuple["Selection", ...]) -> None:
+        for one in selections:
+            if one.name == TYPE_NAME:
+                continue
+            known = self.types[name].get(one.name)
+            if known is None:
+                raise Malformed(f'Cannot query field "{one.name}" on type "{name}".', INVALID)
+            if known.of and not one.fields:
+                raise Malformed(f'Field "{one.name}" of type "{known.of}" must have a selection of subfields.', INVALID)
+            if one.fields and not known.of:
+                raise Malformed(f'Field "{one.name}" must not have a selection since it has no subfields.', INVALID)
+            for argument in one.arguments:
+                if known.takes is None or argument != "input":
+                    raise Malformed(f'Unknown argument "{argument}" on field "{name}.{one.name}".', INVALID)
+            if known.takes is not None and (one.arguments or not known.is_optional):
+                given(one.arguments, known.takes)
+            if known.of:
+                self._validate(known.of, one.fields)
+
+
+def given(arguments: Mapping[str, Any], kind: type[T]) -> T:
+    """Return the argument `input`. Raises Malformed."""
+    try:
+        return msgspec.convert(arguments.get("input"), kind)
+    except msgspec.ValidationError as error:
+        raise Malformed(f'Variable "$input" got invalid value; {error}', BAD_INPUT) from None
 
 
 @dataclass(frozen=True)
@@ -25,7 +91,7 @@ class Selection:
 
 
 def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selection, ...]]:
-    """Return ("query" or "mutation", what it selects). Raises Wrong."""
+    """Return ("query" or "mutation", what it selects). Raises Malformed."""
     parser = _Parser(query, variables)
     kind = "query"
     if parser.next != "{":
@@ -34,25 +100,28 @@ def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selectio
             parser.take()
     selections = parser.selections()
     if kind not in ("query", "mutation") or parser.next:
-        raise Wrong(f"Syntax Error: Unexpected {parser.next or kind!r}")
+        raise Malformed(f"Syntax Error: Unexpected {parser.next or kind!r}", UNREADABLE)
     return kind, selections
 
 
-def project(value: Any, fields: tuple[Selection, ...], kind: str) -> Any:
-    """Return of a value only what was asked for; functions in it are called with the arguments. Raises Wrong."""
+def project(value: Any, selections: tuple[Selection, ...], schema: Schema, name: str) -> Any:
+    """Return of a value of that type only what was asked for; functions in it are called with the arguments.
+
+    Raises Wrong where one of them does.
+    """
     if isinstance(value, list):
-        return [project(one, fields, kind) for one in value]
+        return [project(one, selections, schema, name) for one in value]
     if not isinstance(value, dict):
         return value
-    if not fields:
-        raise Wrong(f'Field of type "{kind}" must have a selection of subfields.')
-    return {one.name: project(_value(value, one, kind), one.fields, one.name) for one in fields}
+    return {
+        one.name: name if one.name == TYPE_NAME
+        else project(_value(value, one), one.fields, schema, schema.types[name][one.name].of)
+        for one in selections
+    }  # fmt: skip
 
 
-def _value(value: Mapping[str, Any], one: Selection, kind: str) -> Any:
-    if one.name not in value:
-        raise Wrong(f'Cannot query field "{one.name}" on type "{kind}".')
-    found: Any | Callable[..., Any] = value[one.name]
+def _value(value: Mapping[str, Any], one: Selection) -> Any:
+    found: Any | Callable[..., Any] = value.get(one.name)
     return found(one.arguments) if callable(found) else found
 
 
@@ -64,7 +133,7 @@ class _Parser:
         while text[at:].strip():
             found = TOKEN.match(text, at)
             if found is None:
-                raise Wrong(f"Syntax Error: Unexpected {text[at:].strip()[:1]!r}")
+                raise Malformed(f"Syntax Error: Unexpected {text[at:].strip()[:1]!r}", UNREADABLE)
             at = found.end()
             if found["word"] != ",":
                 self._words.append(found["word"])
@@ -75,7 +144,7 @@ class _Parser:
 
     def take(self, wanted: str = "") -> str:
         if not self._words or (wanted and self._words[0] != wanted):
-            raise Wrong(f"Syntax Error: Expected {wanted or 'more'}, found {self.next or '<EOF>'}")
+            raise Malformed(f"Syntax Error: Expected {wanted or 'more'}, found {self.next or '<EOF>'}", UNREADABLE)
         return self._words.pop(0)
 
     def selections(self) -> tuple[Selection, ...]:
@@ -86,6 +155,8 @@ class _Parser:
             arguments = self._pairs("(", ")") if self.next == "(" else {}
             fields = self.selections() if self.next == "{" else ()
             found.append(Selection(name, arguments, fields))
+        if not found:
+            raise Malformed("Syntax Error: Expected Name, found }", UNREADABLE)
         self.take("}")
         return tuple(found)
 
@@ -111,7 +182,7 @@ class _Parser:
             return items
         if word.startswith("$"):
             if word[1:] not in self._variables:
-                raise Wrong(f'Variable "{word}" was not provided.')
+                raise Malformed(f'Variable "{word}" was not provided.', BAD_INPUT)
             return self._variables[word[1:]]
         if word[0] in '"-0123456789' or word in ("true", "false", "null"):
             return json.loads(word)

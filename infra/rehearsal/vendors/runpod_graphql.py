@@ -13,8 +13,9 @@ from infra.rehearsal.clock import iso, parse_iso
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Refused, rate
-from infra.rehearsal.vendors.graphql import Selection, Wrong, parse, project
-from infra.rehearsal.vendors.runpod import NO_CAPACITY, Create, Host, Mounts, Network, Persistent, Runpod, is_taken
+from infra.rehearsal.vendors.graphql import BAD_INPUT, Malformed, Selection, Wrong, given, parse, project
+from infra.rehearsal.vendors.runpod import MOST_GPUS, NO_CAPACITY, Create, Host, Mounts, Network, Persistent, Runpod, is_taken
+from infra.rehearsal.vendors.runpod_schema import SCHEMA, Bid, Deploy, Which
 
 CALLS = {
     "podFindAndDeployOnDemand": "create", "podRentInterruptable": "create", "podTerminate": "delete",
@@ -22,7 +23,6 @@ CALLS = {
     "myself": "account", "pod": "find", "gpuTypes": "offers",
 }  # fmt: skip
 OF_A_POD = ("podTerminate", "podStop", "pod")  # requests that a pod's own key may make, about that pod
-MUTATIONS = ("create", "delete", "update")
 RICH_MICRO_USD = 1_000_000_000
 
 
@@ -32,64 +32,16 @@ class Query(msgspec.Struct, frozen=True):
     operationName: str | None = None
 
 
-class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: str
-    value: str
-
-
-class Deploy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The input of both ways to rent."""
-
-    gpuTypeId: str
-    gpuCount: int
-    name: str
-    imageName: str
-    cloudType: Literal["ALL", "SECURE", "COMMUNITY"] = "ALL"
-    containerDiskInGb: int = 20
-    volumeInGb: int = 0
-    volumeMountPath: str = ""
-    networkVolumeId: str | None = None
-    dataCenterId: str | None = None
-    countryCode: str | None = None
-    ports: str = ""
-    env: list[Pair] = []
-    dockerArgs: str = ""
-    startSsh: bool = False
-    startJupyter: bool = False
-    supportPublicIp: bool = False
-    templateId: str | None = None
-    minVcpuCount: int | None = None
-    minMemoryInGb: int | None = None
-    minDownload: int | None = None
-    minUpload: int | None = None
-    allowedCudaVersions: list[str] = []
-    minCudaVersion: str | None = None
-    containerRegistryAuthId: str | None = None
-    compliance: list[str] = []
-    stopAfter: str | None = None
-    terminateAfter: str | None = None
-
-
-class Bid(Deploy, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    bidPerGpu: float
-
-
-class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    podId: str
-    gpuCount: int | None = None
-    bidPerGpu: float | None = None
-
-
 class Graph:
     def __init__(self, market: Market, runpod: Runpod) -> None:
         self._market, self._runpod = market, runpod
         self._fields: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "podFindAndDeployOnDemand": lambda words: self._pod(self._deploy(_input(words, Deploy))),
-            "podRentInterruptable": lambda words: self._pod(self._deploy(_input(words, Bid))),
+            "podFindAndDeployOnDemand": lambda words: self._pod(self._deploy(given(words, Deploy))),
+            "podRentInterruptable": lambda words: self._pod(self._deploy(given(words, Bid))),
             "podResume": self._resume,
             "podBidResume": self._resume,
             "myself": self._myself,
-            "pod": lambda words: self._pod(self._runpod.get(_input(words, Which).podId)),
+            "pod": lambda words: self._pod(self._runpod.get(given(words, Which).podId)),
             "gpuTypes": self._gpu_types,
         }
 
@@ -100,27 +52,28 @@ class Graph:
         try:
             query = msgspec.json.decode(asked.body, type=Query)
             kind, selections = parse(query.query, query.variables or {})
-            calls = [CALLS.get(one.name, "") for one in selections]
-            if any((call in MUTATIONS) != (kind == "mutation") for call in calls) or not all(calls):
-                raise Wrong(f'Cannot query field "{selections[0].name}" on type "{kind.title()}".')
-        except (msgspec.DecodeError, Wrong) as error:
-            return self.refused(str(error))
-        return web.Route("POST", "/graphql", calls[0], lambda asked: self._answer(selections, asked))
+            SCHEMA.validate(kind, selections)
+        except msgspec.DecodeError as error:
+            return malformed(Malformed(str(error), BAD_INPUT))
+        except Malformed as error:
+            return malformed(error)
+        call = CALLS.get(selections[0].name, "account")  # what is asked for by its type alone is nobody's
+        return web.Route("POST", "/graphql", call, lambda asked: self._answer(kind, selections, asked))
 
     def refused(self, words: str) -> web.Answer:
         return web.Answer(200, {"errors": [{"message": words, "extensions": {"code": "BAD_USER_INPUT"}}], "data": None})
 
-    def _answer(self, selections: tuple[Selection, ...], asked: web.Asked) -> web.Answer:
+    def _answer(self, kind: str, selections: tuple[Selection, ...], asked: web.Asked) -> web.Answer:
         owner, by = self._runpod.owner(asked), self._runpod.by(asked)
         for one in selections:
-            if owner and (one.name not in OF_A_POD or _input(one.arguments, Which).podId != owner.machine_id):
+            if owner and (one.name not in OF_A_POD or given(one.arguments, Which).podId != owner.machine_id):
                 raise Wrong("Unauthorized: this key is of one pod only")
         fields: dict[str, Any] = {
             **self._fields,
             "podTerminate": lambda words: self._terminate(words, by),
             "podStop": lambda words: self._stop(words, by),
         }
-        return web.Answer(200, {"data": project(fields, selections, "Query")})
+        return web.Answer(200, {"data": project(fields, selections, SCHEMA, kind.title())})
 
     def _deploy(self, wish: Deploy) -> Machine:
         """Rent a machine. Raises Wrong, Refused."""
@@ -163,15 +116,15 @@ class Graph:
         raise AssertionError("one cloud at least was asked")
 
     def _terminate(self, words: Mapping[str, Any], by: str) -> None:
-        self._market.delete(self._runpod.get(_input(words, Which).podId).machine_id, by)
+        self._market.delete(self._runpod.get(given(words, Which).podId).machine_id, by)
 
     def _stop(self, words: Mapping[str, Any], by: str) -> dict[str, Any]:
-        machine = self._runpod.get(_input(words, Which).podId)
+        machine = self._runpod.get(given(words, Which).podId)
         self._market.stop(machine.machine_id, by)
         return self._pod(machine)
 
     def _resume(self, words: Mapping[str, Any]) -> dict[str, Any]:
-        wish = _input(words, Which)
+        wish = given(words, Which)
         machine = self._runpod.get(wish.podId)
         if wish.bidPerGpu is not None:
             self._market.start(machine.machine_id)
@@ -185,7 +138,8 @@ class Graph:
         return {
             "id": "user_rehearsal", "email": "rehearsal@localhost", "clientBalance": dollars(balance),
             "currentSpendPerHr": dollars(hourly), "spendLimit": 80, "notifyLowBalance": False,
-            "pods": [self._pod(one) for one in self._runpod.listed()],
+            "pods": [self._pod(one) for one in self._runpod.listed() if one.is_listed],
+            "networkVolumes": [self._runpod.volume], "podTemplates": [], "containerRegistryCreds": [],
         }  # fmt: skip
 
     def _pod(self, machine: Machine) -> dict[str, Any]:
@@ -206,6 +160,10 @@ class Graph:
             "id": shown["id"], "name": shown["name"], "imageName": shown["image"], "desiredStatus": status,
             "costPerHr": shown["cost"], "machineId": machine.offer.offer_id, "gpuCount": machine.order.quantity,
             "env": [f"{key}={value}" for key, value in shown["env"].items()],
+            "containerDiskInGb": shown["disk"], "dockerArgs": shown["args"], "ports": ",".join(shown["ports"]),
+            "volumeInGb": 0, "memoryInGb": machine.offer.about.memory_gb, "vcpuCount": machine.offer.about.cpus,
+            "machine": {"podHostId": f"{shown['id']}-0", "gpuTypeId": machine.offer.kind,
+                        "gpuDisplayName": machine.offer.kind.removeprefix("NVIDIA ")},
             "podType": "INTERRUPTABLE" if machine.order.spot else "RESERVED",
             "createdAt": iso(machine.created_at), "runtime": runtime,
             "lastStatusChange": iso(machine.ended_at or machine.created_at),
@@ -243,17 +201,17 @@ class Graph:
 
         return {
             "id": kind, "displayName": kind.removeprefix("NVIDIA "), "memoryInGb": offers[0].about.vram_gb,
+            "maxGpuCount": MOST_GPUS, "manufacturer": "Nvidia", "secureCloud": price("SECURE", False) is not None,
+            "communityCloud": price("COMMUNITY", False) is not None,
             "securePrice": price("SECURE", False), "communityPrice": price("COMMUNITY", False),
             "secureSpotPrice": price("SECURE", True), "communitySpotPrice": price("COMMUNITY", True),
             "lowestPrice": lowest,
         }  # fmt: skip
 
 
-def _input(words: Mapping[str, Any], kind: Any) -> Any:
-    try:
-        return msgspec.convert(words.get("input"), kind)
-    except msgspec.ValidationError as error:
-        raise Wrong(f'Variable "$input" got invalid value; {error}') from None
+def malformed(error: Malformed) -> web.Answer:
+    """Answer a query that was not executed: without data, as Apollo's servers do."""
+    return web.Answer(400, {"errors": [{"message": str(error), "extensions": {"code": error.code}}]})
 
 
 class BothApis(Runpod):

@@ -54,9 +54,9 @@ def ids(world: Running) -> list[str]:
     return [row["id"] for row in world.call("runpod", "GET", "/v2/pods?name=ignored").json()["pods"]]
 
 
-def graph(world: Running, query: str, **variables) -> dict:
+def graph(world: Running, query: str, status: int = 200, **variables) -> dict:
     answer = world.call("runpod", "POST", "/graphql", {"query": query, "variables": variables})
-    assert answer.status_code == 200
+    assert answer.status_code == status, answer.text
     return answer.json()
 
 
@@ -193,9 +193,45 @@ def test_refusals_are_in_the_vendors_words(world):
     assert status("POST", "/v2/pods", {**BODY, "cpu": {"id": "cpu3c"}}) == 400
     world.fault(machines=[{"trait": "ghost", "offer": "H100", "count": None}])
     assert status("POST", "/v2/pods", BODY) == 400
-    bad = graph(world, "query { myself { nonsense } }")
-    assert bad["data"] is None and 'Cannot query field "nonsense"' in bad["errors"][0]["message"]
-    assert "invalid value" in rent(world, gpuCounts=1)["errors"][0]["message"]
+
+
+MUTATION = """mutation ($input: PodRentInterruptableInput!, $id: String!) {
+  podRentInterruptable(input: $input) { %s }
+  %s
+}"""
+SPOT = {"cloudType": "SECURE", "gpuTypeId": H100, "gpuCount": 1, "name": "sw1-g", "imageName": "runpod/pytorch:1",
+        "bidPerGpu": 2.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "second", "changed", "code", "words"), [
+    ("id nonsense", "", {}, "GRAPHQL_VALIDATION_FAILED", 'Cannot query field "nonsense" on type "Pod".'),
+    ("id machine { podHostId nonsense }", "", {}, "GRAPHQL_VALIDATION_FAILED", 'on type "PodMachineInfo".'),
+    ("id machine", "", {}, "GRAPHQL_VALIDATION_FAILED", "must have a selection of subfields"),
+    ("id { name }", "", {}, "GRAPHQL_VALIDATION_FAILED", "must not have a selection"),
+    ("id name(upper: true)", "", {}, "GRAPHQL_VALIDATION_FAILED", 'Unknown argument "upper" on field "Pod.name".'),
+    ("id", "podNonsense { id }", {}, "GRAPHQL_VALIDATION_FAILED", 'field "podNonsense" on type "Mutation"'),
+    ("id", "myself { id }", {}, "GRAPHQL_VALIDATION_FAILED", 'field "myself" on type "Mutation"'),
+    ("id", "podTerminate(input: {id: $id})", {}, "BAD_USER_INPUT", "invalid value"),
+    ("id", "", {"gpuCounts": 1}, "BAD_USER_INPUT", "invalid value"),
+    ("id", "", {"gpuCount": "one"}, "BAD_USER_INPUT", "invalid value"),
+    ("", "", {}, "GRAPHQL_PARSE_FAILED", "Syntax Error"),
+    ("id } {", "", {}, "GRAPHQL_PARSE_FAILED", "Syntax Error"),
+])  # fmt: skip
+def test_a_graphql_query_that_is_not_valid_is_refused_before_anything_of_it_is_done(
+    world, fields, second, changed, code, words
+):  # fmt: skip
+    before = len(world.truth()["pods"])
+    said = graph(world, MUTATION % (fields, second), 400, input={**SPOT, **changed}, id="x")
+    assert "data" not in said and words in said["errors"][0]["message"]
+    assert said["errors"][0]["extensions"]["code"] == code
+    assert len(world.truth()["pods"]) == before
+
+
+def test_a_known_field_without_a_value_is_null_and_each_type_tells_its_name(world):
+    query = MUTATION % ("__typename id apiKey gpuPowerLimitPercent runtime { ports { ip } } machine { note }", "")
+    made = graph(world, query, input=SPOT, id="x")["data"]["podRentInterruptable"]
+    assert (made["__typename"], made["apiKey"], made["runtime"]) == ("Pod", None, None)
+    assert made["machine"] == {"note": None} and made["gpuPowerLimitPercent"] is None
 
 
 @pytest.mark.parametrize(
