@@ -128,6 +128,7 @@ class Lium(web.Api):
             web.Route("GET", "/api/volumes", "volumes", lambda asked: web.Answer(200, [self._volume])),
             web.Route("GET", "/api/volumes/([^/]+)", "volumes", self._find_volume),
             web.Route("GET", "/api/users/me", "account", self._me),
+            web.Route("GET", "/api/users/me/events", "events", self._account_events),
             web.Route("GET", "/api/billing/statement", "billing", self._statement),
         )
 
@@ -296,6 +297,20 @@ class Lium(web.Api):
             state, _, reason = what.partition(": ")
             rows.append({"created_at": iso(at), "event": state, "reason": reason or None})
         return web.Answer(200, rows)
+
+    def _account_events(self, asked: web.Asked) -> web.Answer:
+        """Answer the events of the account, newest first: they keep ids and names of pods that are gone."""
+        pod_id, since = asked.query.get("pod_id"), asked.query.get("since", "")
+        rows = [
+            {"created_at": iso(at), "pod_id": machine.machine_id, "pod_name": machine.order.name,
+             "to_status": "DELETED" if what.startswith("gone") else what.partition(": ")[0].upper()}
+            for machine in self._market.machines.values()
+            if machine.offer.vendor == self.vendor and pod_id in (None, machine.machine_id)
+            for at, what in machine.history
+        ]  # fmt: skip
+        rows = sorted((row for row in rows if row["created_at"] >= since), key=lambda row: row["created_at"])[::-1]
+        limit = asked.query.get("limit", "200")
+        return web.Answer(200, rows[: int(limit) if limit.isdigit() else 200])
 
     def _record(self, asked: web.Asked) -> web.Answer:
         machine = self._ever(asked)

@@ -8,6 +8,7 @@ import contextlib
 import getpass
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import responses
@@ -84,6 +85,8 @@ class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ports: list[str] = []
     env: dict[str, str] = {}
     args: str = ""
+    entrypoint: list[str] = []  # newer, as above
+    cmd: list[str] = []
     registry: str | None = None
     startSsh: bool = False
     startJupyter: bool = False
@@ -141,6 +144,7 @@ class Runpod(web.Api):
                 "GET", "/v2/network-volumes", "volumes", lambda _: web.Answer(200, {"networkVolumes": [self._volume]})
             ),
             web.Route("GET", "/v2/network-volumes/([^/]+)", "volumes", self._find_volume),
+            web.Route("GET", "/v2/registries", "volumes", lambda _: web.Answer(200, {"registries": []})),
         )
 
     def authenticate(self, asked: web.Asked) -> web.Answer | bool:
@@ -288,13 +292,14 @@ class Runpod(web.Api):
         offers = [one for one in offers if not places or one.region in places]
         offers = [one for one in offers if least.cpus <= one.about.cpus * count]
         offers = [one for one in offers if least.memory_gb <= one.about.memory_gb * count]
+        command = wish.args or shlex.join([*wish.entrypoint, *wish.cmd])
         keys = [wish.env["PUBLIC_KEY"]] if wish.env.get("PUBLIC_KEY") else self._ssh_keys if wish.startSsh else []
         size_gb = wish.mounts.persistent.size if wish.mounts.persistent else 0
         for offer in offers if count <= MOST_GPUS else []:
             order = Order(
                 offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
-                # The start script of the image, which starts sshd, gives way to `args`.
-                has_sshd=not wish.args or any(word in in_full(wish.args) for word in STARTS_SSHD), command=wish.args,
+                # The start script of the image, which starts sshd, gives way to a start command.
+                has_sshd=not command or any(word in in_full(command) for word in STARTS_SSHD), command=command,
                 disk_micro_usd_per_hour=-(-(wish.disk + size_gb) * MICRO_USD_PER_GB_MONTH // MONTH_H),
                 stopped_micro_usd_per_hour=size_gb * 2 * MICRO_USD_PER_GB_MONTH // MONTH_H,
                 volume=volume, about={"wish": wish}, **terms,

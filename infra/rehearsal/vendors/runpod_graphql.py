@@ -14,7 +14,17 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Refused, rate
 from infra.rehearsal.vendors.graphql import BAD_INPUT, Malformed, Selection, Wrong, given, parse, project
-from infra.rehearsal.vendors.runpod import MOST_GPUS, NO_CAPACITY, Create, Host, Mounts, Network, Persistent, Runpod, is_taken
+from infra.rehearsal.vendors.runpod import (
+    MOST_GPUS,
+    NO_CAPACITY,
+    Create,
+    Host,
+    Mounts,
+    Network,
+    Persistent,
+    Runpod,
+    is_taken,
+)
 from infra.rehearsal.vendors.runpod_schema import SCHEMA, Bid, Deploy, Which
 
 CALLS = {
