@@ -74,6 +74,8 @@ def unanswered(seen: Evidence) -> dict[str, list[VerbCall]]:
     """Return the calls by their verbs, of verbs that have never been answered; a bill that is not told is none."""
     found: dict[str, list[VerbCall]] = {}
     for verb in dict.fromkeys(ASKS.values()):
+        if verb == "billed" and not seen.vendor.tells_bills:
+            continue
         asked = [one for one in seen.of(verb) if one.word or verb == "list"]
         if asked and all(one.error or verb == "billed" and one.micro_usd is None for one in asked):
             found[verb] = asked

@@ -210,7 +210,8 @@ def test_what_the_vendor_should_have_answered_and_has_not_is_a_failure_after_an_
 
 def test_a_vendor_whose_client_has_no_bill_is_not_asked_for_one():
     quiet = replace(without_bill(210, 3900), vendor=replace(VENDOR, tells_bills=False))
-    assert "bill" not in states(quiet)
+    assert "bill" not in states(quiet) and not clauses.unanswered(quiet)
+    assert clauses.unanswered(without_bill(210)).keys() == {"billed"}
 
 
 SPOTTED = Trial(name=SPOT, token="sw1-00000000-0000000000000003", offer=replace(OFFER, cloud="SECURE", spot=True),
