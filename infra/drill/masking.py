@@ -22,9 +22,9 @@ READ = frozenset(
     "dataCenterId terminateAfter bidPerGpu imageName image query count disk minimumBidPrice stockStatus "
     "machine_name gpu_count available_gpu_count price_per_gpu min_gpu_count_for_rental tier country_code region_name "
     "effective_upload_speed_mbps effective_download_speed_mbps max_cuda_version gpu_power_limited capacity total free "
-    "frequent_rent_failures last_verified_at docker_image success price removal_scheduled_at phase "
-    "billed_seconds termination_hours enable_backups initial_port_count product include bucketSize lastN "
-    "error error_code code message detail title errors hint reason".split()
+    "frequent_rent_failures last_verified_at docker_image docker_image_tag driver success price phase "
+    "removal_scheduled_at billed_seconds termination_hours enable_backups initial_port_count product include "
+    "bucketSize lastN error error_code code message detail title errors hint reason".split()
 )
 # Names that our clients send and vendors give back, which identify a machine of the drill.
 OURS = re.compile(r"(?:slipway-(?:token|run)=)?(?:sw1-0{8}-[0-9]{16}|machine-[0-9]+|id-[0-9]+|drill-[a-z0-9-]+)")
@@ -37,6 +37,7 @@ _STRUCK = (
     (re.compile(r"(?<![\w.])/[\w.~-]+/[^\s:;,]*"), "/..."),  # a path of this machine
 )
 PLAIN_ID = re.compile(r"[A-Z]{2}-[A-Z]{2,}-\d+|.* .*")  # a data center, or a kind of GPU
+GPU_NAME = re.compile(r"(?:NVIDIA|AMD) [A-Za-z0-9 .-]{1,80}")
 VARIABLE = re.compile(r"PUBLIC_KEY|SLIPWAY_[A-Z]+")
 SHORTEST = 5
 
@@ -84,7 +85,7 @@ class RecordingMask:
             return {self.stand_in(key): self.body(value, key) for key, value in body.items()}
         if isinstance(body, list):
             return [self.body(one, name) for one in body]
-        if body is None or isinstance(body, bool):
+        if body is None or body == "" or isinstance(body, bool):
             return body
         if name in FIXED and not isinstance(body, dict):
             return FIXED[name]
@@ -94,6 +95,7 @@ class RecordingMask:
             return f"ssh {USER}@{HOST} -p {PORT}"
         text = self.stand_in(body)
         is_plain = (name == "id" and PLAIN_ID.fullmatch(text)) or (name == "key" and VARIABLE.fullmatch(text))
+        is_plain = is_plain or (name == "name" and GPU_NAME.fullmatch(text))
         if OURS.fullmatch(text) or is_plain:
             return text
         if _KEY.fullmatch(body):

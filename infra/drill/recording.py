@@ -111,7 +111,8 @@ def _masked(seen: Evidence, mask: RecordingMask) -> Evidence:
                        note=mask.words(pod.note), odd=mask.words(pod.odd))  # fmt: skip
 
     def offer_of(offer: Offer) -> Offer:
-        return replace(offer, offer_id=mask.stand_in(offer.offer_id), raw="")
+        raw = json.dumps(mask.body(json.loads(offer.raw))) if offer.raw else ""
+        return replace(offer, offer_id=mask.stand_in(offer.offer_id), raw=raw)
 
     asked = tuple(
         replace(one, word=mask.stand_in(one.word), pods=tuple(map(pod_of, one.pods)),

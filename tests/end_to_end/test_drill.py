@@ -44,6 +44,8 @@ def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(
     other.write_text(re.sub(r'"(hourly_price|price|cost)":', r'"\1_of_today":', text))
     assert user.json("drill", "--replay", str(other), code=5)["otherwise"]  # the vendor's answer, with another field
     cited = user.json("offers", "--rehearse", "--provider", vendor)["drills"][vendor]
+    out, err = user.begin("status", "--rehearse").communicate(timeout=120)
+    assert re.search(rf"{vendor}: drilled \S+ .*ago \(.*\) in a rehearsal", out + err), err
     assert cited["broken"] == [] and set(cited["kept"]) == states.keys() - refused.keys()
 
 

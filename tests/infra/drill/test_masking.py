@@ -77,3 +77,10 @@ def test_one_thing_has_one_stand_in_also_where_it_is_a_part_of_another():
     assert mask.stand_in(f"{POD} c-{POD}") == "machine-1 id-2"
     assert mask.body({"id": "NVIDIA H100 PCIe"}) == {"id": "NVIDIA H100 PCIe"}
     assert mask.body({"id": "u1", "key": "rpa_secret"}) == {"id": "masked", "key": "masked"}
+
+
+def test_of_a_machine_that_its_vendor_describes_the_gpu_and_the_driver_stay():
+    mask = RecordingMask([], [])
+    row = {"id": "9d3a52a8-0001", "owner": "alice", "specs": {"gpu": {"driver": "580.65", "name": "NVIDIA H100 PCIe"}}}
+    assert mask.body(row)["specs"]["gpu"] == row["specs"]["gpu"] and mask.body(row)["owner"] == "masked"
+    assert mask.body({"startup_commands": "", "name": "alice"}) == {"startup_commands": "", "name": "masked"}
