@@ -301,14 +301,18 @@ class Lium(web.Api):
     def _account_events(self, asked: web.Asked) -> web.Answer:
         """Answer the events of the account, newest first: they keep ids and names of pods that are gone."""
         pod_id, since = asked.query.get("pod_id"), asked.query.get("since", "")
-        rows = [
-            {"created_at": iso(at), "pod_id": machine.machine_id, "pod_name": machine.order.name,
-             "to_status": "DELETED" if what.startswith("gone") else what.partition(": ")[0].upper()}
+        told = [
+            (at, what, machine)
             for machine in self._market.machines.values()
             if machine.offer.vendor == self.vendor and pod_id in (None, machine.machine_id)
             for at, what in machine.history
+            if (iso(at) or "") >= since
+        ]
+        rows = [
+            {"created_at": iso(at), "pod_id": machine.machine_id, "pod_name": machine.order.name,
+             "to_status": "DELETED" if what.startswith("gone") else what.partition(": ")[0].upper()}
+            for at, what, machine in sorted(told, key=lambda one: one[0], reverse=True)
         ]  # fmt: skip
-        rows = sorted((row for row in rows if row["created_at"] >= since), key=lambda row: row["created_at"])[::-1]
         limit = asked.query.get("limit", "200")
         return web.Answer(200, rows[: int(limit) if limit.isdigit() else 200])
 
