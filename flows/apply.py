@@ -29,6 +29,7 @@ from infra.runs.pod_set import PodAction, PodEntry
 from infra.runs.sight import Asks, Sight, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
+from infra.selection.default_limit import MOST_USD
 from infra.selection.machine_spec import LimitSpec, MachineSpec
 from infra.selection.request import request_for
 from infra.settings import MARKET, Settings
@@ -167,10 +168,10 @@ def wanted(
         raise UsageError(f"recover is for rented pods; {candidates[0].name} takes none away")
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (dollars(limit.share) if limit and is_rented else "")
-    spend_limit = spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
+    spend_limit = spend_limit or (MOST_USD if is_rented and not ttl else "")
     idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
     limits = LimitSpec(ttl=ttl, spend_limit=spend_limit, idle_stop=idle_stop)
-    return candidates, request, preflight.limits_for(settings, is_rented, limits, tell)
+    return candidates, request, preflight.limits_for(settings, is_rented, limits)
 
 
 def rate_then(found: Sequence[Change]) -> int:

@@ -28,6 +28,7 @@ from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
+from infra.market.expected import is_measured
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market, registry
@@ -39,7 +40,8 @@ from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
-from infra.selection.preflight import check_work, limits_for, preflight
+from infra.selection.default_limit import default_limit
+from infra.selection.preflight import check_work, forecast_of, is_open, limits_for, preflight
 from infra.selection.request import request_on
 from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
 from infra.skypilot import submit
@@ -78,7 +80,7 @@ class Meant:
     work: AnyWork
     request: Request
     limits: Limits
-    """Limits of the pod of each node."""
+    """Limits of the pod of each node, as typed; where they are open, `prepare` sets the default of the plan."""
     asked: TypedLaunch
     """The flags, by which a run already at work on the same is told from one that was meant differently."""
     others: tuple[Request, ...] = ()
@@ -116,7 +118,7 @@ class Launch:
         return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 
-def understand(spec: LaunchSpec, settings: Settings, tell: Say, names_tag: bool = False) -> Meant:
+def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) -> Meant:
     """Return the resolved launch. names_tag: its tag stands in a job file. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
@@ -131,7 +133,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say, names_tag: bool 
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
         raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
-    limits = limits_for(settings, candidates[0].is_rented, spec, tell)
+    limits = limits_for(settings, candidates[0].is_rented, spec)
     request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
     request = shares.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
@@ -178,32 +180,48 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
         if vendor.manages:
-            return replace(
-                found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
-            )
+            return _kept(limited(found, submit.price(plan, cast(ManagedJobs, vendor), tell), settings))
         name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [replace(one, work_disk_bytes=need) for one in (meant.request, *meant.others)]
         had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell)
         plan = meant.work.plan(settings, had.request, vendor, meant.limits, had.offers[0])
-        found = replace(found, offers=had.offers, turn=had.turn)
+        found = replace(limited(replace(found, plan=plan), had.offers, settings), turn=had.turn)
         if had.turn and (meant.spec.dry_run or not plan.job):  # it rents nothing
             turns.leave(journal, had.turn)
     if plan.job and meant.spec.self_end:
         refuse_code_of_others(plan.job)
-    return replace(found, plan=_kept(plan, meant))
+    return _kept(found)
 
 
-def _kept(plan: Plan, meant: Meant) -> Plan:
-    """Return the plan with what becomes of a pod whose work has failed, and of one that is done."""
+def limited(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
+    """Return the launch with these offers, and with the default limit of its plan where no limit was typed.
+
+    The limit is of the cheapest offer: a dearer one works as fast for its price, or the limit ends it.
+    """
+    plan, meant = found.plan, found.meant
+    found = replace(found, offers=tuple(offers))
+    if plan.job is None or not is_open(plan.job.limits):
+        return found
+    high = forecast_of(plan, offers[0], settings).micro_usd[2] if plan.forecast else None
+    limit = default_limit(high, is_measured(plan.forecast))
+    limits = replace(plan.job.limits, spend_micro_usd=limit.micro_usd // plan.request.nodes)
+    plan = replace(plan, job=replace(plan.job, limits=limits), notes=(*plan.notes, limit.words))
+    asked = meant.asked.with_default_limit(limit.micro_usd)
+    return replace(found, plan=plan, meant=replace(meant, limits=limits, asked=asked))
+
+
+def _kept(found: Launch) -> Launch:
+    """Return the launch with what becomes of a pod whose work has failed, and of one that is done."""
+    plan, meant = found.plan, found.meant
     if not plan.job:
-        return plan
+        return found
     end = meant.spec.on_failure or "end"
     job = replace(plan.job, on_failure=end, self_end=meant.spec.self_end)
     if meant.spec.no_setup:
         steps = tuple(step for step in job.steps if not is_setup(step))
         job = replace(job, steps=steps, no_setup=True)
-    return replace(plan, job=job)
+    return replace(found, plan=replace(plan, job=job))
 
 
 def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:

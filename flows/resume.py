@@ -131,7 +131,7 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
         raise UsageError(
             f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
         )
-    limits = limits_for(settings, True, LimitSpec(ttl=ttl, spend_limit=spend_limit), tell)
+    limits = limits_for(settings, True, LimitSpec(ttl=ttl, spend_limit=spend_limit))
     if limits.spend_micro_usd is not None:
         rows = pods.rows_of(op.run, pods.size_of(op), journal)
         spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)

@@ -7,7 +7,7 @@ words.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class TypedLaunch:
     def record(self) -> str:
         """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
+
+    def with_default_limit(self, micro_usd: int) -> "TypedLaunch":
+        """Return the launch with the spend limit that its plan suggests, which nobody typed."""
+        return replace(self, meant={**self.meant, "spend_limit": micro_usd})
 
     def check(self, op: Op) -> None:
         """Raise UsageError that names what differs from how the run of `op` was launched."""

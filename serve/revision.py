@@ -24,7 +24,8 @@ from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry
 from infra.runs.timing import Say
-from infra.selection.preflight import SPEND_LIMIT, amount_of
+from infra.selection.default_limit import MOST_USD
+from infra.selection.preflight import amount_of
 from infra.settings import SKYPILOT, Settings, is_rented
 from serve import engines
 from serve import service as service_file
@@ -198,8 +199,8 @@ def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
     """Return the version with a spend limit: what is rented never goes without one."""
     if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
-    tell(f"--spend-limit is not given: all replicas together may cost {SPEND_LIMIT} USD")
-    ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
+    tell(f"--spend-limit is not given: all replicas together may cost {MOST_USD} USD")
+    ours = {**version.document.get("slipway", {}), "spend_limit": MOST_USD}
     return dataclasses.replace(version, document={**version.document, "slipway": ours})
 
 

@@ -24,7 +24,6 @@ from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, registry
-from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
 from infra.selection.request import counted, request_for
@@ -76,7 +75,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 
 
 def understand(
-    spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings, tell: Say
+    spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings
 ) -> "launch.Meant":  # fmt: skip
     """Return the launch that the job means. Raises UsageError for an impossible one, with the line."""
     _refuse_flags_of_trainings(spec, file)
@@ -119,7 +118,7 @@ def understand(
     if len(requests) > 1 and not vendor.is_rented:
         notes.append(f"of {len(requests)} kinds of machine that would do, the first is taken")
         requests = requests[:1]
-    limits = limits_for(settings, vendor.is_rented, spec, tell)
+    limits = limits_for(settings, vendor.is_rented, spec)
     asked_for = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     spec = replace(spec, nodes=nodes)
     asked = same_request.asking(spec, requests[0], limits, vendors=asked_for, env={})

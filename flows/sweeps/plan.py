@@ -21,6 +21,7 @@ from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
+from infra.selection.default_limit import MOST_USD
 from infra.selection.request import request_on
 from infra.settings import Settings
 from infra.units import count
@@ -127,8 +128,8 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     candidates = registry.candidates(settings)
     is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
     if is_rented and limit is None and not any(one.spec.spend_limit or one.spec.ttl for one in spec.trials.values()):
-        tell(f"no limit is given: {preflight.SPEND_LIMIT} USD are that of all runs together")
-        limit = limit_of(preflight.SPEND_LIMIT)
+        tell(f"no limit is given: {MOST_USD} USD are that of all runs together")
+        limit = limit_of(MOST_USD)
     if is_rented and limit is not None:
         spec = replace(spec, trials={run: limited(one, spec, limit) for run, one in spec.trials.items()})
     trials = {
@@ -159,7 +160,7 @@ def plan_of(
     credentials.lend(secrets(own))
     try:
         request = request_on(candidates, spec, trial.run, pool=spec.pool)
-        limits = preflight.limits_for(own, vendor.is_rented, spec, tell)
+        limits = preflight.with_most(preflight.limits_for(own, vendor.is_rented, spec), vendor.is_rented, tell)
         return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits, offer)
     except (UsageError, ConfigError) as error:
         raise UsageError(f"trial {trial.run}: {error}") from None

@@ -36,7 +36,7 @@ from infra.records import Offer
 from infra.runs.pod_set import PodEntry
 from infra.runs.settle import settle
 from infra.runs.timing import Say
-from infra.selection import preflight
+from infra.selection.default_limit import MOST_USD
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import GPU, NUM_GPUS
 from infra.settings import Settings
@@ -124,8 +124,8 @@ def _limit_of(spec: SweepSpec, entries: Mapping[str, PodEntry], tell: Say) -> Se
     if not said and len(own) == len(spec.trials):
         said = dollars(sum(micro_usd(one.lstrip("$")) for one in own))
     if not said and not all(one.spend_limit or one.ttl_hours for one in entries.values()):
-        tell(f"no limit is given: {preflight.SPEND_LIMIT} USD are that of all pods together")
-        said = preflight.SPEND_LIMIT
+        tell(f"no limit is given: {MOST_USD} USD are that of all pods together")
+        said = MOST_USD
     found = SetLimit.of(spec.name, said, entries)
     return found and replace(found, budget=f"sweep:{spec.name}")
 

@@ -142,9 +142,7 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
 
 def words(found: Sequence[Expected]) -> str:
     """Return the basis of their figures: `measured 3 times`, `estimated`."""
-    steps = [one for one in found if one.step != AROUND] or list(found)
-    whole_s = math.fsum(one.seconds for one in steps)
-    heavy = [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
+    steps, heavy = _steps(found), _heavy(_steps(found))
     if all(one.source == GUESS for one in heavy):
         return "estimated"
     crowd = ", while the machine was busy" if any(one.is_crowded for one in heavy) else ""
@@ -155,6 +153,20 @@ def words(found: Sequence[Expected]) -> str:
     if exact:
         return f"measured for {exact} of {len(steps)} steps, estimated for the others{crowd}"
     return f"estimated from other runs{crowd}"
+
+
+def is_measured(found: Sequence[Expected]) -> bool:
+    """Return whether the forecast rests on measurements of this kind of machine, for every step that takes long."""
+    return bool(found) and all(one.source != GUESS for one in _heavy(_steps(found)))
+
+
+def _steps(found: Sequence[Expected]) -> Sequence[Expected]:
+    return [one for one in found if one.step != AROUND] or found
+
+
+def _heavy(steps: Sequence[Expected]) -> Sequence[Expected]:
+    whole_s = math.fsum(one.seconds for one in steps)
+    return [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
 
 
 # A run at work.

@@ -63,7 +63,8 @@ class LimitSpec:
     ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(
         "",
-        "rented: end it before it costs more US dollars than this (150 when neither this nor --ttl is given)",
+        "rented: end it before it costs more US dollars than this (with neither this nor --ttl a multiple of the "
+        "estimate, 150 at most)",
         group=LIMITS,
         unit="USD",
     )

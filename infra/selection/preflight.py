@@ -18,12 +18,12 @@ from infra.market.forecast import SETUP_S, Forecast, forecast
 from infra.money import BadAmount, cents, micro_usd
 from infra.records import Offer, Plan
 from infra.selection.choose import Tell, payable
+from infra.selection.default_limit import MOST_MICRO_USD, default_limit
 from infra.selection.machine_spec import LimitSpec
 from infra.settings import Settings
 from infra.units import duration, seconds, size
 from store import credentials
 
-SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
 BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
@@ -47,8 +47,8 @@ def read_budget(said: str) -> tuple[str, int | None]:
     return name, amount_of("budget", amount) if equals else None
 
 
-def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell) -> Limits:
-    """Return the limits of a run. Rented machines never go without: a spend limit is armed when none is given.
+def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
+    """Return the limits of a run as typed. Rented machines never go without: see `is_open`, `with_most`.
 
     Raises UsageError, also for a budget that cannot be one.
     """
@@ -62,9 +62,6 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if spec.budget:
         read_budget(spec.budget)
-    if not spec.ttl and not spend_limit:
-        tell(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
-        spend_limit = SPEND_LIMIT
     try:
         spend = micro_usd(spend_limit.lstrip("$")) if spend_limit else None
     except BadAmount as error:
@@ -72,6 +69,19 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
     if spend == 0:
         raise UsageError("--spend-limit is 0; nothing can be rented for that")
     return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
+
+
+def is_open(limits: Limits) -> bool:
+    """Return whether neither time nor money is limited; what is rented then gets a default limit."""
+    return limits.time_s is None and limits.spend_micro_usd is None
+
+
+def with_most(limits: Limits, is_rented: bool, tell: Tell) -> Limits:
+    """Return the limits of a rented pod whose work nobody knows: the most that is set by default, if they are open."""
+    if not (is_rented and is_open(limits)):
+        return limits
+    tell(default_limit(None, is_measured=False).words)
+    return replace(limits, spend_micro_usd=MOST_MICRO_USD)
 
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:

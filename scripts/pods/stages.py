@@ -32,7 +32,8 @@ def create(spec: CreateFlags) -> None:
     settings = context.settings_of(spec)
     name = check_name(spec.run_name) if spec.run_name else ""
     candidates = registry.candidates(settings)
-    limits = preflight.limits_for(settings, candidates[0].is_rented, spec, render.say)
+    is_rented = candidates[0].is_rented
+    limits = preflight.with_most(preflight.limits_for(settings, is_rented, spec), is_rented, render.say)
     request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
     deploy((request,), False, limits, spec, settings)
 

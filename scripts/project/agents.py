@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import settings
-from infra.selection.preflight import SPEND_LIMIT
+from infra.selection.default_limit import MOST_USD
 from scripts.cli import front_page
 
 ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
@@ -50,7 +50,7 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
         f"practise: {typed('rehearse --phase sft')}, and `--rehearse` on other commands. Without a key in the shell "
         "or `.env`, and with `--provider local`, nothing is rented.",
         f"- Never leave out the limit that the person named: `--spend-limit` and `--ttl`. What is rented without one "
-        f"may cost {SPEND_LIMIT} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, by yourself.",
+        f"may cost up to {MOST_USD} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, by yourself.",
         f"- Never give `--yes` to a command that rents, ends or removes, unless the person has seen what it shows. "
         f"Beside those above these ask first: {_listed(ask)}.",
         f"- Never end what you did not start: no {typed('down --all')}, no {typed('audit --kill')}, no "

@@ -35,11 +35,13 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
+from infra.providers import registry
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
+from infra.selection.preflight import with_most
 from infra.settings import Settings
 from scripts.cli import context, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
@@ -68,9 +70,11 @@ def launch(spec: LaunchFlags) -> None:
         context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
         spec, file = training.spec_of(file, spec, settings, render.tell), None
         settings = context.settings_of(spec)
-    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell, names_tag)
+    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, names_tag)
     if spec.deploy_only:
-        deploy((meant.request, *meant.others), meant.is_ordered, meant.limits, spec, settings)
+        is_rented = registry.candidates(settings)[0].is_rented
+        limits = with_most(meant.limits, is_rented, render.tell)
+        deploy((meant.request, *meant.others), meant.is_ordered, limits, spec, settings)
         return
     with open_journal(settings) as journal:
         with moving_line.waiting("looking at what exists, and what the rest costs"):
@@ -119,7 +123,7 @@ def launch(spec: LaunchFlags) -> None:
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
     """Return the launch of a user's own job; its secrets are then in the environment of this process and its keeper."""
-    meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings, render.tell)
+    meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings)
     assert isinstance(meant.work, JobWork)
     os.environ.update(meant.work.secrets)
     return meant

@@ -42,7 +42,7 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
     assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
     small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
-    assert launch.understand(spec, small, print).work.wanted(small).phases
+    assert launch.understand(spec, small).work.wanted(small).phases
     assert training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items() >= dict(
         one.split("=") for one in FILES[name]).items()  # fmt: skip
     spec, _ = asked(tmp_path, name, "runpod")

@@ -36,7 +36,7 @@ def journal(settings):
 
 
 def meant(settings, made="", **flags):
-    found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings, print)
+    found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings)
     return replace(found, work=replace(found.work, made=made or found.work.made))
 
 
@@ -118,7 +118,7 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(set
         meant(settings, self_end=True)
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         spec = LaunchFlags(cmd="true", self_end=True)
-        jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
+        jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
 
 
 @pytest.mark.parametrize(("flags", "own", "what"), [
@@ -134,7 +134,7 @@ def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
 ):
     environ = {one: str(tmp_path / path) for one, path in (("SLIPWAY_STORE", "store"), ("HOME", "."))}
     settings = Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, **own})
-    job = launch.prepare(launch.understand(LaunchSpec(**flags), settings, print), journal, settings, print).plan.job
+    job = launch.prepare(launch.understand(LaunchSpec(**flags), settings), journal, settings, print).plan.job
     with pytest.raises(UsageError, match=f"--self-end cannot be used with {what} runs code on the pod"):
         launch.refuse_code_of_others(job)
 
@@ -151,7 +151,7 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
         launch.prepare(meant(settings, budget=said), journal, settings, print)
     spec = LaunchFlags(cmd="true", provider="runpod", budget=said)
     with pytest.raises(UsageError, match=why):
-        job = jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
+        job = jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
         launch.prepare(job, journal, settings, print)
 
 

@@ -1,0 +1,56 @@
+"""The spend limit of a launch that names no limit: a multiple of the most that its plan is expected to cost.
+
+    forecast of the plan -> default_limit -> amount, and the reason in words
+
+Pure. The multiple leaves room for a wrong forecast, and a pod that hangs is ended before it costs much more.
+"""
+
+from dataclasses import dataclass
+
+from infra.money import in_usd, micro_usd
+
+MEASURED, OF_TABLE = 3, 10  # times the high estimate
+LEAST_MICRO_USD = 5_000_000
+MOST_USD = "150"  # also of what has no forecast: pods without work, sweeps, services
+MOST_MICRO_USD = micro_usd(MOST_USD)
+CENT = 10_000  # micro-USD
+OTHER = "another one: --spend-limit, --ttl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultLimit:
+    """A spend limit for all pods of a run, and the reason for it."""
+
+    micro_usd: int
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """Return it for people, with the flags that set another one."""
+        given = "neither --ttl nor --spend-limit is given"
+        return f"{given}: the limit is {in_usd(self.micro_usd)}, {self.reason}; {OTHER}"
+
+
+def default_limit(high_micro_usd: int | None, is_measured: bool) -> DefaultLimit:
+    """Return the limit for a plan that is expected to cost so much at most; None: nothing is known of its cost.
+
+    is_measured: the forecast rests on measurements of this kind of GPU; else on a table.
+    """
+    if high_micro_usd is None:
+        return DefaultLimit(micro_usd=MOST_MICRO_USD, reason="as nothing is known of what the work costs")
+    times, basis = (MEASURED, "measurements of this kind of machine") if is_measured else (OF_TABLE, "a table")
+    wanted = -(-times * high_micro_usd // CENT) * CENT
+    found = max(LEAST_MICRO_USD, min(wanted, MOST_MICRO_USD))
+    factor = f"{times} times the high estimate of {in_usd(high_micro_usd)}, which rests on {basis}"
+    if found > wanted:
+        return DefaultLimit(micro_usd=found, reason=f"the least that is set ({factor}, is less)")
+    if found < wanted:
+        short = high_micro_usd > found
+        more = f"; the work may need more: --spend-limit {whole_usd(high_micro_usd)}" if short else ""
+        return DefaultLimit(micro_usd=found, reason=f"the most that is set ({factor}, is more){more}")
+    return DefaultLimit(micro_usd=found, reason=factor)
+
+
+def whole_usd(amount: int) -> str:
+    """Return an amount as a flag takes it, rounded up to whole US dollars: `12`."""
+    return str(-(-amount // 1_000_000))

@@ -1,0 +1,46 @@
+"""Money in a rehearsed market: the limits that a launch sets, what it says before it rents, and what follows it."""
+
+import pytest
+
+from infra.rehearsal import attach
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.world import until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
+    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+]
+L40S = ("--gpu", "L40S", "--num-gpus", "1", "--phase", "base")
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory):
+    user = Rehearsed(tmp_path_factory.mktemp("user"), KEYS)
+    attach.start(user.base, speed=60)
+    yield user
+    user.inv("down", "--all", "--rehearse")
+    user.inv("rehearse", "--stop")
+    assert until(lambda: not user.processes(), "the end of everything")
+
+
+def told(user, *words: str, code: int = 0) -> str:
+    """Return what a command says on stderr."""
+    process = user.begin(*words, "--rehearse")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == code and "Traceback" not in err, err
+    return err
+
+
+def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
+    said = told(user, "launch", *L40S, "--dry-run")
+    assert "neither --ttl nor --spend-limit is given: the limit is " in said
+    assert "times the high estimate of " in said and "which rests on a table" in said
+    limit = said.partition("the limit is ")[2].partition(" USD")[0]
+    assert 5 <= float(limit) < 150 and f"{limit} USD are spent" in said
+    (note,) = (one for one in user.json("launch", *L40S, "--dry-run", "--rehearse")["notes"] if "limit is" in one)
+    assert limit in note
+    for given in (("--spend-limit", "7"), ("--ttl", "2h")):
+        assert "neither --ttl" not in told(user, "launch", *L40S, "--dry-run", *given)
+    assert "as nothing is known of what the work costs" in told(user, "launch", "--cmd", "true", *L40S[:4], "--dry-run")
+    assert "the limit is 150.00 USD" in told(user, "pod.create", *L40S[:4], "--dry-run")

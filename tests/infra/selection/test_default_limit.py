@@ -1,0 +1,46 @@
+"""The spend limit of a launch that names no limit: it follows what the plan is expected to cost."""
+
+import pytest
+
+from infra.agent.job import Limits
+from infra.market.expected import AROUND, GUESS, SAME, SETTINGS, is_measured
+from infra.records import Expected
+from infra.selection.default_limit import default_limit
+from infra.selection.preflight import is_open, with_most
+
+USD = 10**6
+
+
+@pytest.mark.parametrize(("high", "measured", "limit", "reason"), [
+    (9_333_333, True, 28 * USD, "28.00 USD, 3 times the high estimate of 9.34 USD, which rests on measurements of"),
+    (9_333_333, False, 93_340_000, "93.34 USD, 10 times the high estimate of 9.34 USD, which rests on a table"),
+    (220_000, False, 5 * USD, "5.00 USD, the least that is set (10 times the high estimate of 0.22 USD"),
+    (60 * USD, False, 150 * USD, "150.00 USD, the most that is set (10 times the high estimate of 60.00 USD"),
+    (200 * USD, True, 150 * USD, "the work may need more: --spend-limit 200; another one: --spend-limit, --ttl"),
+    (None, False, 150 * USD, "nothing is known of what the work costs"),
+])  # fmt: skip
+def test_the_default_limit_is_a_multiple_of_the_high_estimate_and_says_so(high, measured, limit, reason):
+    found = default_limit(high, measured)
+    assert found.micro_usd == limit and reason in found.words
+    assert found.words.startswith("neither --ttl nor --spend-limit is given: the limit is ")
+
+
+def expected(step, seconds, source):
+    return Expected(step=step, seconds=seconds, low=seconds, high=seconds, fixed_s=0.0, source=source)
+
+
+def test_a_forecast_is_measured_when_every_step_that_takes_long_is():
+    base, talk = expected("base", 100.0, SAME), expected("talk", 1.0, GUESS)
+    assert is_measured([base, talk, expected(AROUND, 300.0, GUESS)])
+    assert is_measured([expected("base", 100.0, SETTINGS)])
+    assert not is_measured([base, expected("sft", 50.0, GUESS)])
+    assert not is_measured([])
+
+
+def test_a_pod_whose_work_nobody_knows_gets_the_most_that_is_set_unless_it_has_a_limit():
+    told = []
+    assert with_most(Limits(idle_gpu_s=60.0), True, told.append).spend_micro_usd == 150 * USD
+    assert "150.00 USD" in told.pop()
+    for limits in (Limits(time_s=60.0), Limits(spend_micro_usd=USD)):
+        assert not is_open(limits) and with_most(limits, True, told.append) == limits
+    assert with_most(Limits(), False, told.append) == Limits() and not told
