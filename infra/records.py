@@ -331,3 +331,4 @@ class PodView:
     sweep: str = ""  # the sweep of which it is a trial
     left_s: tuple[float, float, float] | None = None  # time until it is over: low, expected, high; None = not known
     left_from: str = ""  # basis of that forecast, in words
+    beyond_limit: str = ""  # why its limits end it before its work is done, by that forecast, and how to raise them

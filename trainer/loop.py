@@ -8,6 +8,7 @@ started again has the same parameters, bit for bit, as one that was not: on a CP
 
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from data.events import emit
 from data.prefetch import Ahead
+from trainer.checkpoints import save_request
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
 from trainer.checkpoints.saving import PULSE_S, Saver
 from trainer.config import PhaseConfig
@@ -90,13 +92,14 @@ class Training:
         is_quick = False
         try:
             self._resume(newest)
+            asked_to_save = save_request.of(os.environ) if self.ranks.is_first else save_request.never
             with stop_noted() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:
-                    stop = self._advance(batches, metrics, asked_to_stop)
+                    stop, save = self._advance(batches, metrics, asked_to_stop, asked_to_save)
                     if not is_quick:
                         is_quick = True
                         self.ranks.hurry(*([self.cut.group] if self.cut.group else []))
-                    if self.step == steps or self.step % every == 0 or stop:
+                    if self.step == steps or self.step % every == 0 or stop or save:
                         self._save()
                     self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
@@ -166,8 +169,11 @@ class Training:
         if newest is not None:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
-    def _advance(self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
-        """Run one step; return whether a process was asked to stop.
+    def _advance(
+        self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool],
+        asked_to_save: Callable[[], bool],
+    ) -> tuple[bool, bool]:  # fmt: skip
+        """Run one step; return whether a process was asked to stop, and whether one was asked to save.
 
         A non-finite loss or gradient changes nothing; too many in a row raise NonFinite.
         """
@@ -189,11 +195,11 @@ class Training:
             rows = evenly(len(batch["ids"]), rows)
         with passing() if self.ranks.size > 1 else nullcontext():
             sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
-        stops = torch.full((), float(asked_to_stop()), device=sums["loss"].device)
-        said = self.ranks.add_up(torch.stack([stops, *sums.values()]))
+        asked = [torch.full((), float(one()), device=sums["loss"].device) for one in (asked_to_stop, asked_to_save)]
+        said = self.ranks.add_up(torch.stack([*asked, *sums.values()]))
         norm_of_all = self.optimizer.clip()
         # the one place in a step that waits for a GPU: all else is queued behind what it computes
-        norm, stop, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
+        norm, stop, save, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
         others = dict(zip(sums, found, strict=True))
         loss = others.pop("loss")
         self.step += 1
@@ -208,13 +214,13 @@ class Training:
                 if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
                     began = time.monotonic()
                     metrics.samples(self.step, self.sample(), time.monotonic() - began)
-            return stop > 0
+            return stop > 0, save > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
         if self.skipped > MAX_SKIPPED:
             raise NonFinite(words)
         alarm(f"{words}; skipped")
-        return stop > 0
+        return stop > 0, save > 0
 
     def _save(self) -> None:
         """Copy, in every process, what it is to save, and write it while all go on.

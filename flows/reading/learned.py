@@ -11,7 +11,7 @@ command: without records, plans are by formulas, as on the first day.
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, elapsed_s, expect
+from infra.market.expected import AROUND, StepTime, elapsed_s, expect, left, words
 from infra.market.forecast import SETUP_S
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request, StepWork
@@ -161,6 +161,26 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
 
 
 # During a run: what is left.
+
+
+def left_of(
+    rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
+) -> tuple[tuple[float, float, float], str] | None:
+    """Return low, expected and high of the seconds left of a run at work, and their basis; None where nobody knows.
+
+    `rows`: of the run, oldest first.
+    """
+    steps, now = progress.get("steps") or (), progress.get("updated_at")
+    if not steps or not now:
+        return None
+    timings = Timings.beside(settings.state_file)
+    # a step that was started again takes as long as was forecast
+    pods = [op for op in rows if op.slot >= 0]
+    told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
+    if told is None:
+        return None
+    since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
+    return left(told.expected, steps, now, since_s), words(told.expected)
 
 
 # After a run: what it really took.

@@ -12,17 +12,18 @@ from types import MappingProxyType
 from typing import Any
 
 from flows.over_limit import OverLimit
+from flows.reading.beyond_limit import beyond_limit, has_pace
+from flows.reading.learned import left_of
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
+from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
-from infra.ledger.timings import Timings
-from infra.market.expected import left, words
 from infra.providers import registry
 from infra.records import PodView
-from infra.runs import observe
+from infra.runs import observe, pods
 from infra.runs.lookup import between_pods, find_run
 from infra.settings import Settings, is_rented
 
@@ -156,15 +157,14 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
-    """Return the row of a run at work with what is left of it, as far as anything is known of that."""
-    steps, now = view.progress.get("steps") or (), view.progress.get("updated_at")
-    if view.state != "running" or not steps or not now:
+    """Return the row of a run at work with what is left of it, and whether its limits suffice, as far as is known."""
+    rows = journal.ops(run=view.run) if view.state == "running" else []
+    found = left_of(rows, view.progress, settings) if rows else None
+    if found is None:
         return view
-    timings = Timings.beside(settings.state_file)
-    # a step that was started again takes as long as was forecast
-    rows = [op for op in journal.ops(run=view.run) if op.slot >= 0]
-    told = next((one for op in reversed(rows) if (one := timings.of(op.token)) and one.expected), None)
-    if told is None:
+    view = replace(view, left_s=found[0], left_from=found[1])
+    if not has_pace(view.progress):
         return view
-    since_s = max(0.0, now - told.asked_at) if told.token == rows[-1].token else 0.0
-    return replace(view, left_s=left(told.expected, steps, now, since_s), left_from=words(told.expected))
+    of_all = pods.rows_of(view.run, pods.size_of(rows[-1]), journal)
+    beyond = beyond_limit(rows[-1], of_all, found[0], read_clocks(), view.clock_scale)
+    return replace(view, beyond_limit=beyond.words) if beyond else view

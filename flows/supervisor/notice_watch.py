@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flows.reading.beyond_limit import BeyondLimit, beyond_limit, has_pace
+from flows.reading.learned import left_of
 from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
@@ -24,7 +26,7 @@ from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.providers import registry
-from infra.runs import sight
+from infra.runs import pods, sight
 from infra.runs.settle import settle
 from infra.runs.sight import Sight
 from infra.runs.timing import Say
@@ -83,8 +85,23 @@ class NoticeWatch:
         else:
             self.idle_since.pop(op.token, None)
         idle_s = (now - self.idle_since.get(op.token, now)) * seen.clock_scale
-        for notice in of_run(op, seen, read_clocks(), idle_s):
+        for notice in (*of_run(op, seen, read_clocks(), idle_s), *self._of_forecast(op, seen, settings)):
             tell(notice, names_of(op, settings), settings, self.say, aside=True)
+
+    def _of_forecast(self, op: Op, seen: Sight, settings: Settings) -> Iterator[Notice]:
+        """Yield the notice that the limits of a run do not suffice, where that is expected."""
+        if seen.verdict or not has_pace(seen.progress):
+            return
+        if found := left_of(self.journal.ops(run=op.run), seen.progress, settings):
+            rows = pods.rows_of(op.run, pods.size_of(op), self.journal)
+            if beyond := beyond_limit(op, rows, found[0], read_clocks(), seen.clock_scale):
+                yield of_forecast(op, beyond)
+
+
+def of_forecast(op: Op, beyond: BeyondLimit) -> Notice:
+    """Return the notice that a run is expected to need more than its limits; one for each limit."""
+    return Notice(subject=op.run, event="beyond limit", key=f"{op.token} {spend.limit_s(op):.0f}", note=beyond.words,
+                  cost_micro_usd=beyond.micro_usd)  # fmt: skip
 
 
 def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:

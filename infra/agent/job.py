@@ -192,6 +192,10 @@ class PodFolder:
         return self.state / "ending.json"
 
     @property
+    def save_request(self) -> Path:  # {"limit_s": ...}: most of that limit is used, a training is to save now
+        return self.state / "save.json"
+
+    @property
     def acknowledged(self) -> Path:  # {name: UTC epoch seconds}: what was read back from the store
         return self.state / "acknowledged.json"
 

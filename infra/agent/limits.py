@@ -17,6 +17,7 @@ from infra.agent.job import Job, Limits
 from infra.agent.process import boot_id
 
 ASK_GPU_EVERY_S = 30.0
+SAVE_AT = 0.8  # share of a limit at which a training saves, and goes on
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
 def leads_s(limit_s: float) -> Tuple[float, float]:
     """Return how long before the limit the step is asked to save, and how long before it only uploads go on."""
     return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)
+
+
+def is_save_due(elapsed_s: float, limit_s: Optional[float]) -> bool:
+    """Return whether so much of the limit is used that a training is to save before it goes on."""
+    return limit_s is not None and elapsed_s >= SAVE_AT * limit_s
 
 
 def carry_s(job: Job, said: Dict[str, Any]) -> float:

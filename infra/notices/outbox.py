@@ -41,8 +41,8 @@ class Notice:
     subject: str
     """A run, a service, or `audit`."""
     event: str
-    """succeeded, failed, stopped, limit, lost, preempted, recovered, near limit, idle, unhealthy, orphan, audit,
-    given up."""
+    """succeeded, failed, stopped, limit, lost, preempted, recovered, near limit, beyond limit, idle, unhealthy, orphan,
+    audit, given up."""
     key: str
     """Tells it from another of the same subject and event; the same key is told once."""
     note: str = ""

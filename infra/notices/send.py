@@ -32,10 +32,11 @@ LINE = {
     "succeeded": "done",
     "recovered": "back at work",
     "near limit": "near its limit",
+    "beyond limit": "expected to need more than its limit",
     "idle": "its GPUs are idle",
     "audit": "the audit found something",
 }
-URGENT = ("failed", "lost", "limit", "near limit", "orphan", "audit", "unhealthy", "given up")
+URGENT = ("failed", "lost", "limit", "near limit", "beyond limit", "orphan", "audit", "unhealthy", "given up")
 
 
 def send(hook: Hook, said: Mapping[str, str]) -> str:

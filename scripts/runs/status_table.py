@@ -52,6 +52,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "note": view.note or None,
         "left_s": None if view.left_s is None else [round(one, 1) for one in view.left_s],
         "left_from": view.left_from or None,
+        "beyond_limit": view.beyond_limit or None,
         "tracking": dict(view.progress.get("tracking") or {}),
         "in_store": {name: iso(at) for name, at in view.in_store.items()},
         "recoveries": view.recoveries,
@@ -125,8 +126,8 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         )
         told = view.progress.get("tracking") or {}
         linked = [f"{clean(name)}: {clean(link)}" for name, link in told.items() if link]
-        words = (left(view), curve(view), clean(view.note), ended(view, now), *safe, *uploads(view), back, money(view),
-                 more(view),
+        words = (left(view), view.beyond_limit, curve(view), clean(view.note), ended(view, now), *safe,
+                 *uploads(view), back, money(view), more(view),
                  *linked, *map(clean, view.ends), view.ssh)  # fmt: skip
         lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]

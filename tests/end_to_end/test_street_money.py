@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
     pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
 ]
+AT_ONCE = ("--yes", "--detach", "--no-accept")  # the disk of this machine may be nearly full
 L40S = ("--gpu", "L40S", "--num-gpus", "1", "--phase", "base")
 
 
@@ -44,3 +45,13 @@ def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(us
         assert "neither --ttl" not in told(user, "launch", *L40S, "--dry-run", *given)
     assert "as nothing is known of what the work costs" in told(user, "launch", "--cmd", "true", *L40S[:4], "--dry-run")
     assert "the limit is 150.00 USD" in told(user, "pod.create", *L40S[:4], "--dry-run")
+
+
+def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
+    never = ("--set", "base.steps=1000000", "--set", "base.compile=never")
+    words = (*never, "--spend-limit", "3", "--tag", "long", "-n", "long")
+    told(user, "launch", *L40S, *words, *AT_ONCE)
+    said = until(lambda: user.status()["long"]["beyond_limit"], "the forecast is above the limit", 240)
+    assert "at this pace it takes about" in said and "To raise it: inv down long, then inv resume long --sp" in said
+    user.json("down", "long", "--rehearse")
+    assert user.status()["long"]["beyond_limit"] is None

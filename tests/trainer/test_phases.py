@@ -20,6 +20,7 @@ from store.artifacts.artifacts import Store
 from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from tests.trainer.model.test_init import configured
+from tests.world import until
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoints, open_final
@@ -109,6 +110,22 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
     assert {"gzip", "xz", "loss", "steps", "tokens", "params", "tokenizer_sha256"} <= result.keys()
     assert finish(world.start(config, OFTEN))[0] == 0
     assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # nothing but the result
+
+
+@pytest.mark.process
+def test_a_run_saves_when_its_pod_asks_for_it_and_goes_on(world, monkeypatch):
+    asked, steps = world.root / "save.json", 100_000
+    monkeypatch.setenv("SLIPWAY_SAVE_REQUEST", str(asked))
+    one = world.start(tiny(steps=steps), replace(OFTEN, save_every=steps))
+    world.wait_for_step(3, one)
+    assert Checkpoints(world.checkpoints(), OFTEN).newest() is None
+    asked.write_text("{}")
+    until(lambda: Checkpoints(world.checkpoints(), OFTEN).newest(), "a checkpoint")
+    saved = Checkpoints(world.checkpoints(), OFTEN).newest()
+    world.wait_for_step(saved.step + 3, one)
+    one.kill()
+    one.wait()
+    assert Checkpoints(world.checkpoints(), OFTEN).newest().step == saved.step  # once
 
 
 @pytest.mark.process

@@ -335,6 +335,7 @@ class Agent:
                 **environ_of(self.job.group, self.job.num_gpus),
                 "SLIPWAY_WORK": str(pod.work),
                 "SLIPWAY_RECORDS": str(pod.records(step.name)),
+                "SLIPWAY_SAVE_REQUEST": str(pod.save_request),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
                 # Images of containers often forbid bytecode, and then each step compiles all of torch that it imports.

@@ -93,6 +93,7 @@ class Guard:
         self.missed_at: Optional[float] = None  # the agent, since then
         self.orphans: Dict[int, int] = {}  # exit codes, by pid, of what the agent's death has left to us
         self.asked_at: Optional[float] = None
+        self.saved_for_s: Optional[float] = None  # the limit for which a checkpoint was asked for
         self.holds = self._may_hold()
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
@@ -186,6 +187,7 @@ class Guard:
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
                 return self._end("limit", f"the limit of {duration(self.limit_s)} is reached", patience_s=0.0)
+            self._ask_to_save()
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
                 self._keep_agent()
@@ -223,6 +225,14 @@ class Guard:
             return ask_to_stop(self.pod, "failed", full, grace)
         idle = self.idle_gpu.reason()
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
+
+    def _ask_to_save(self) -> None:
+        """Ask the training to save, once for each limit, when most of that is used."""
+        if self.saved_for_s != self.limit_s and ends.is_save_due(self.elapsed_s, self.limit_s):
+            self.saved_for_s = self.limit_s
+            if read_json(self.pod.save_request).get("limit_s") != self.limit_s:  # an earlier guard has not asked
+                say(f"{ends.SAVE_AT:.0%} of the limit of {duration(self.limit_s)} is used: asking for a checkpoint")
+                tell(self.pod.save_request, {"limit_s": self.limit_s})
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
         """Return how long to wait for an agent that was asked to end."""

@@ -301,3 +301,23 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
     kept.write_bytes(content)
     send(guard, signal.SIGCONT)
     world.call("stop")
+
+
+def test_at_four_fifths_of_a_limit_a_checkpoint_is_asked_for_once_and_the_work_goes_on(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"), limits=Limits(time_s=1e6))
+    has_lived(world, 0.79e6)
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    assert not world.pod.save_request.exists()
+    world.kill("guard", "agent")
+    has_lived(world, 0.8e6)
+    world.start()
+    until(world.pod.save_request.exists, "the request to save")
+    assert read_json(world.pod.save_request) == {"limit_s": 1e6} and not world.pod.verdict.exists()
+    written = world.pod.save_request.stat().st_mtime_ns
+    world.kill("guard")
+    until(lambda: (world.pod.logs / "guard.log").read_text().count("guard armed") == 3, "another guard")
+    world.call("stop")
+    assert world.pod.save_request.stat().st_mtime_ns == written
+    assert (world.pod.logs / "guard.log").read_text().count("80% of the limit") == 1

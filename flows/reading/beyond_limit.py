@@ -1,0 +1,73 @@
+"""A run at work that is expected to cost, or to last, more than its limits allow.
+
+    progress -> time left (`learned.left_of`) -> compared with the limits -> BeyondLimit: words, and the command
+
+Compared from step `ENOUGH_STEPS` of a training on: before, a forecast rests on others' measurements, or on a table.
+Times and money are of the vendor's clock. Pure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.agent.limits import Clocks
+from infra.ledger import spend
+from infra.ledger.op import Op
+from infra.market.forecast import SETUP_S
+from infra.money import in_usd
+from infra.runs import pods
+from infra.selection.default_limit import whole_usd
+from infra.units import duration
+
+ENOUGH_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeyondLimit:
+    """The forecast of a run that its limits end before its work is done."""
+
+    micro_usd: int
+    """Expected cost of the whole run, all of its pods."""
+    words: str
+    """The forecast, the limit, and the command that raises it."""
+
+
+def has_pace(progress: Mapping[str, Any]) -> bool:
+    """Return whether a training of the run has done enough steps to tell its pace."""
+    records = [step.get("record") or {} for step in progress.get("steps") or ()]
+    return any((record.get("step") or 0) >= ENOUGH_STEPS for record in records if record.get("kind") == "progress")
+
+
+def beyond_limit(
+    op: Op, rows: Sequence[Op], left_s: tuple[float, float, float], now: Clocks, scale: float
+) -> BeyondLimit | None:
+    """Return what a live rented run is expected to need beyond its limits; None while they suffice.
+
+    `rows`: of the run, all nodes and earlier pods; `left_s`: low, expected, high, of its machine's clock.
+    """
+    limit_in_s = spend.left_s(op, now, scale)
+    _, expected_s, high_s = (scale * one for one in left_s)
+    if not op.rate or limit_in_s is None or expected_s <= limit_in_s:
+        return None
+    rate, spent = op.rate * pods.size_of(op), sum(spend.spent(row, now, scale) for row in rows)
+    cost = spent + _cost(expected_s, rate)
+    raised = high_s + SETUP_S[1]  # another pod takes the place of this one
+    flags, allowed = [], []
+    money_s = spend.left_s(replace(op, ttl_s=None), now, scale)
+    if op.cap is not None and money_s is not None and expected_s > money_s:
+        flags.append(f"--spend-limit {whole_usd(spent + _cost(raised, rate))}")
+        allowed.append(in_usd(spent + _cost(money_s, rate)))
+    if op.ttl_s is not None and expected_s > (time_s := op.ttl_s - spend.since_request_s(op, now, scale)):
+        flags.append(f"--ttl {math.ceil(raised / 60)}m")
+        allowed.append(duration(max(0.0, time_s)))
+    words = (
+        f"at this pace it takes about {duration(expected_s)} more and costs {in_usd(cost)}; its limit ends it in "
+        f"{duration(limit_in_s)} ({' and '.join(allowed)}). To raise it: inv down {op.run}, then "
+        f"inv resume {op.run} {' '.join(flags)}"
+    )
+    return BeyondLimit(micro_usd=cost, words=words)
+
+
+def _cost(seconds: float, rate: int) -> int:
+    return math.ceil(seconds * rate / 3600)

@@ -1,0 +1,54 @@
+"""A forecast that is compared with the limits of a run: what is said, and the command that raises them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows.reading.beyond_limit import beyond_limit, has_pace
+from flows.supervisor.notice_watch import of_forecast
+from infra.agent.limits import Clocks
+from infra.ledger.op import Op
+from infra.records import Request
+
+OP = Op(token="sw1-a", run="calm-1", vendor="lium", state="READY", remote_id="x", rate=3_600_000, cap=5_000_000,
+        intent_at=1000, sent_at=1000, boot_id="b", boot_s=0.0)  # fmt: skip
+
+
+def at(seconds: float) -> Clocks:
+    return Clocks("b", seconds, 1000 + seconds)
+
+
+def test_a_forecast_within_the_limits_says_nothing():
+    assert beyond_limit(OP, [OP], (100.0, 3999.0, 9000.0), at(1000), 1.0) is None
+    assert beyond_limit(replace(OP, cap=None), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
+    assert beyond_limit(replace(OP, rate=0), [OP], (1e6, 2e6, 3e6), at(1000), 1.0) is None
+
+
+@pytest.mark.parametrize(("limits", "scale", "command"), [
+    ({}, 1.0, "--spend-limit 8"),  # 1.00 spent, 6000 s of work and 300 s for another pod at 3.60 USD/h
+    ({"ttl_s": 3000.0}, 1.0, "--spend-limit 8 --ttl 105m"),
+    ({"ttl_s": 3000.0, "cap": 50_000_000}, 1.0, "--ttl 105m"),
+])  # fmt: skip
+def test_a_forecast_above_a_limit_names_the_cost_and_the_command_that_raises_it(limits, scale, command):
+    op = replace(OP, **limits)
+    found = beyond_limit(op, [op], (3000.0, 5000.0, 6000.0), at(1000), scale)
+    assert found and found.micro_usd == 6_000_000 and "costs 6.00 USD" in found.words
+    assert found.words.endswith(f"inv down calm-1, then inv resume calm-1 {command}")
+    notice = of_forecast(op, found)
+    assert (notice.event, notice.subject, notice.note) == ("beyond limit", "calm-1", found.words)
+
+
+def test_the_cost_is_that_of_all_nodes_and_of_earlier_pods_by_the_vendors_clock():
+    op = replace(OP, request=json.dumps({"run": "calm-1", "nodes": 2}))
+    assert Request(**json.loads(op.request)).nodes == 2
+    earlier = replace(OP, token="sw1-b", state="TERMINATED", lived_s=10.0)
+    found = beyond_limit(op, [op, replace(op, token="sw1-c"), earlier], (50.0, 100.0, 120.0), at(10), 60.0)
+    assert found and found.micro_usd == 3 * 600_000 + 2 * 6_000_000
+
+
+@pytest.mark.parametrize(("steps", "enough"), [(None, False), (19, False), (20, True)])
+def test_a_pace_is_known_from_the_twentieth_step_on(steps, enough):
+    record = {"kind": "progress", "step": steps}
+    assert has_pace({"steps": [{"name": "text"}, {"name": "base", "record": record}]}) is enough
+    assert not has_pace({"steps": [{"name": "text", "record": {"kind": "note"}}]}) and not has_pace({})
