@@ -17,6 +17,7 @@ from flows.history import receipt
 from flows.jobs import memory_check, sandbox_check
 from flows.planning import Work
 from flows.reading import learned
+from flows.run_limits import run_limits
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -28,7 +29,6 @@ from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
-from infra.market.expected import is_measured
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market, registry
@@ -40,8 +40,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
-from infra.selection.default_limit import default_limit
-from infra.selection.preflight import check_work, forecast_of, is_open, limits_for, preflight
+from infra.selection.preflight import check_work, limits_for, preflight
 from infra.selection.request import request_on
 from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
 from infra.skypilot import submit
@@ -180,13 +179,13 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
         if vendor.manages:
-            return _kept(limited(found, submit.price(plan, cast(ManagedJobs, vendor), tell), settings))
+            return _kept(limited(found, submit.price(plan, cast(ManagedJobs, vendor), tell), journal, settings))
         name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [replace(one, work_disk_bytes=need) for one in (meant.request, *meant.others)]
         had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell)
         plan = meant.work.plan(settings, had.request, vendor, meant.limits, had.offers[0])
-        found = replace(limited(replace(found, plan=plan), had.offers, settings), turn=had.turn)
+        found = replace(limited(replace(found, plan=plan), had.offers, journal, settings), turn=had.turn)
         if had.turn and (meant.spec.dry_run or not plan.job):  # it rents nothing
             turns.leave(journal, had.turn)
     if plan.job and meant.spec.self_end:
@@ -194,21 +193,17 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     return _kept(found)
 
 
-def limited(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
-    """Return the launch with these offers, and with the default limit of its plan where no limit was typed.
-
-    The limit is of the cheapest offer: a dearer one works as fast for its price, or the limit ends it.
-    """
+def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:
+    """Return the launch with these offers, and with the limits of its run. Raises LimitHit."""
     plan, meant = found.plan, found.meant
     found = replace(found, offers=tuple(offers))
-    if plan.job is None or not is_open(plan.job.limits):
+    if plan.job is None:
         return found
-    high = forecast_of(plan, offers[0], settings).micro_usd[2] if plan.forecast else None
-    limit = default_limit(high, is_measured(plan.forecast))
-    limits = replace(plan.job.limits, spend_micro_usd=limit.micro_usd // plan.request.nodes)
-    plan = replace(plan, job=replace(plan.job, limits=limits), notes=(*plan.notes, limit.words))
-    asked = meant.asked.with_default_limit(limit.micro_usd)
-    return replace(found, plan=plan, meant=replace(meant, limits=limits, asked=asked))
+    own = run_limits(plan, offers, _continued(plan, meant, journal, settings), journal, settings)
+    notes = (*plan.notes, *filter(None, [own.words]))
+    plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
+    asked = meant.asked.with_spend_limit(own.spend_micro_usd)
+    return replace(found, plan=plan, meant=replace(meant, limits=own.limits, asked=asked))
 
 
 def _kept(found: Launch) -> Launch:
@@ -384,8 +379,16 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
 
 def _name(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
-    before = last_on(plan, journal)
-    is_unfinished = before and last_verdict(before, settings).get("state") != "succeeded"
-    if before and is_unfinished and not meant.asked.name and has_machine(before, settings):
+    before = _continued(plan, meant, journal, settings)
+    if before and not meant.asked.name:
         return before.run
     return meant.asked.name or shares.new_name(journal, meant.work.stem)
+
+
+def _continued(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> Op | None:
+    """Return the newest pod of the run that this launch goes on with: one that was cut off; None for a new run."""
+    before = last_on(plan, journal)
+    if before is None or meant.asked.name not in ("", before.run):
+        return None
+    is_unfinished = last_verdict(before, settings).get("state") != "succeeded"
+    return before if is_unfinished and has_machine(before, settings) else None

@@ -2,23 +2,25 @@
 
 import contextlib
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from flows.extensions import changed
 from flows.history import receipt
+from flows.run_limits import check_used, spent_by
 from flows.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits
-from infra.agent.limits import read_clocks
 from infra.errors import UsageError
-from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
 from infra.ledger.op import Op, Taken
 from infra.money import in_usd
 from infra.providers import registry
+from infra.records import Offer, Plan
 from infra.runs import hand_over, pods, sight
 from infra.runs import launch as street
+from infra.runs.keepers.keeper import request_of
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
@@ -27,23 +29,63 @@ from infra.selection.preflight import limits_for
 from infra.settings import Settings, is_secret
 
 
-def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run at work again; `spend_limit` and `ttl`: of a rented run whose limits are to be others.
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A run that would go on; nothing has been changed."""
 
-    Raises UsageError when there is nothing to go on with.
+    op: Op
+    """The newest pod of its node 0."""
+    limits: Limits | None = None
+    """Limits that were typed, as `Keeper.elsewhere` takes them."""
+    asked: str = ""
+    """The journal's record of the run then."""
+    plan: Plan | None = None
+    """The rest of its work for another rented machine; None where nothing is rented."""
+    offers: tuple[Offer, ...] = ()
+    """Offers of that machine, in the order in which they are tried."""
+    money: str = ""
+    """The limit of the run and what it has cost, in words."""
+
+
+def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Settings, tell: Say) -> Resumption:
+    """Return the run as it would go on; `spend_limit` and `ttl`: of a rented run whose limits are to be others.
+
+    Raises UsageError when there is nothing to go on with, LimitHit where it has ended at a limit, NoOffer, OutOfMoney.
     """
     op = find_run(journal, run)
-    tell_extensions(op, settings, tell)
     if op.slot < 0 and pods.rank_of(op) > 0:
         raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
     if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
         raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
     if is_idle(op, settings):
         raise UsageError(f"{op.run} is idle; give it work: inv pod.run {op.run}")
-    limits = more_for(op, journal, settings, spend_limit, ttl, tell)
-    op = with_environment(op, journal, settings)
-    if limits:
-        return again(op, journal, settings, tell, limits, with_limits(op.asked, ttl, spend_limit, limits))
+    limits = more_for(op, journal, settings, spend_limit, ttl)
+    asked = with_limits(op.asked, ttl, spend_limit, limits) if limits else ""
+    found = Resumption(op=op, limits=limits, asked=asked)
+    vendor = registry.provider(settings, op.vendor)
+    if op.is_live or not vendor.is_rented or vendor.manages:
+        return found
+    check_used(op, limits or Limits(), journal, settings)
+    keeper = RunKeeper.of(op, journal, settings, tell)
+    job, budget = keeper.rest_of(op, limits or Limits())
+    request = request_of(op)
+    plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
+    spent, of_all = spent_by(op, journal, settings), "" if budget is None else f" of {in_usd(budget)}"
+    money = f"{op.run} has cost {in_usd(spent)}{of_all}, its limit from its beginning"
+    return replace(found, plan=plan, offers=tuple(keeper.find(request)), money=money)
+
+
+def with_offers(found: Resumption, offers: Sequence[Offer]) -> Resumption:
+    """Return it with the offers that somebody has agreed to."""
+    return replace(found, offers=tuple(offers))
+
+
+def resume(found: Resumption, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return the run at work again. Raises UsageError."""
+    tell_extensions(found.op, settings, tell)
+    op = with_environment(found.op, journal, settings)
+    if found.plan is not None:
+        return again(op, journal, settings, tell, found)
     return go_on(op, journal, settings, tell)
 
 
@@ -98,11 +140,11 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 
 def again(
-    op: Op, journal: Journal, settings: Settings, tell: Say, limits: Limits | None = None, asked: str = ""
+    op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None
 ) -> Op:  # fmt: skip
     """Bring back a run that has stopped: on its pod where that is still there, else on another one.
 
-    `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
+    `found`: what somebody has agreed to, where that is rented.
     """
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
@@ -113,12 +155,13 @@ def again(
         op = journal.advance(op, "unreachable")  # so that `inv why` tells of it later
     if vendor.fleeting and not op.is_live:
         keeper = RunKeeper.of(op, journal, settings, tell)
-        keeper.terms = replace(keeper.terms, asked=asked)
-        return keeper.elsewhere(op, limits=limits, is_asked=True)
+        agreed = found or Resumption(op=op)
+        keeper.terms = replace(keeper.terms, asked=agreed.asked)
+        return keeper.elsewhere(op, limits=agreed.limits, is_asked=True, offers=agreed.offers)
     return street.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
 
 
-def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str, tell: Say) -> Limits | None:
+def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
     """Return other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for.
 
     Raises UsageError.
@@ -133,8 +176,7 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
         )
     limits = limits_for(settings, True, LimitSpec(ttl=ttl, spend_limit=spend_limit))
     if limits.spend_micro_usd is not None:
-        rows = pods.rows_of(op.run, pods.size_of(op), journal)
-        spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
+        spent = spent_by(op, journal, settings)
         if spent >= limits.spend_micro_usd:
             raise UsageError(f"{op.run} has cost {in_usd(spent)} already; give a --spend-limit above that")
     return limits

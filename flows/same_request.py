@@ -53,8 +53,8 @@ class TypedLaunch:
         """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
 
-    def with_default_limit(self, micro_usd: int) -> "TypedLaunch":
-        """Return the launch with the spend limit that its plan suggests, which nobody typed."""
+    def with_spend_limit(self, micro_usd: int | None) -> "TypedLaunch":
+        """Return the launch with the spend limit of its run, also one that nobody typed."""
         return replace(self, meant={**self.meant, "spend_limit": micro_usd})
 
     def check(self, op: Op) -> None:

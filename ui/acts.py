@@ -14,6 +14,7 @@ from typing import Any
 from flows import resume, serve, stop
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
+from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.runs.lookup import find_run
 from serve.processes import controller_client
@@ -95,16 +96,17 @@ class Acts:
         return _question(words, f"inv down {op.run}", do)
 
     def _resume(self, said: Mapping[str, Any]) -> ActQuestion:
+        settings = self.desk.settings
         with self.desk.journal() as journal:
             op = find_run(journal, _name(said))
+            found = resume.resumption(op.run, "", "", journal, settings, self.desk.tell)
 
         def do() -> None:
-            settings = self.desk.settings
             with self.desk.journal() as journal:
-                resume.resume(op.run, "", "", journal, settings, self.desk.tell)
+                resume.resume(found, journal, settings, self.desk.tell)
             supervisor_client.ensure(settings)
 
-        costs = f" It may rent a machine at about {in_usd(op.rate)} an hour, within its limit." if op.rate else ""
+        costs = f" It rents {in_words(found.offers[0])}, or the next; {found.money}." if found.offers else ""
         return _question(
             f"Resume {op.run} from its newest whole checkpoint?{costs}", f"inv resume {op.run} --detach", do
         )

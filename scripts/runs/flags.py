@@ -100,12 +100,13 @@ class DownFlags(OneRunFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeFlags(OneRunFlags):
+class ResumeFlags(Questions, OneRunFlags):
     spend_limit: str = flag(
         "", "rented: new limit in US dollars, counted from the start of the run", group=LIMITS, unit="USD"
     )
     ttl: str = flag("", "rented: end it this long after now: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     detach: bool = flag(False, "hand over and return")
+    dry_run: bool = flag(False, "show what it would rent, its price and what ends it, and stop")
 
 
 @dataclass(frozen=True, kw_only=True)

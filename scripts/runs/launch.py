@@ -48,7 +48,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs.deploy import deploy
-from scripts.runs.flags import NOT_OF_THE_PLAN, KeepFlags, LaunchFlags, ResumeFlags
+from scripts.runs.flags import NOT_OF_THE_PLAN, KeepFlags, LaunchFlags
 from scripts.runs.logs import tell_steps
 from serve.processes import controller_client, controller_process
 from store import moving_line
@@ -252,17 +252,6 @@ def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
     for progress, verdict in seen:
         tell_steps(progress, told, scale)
         yield progress, verdict
-
-
-def resume(spec: ResumeFlags) -> None:
-    settings = context.settings()
-    with open_journal(settings) as journal, supervisor_client.handing_on(settings):
-        settle(journal, settings, render.tell)
-        op = resuming.resume(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
-        if spec.detach:
-            leave(op, settings, spec.json)
-        else:
-            conclude(op, journal, settings, spec.json)
 
 
 def keep_(spec: KeepFlags) -> None:

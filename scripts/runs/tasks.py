@@ -89,11 +89,17 @@ def down(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:ResumeFlags", env=True, example="inv resume brave-otter-3 --spend-limit 300", rents=True)
+@command(
+    "scripts.runs.resume",
+    f"{FLAGS}:ResumeFlags",
+    env=True,
+    example="inv resume brave-otter-3 --spend-limit 300",
+    rents=True,
+)
 def resume(c, spec):
     """Go on with a run from its newest whole checkpoint.
 
-    It may have been stopped, killed or failed.
+    It may have been stopped, killed or failed. Before it rents, it shows machines, prices, limit and ends, and asks.
     """
 
 

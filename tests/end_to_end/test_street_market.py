@@ -268,7 +268,7 @@ def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
     _, said = follower.communicate(timeout=60)
     assert f"{run} waits for another machine: " in said and f"{run} stopped" in said, said
     user.world.tell("/sold-out", {"is": False})
-    user.inv("resume", run, "--rehearse", "--detach")
+    user.inv("resume", run, "--rehearse", "--detach", "--yes")
     assert user.status()[run]["state"] in ("running", "succeeded")
 
 
@@ -362,7 +362,7 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
     refused = user.begin("resume", run["run"], "--rehearse")
     _, said = refused.communicate(timeout=120)
     assert refused.returncode == 5 and "--spend-limit" in said
-    user.inv("resume", run["run"], "--rehearse", "--spend-limit", "20")
+    user.inv("resume", run["run"], "--rehearse", "--spend-limit", "20", "--yes")
     (row,) = user.json("status", "--rehearse")
     assert (row["run"], row["state"]) == (run["run"], "succeeded")
     log = (folder / "logs" / "text.log").read_text()

@@ -55,3 +55,30 @@ def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
     assert "at this pace it takes about" in said and "To raise it: inv down long, then inv resume long --sp" in said
     user.json("down", "long", "--rehearse")
     assert user.status()["long"]["beyond_limit"] is None
+
+
+def test_a_resume_shows_what_it_would_rent_and_asks(user):
+    words = ("-n", "calm", "--spend-limit", "4", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
+    told(user, "launch", *words)
+    user.json("down", "calm", "--rehearse")
+    rented = len(user.truth()["pods"])
+    said = told(user, "resume", "calm", code=2)
+    assert "Available L40S Instances" in said and "cannot ask which instance to rent; pass --yes" in said
+    assert "calm has cost " in said and " of 4.00 USD, its limit from its beginning" in said and "ended by" in said
+    plan = user.json("resume", "calm", "--dry-run", "--rehearse")
+    assert plan["rents"] and 3 < float(plan["left_usd"]) < 4
+    # The same work once more: the smaller limit stays.
+    kept = told(user, "launch", "--cmd", "sleep 1000", *L40S[:4], "-n", "calm", "--dry-run")
+    assert "calm goes on with its limit of 4.00 USD, of which 0." in kept
+    assert len(user.truth()["pods"]) == rented
+
+
+def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(user):
+    words = ("-n", "spent", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
+    told(user, "launch", *words, "--spend-limit", "0.25")
+    until(lambda: user.status()["spent"]["state"] in ("limit", "stopped"), "its limit", 120)
+    for line in (("resume", "spent", "--yes"), ("launch", *words)):
+        said = told(user, *line, code=5)
+        assert "inv resume --rehearse spent --spend-limit 1" in said, said
+    plan = user.json("resume", "spent", "--spend-limit", "1", "--dry-run", "--rehearse")
+    assert plan["rents"] and 0.7 < float(plan["left_usd"]) < 0.9

@@ -27,7 +27,7 @@ from infra.ledger.life_cycle import ASKED, LOST, READY
 from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import market
-from infra.records import Plan
+from infra.records import Offer, Plan
 from infra.runs import launch, pods, sight
 from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
@@ -329,11 +329,15 @@ class RunKeeper(Keeper):
             self.say(f"{_named(op)} is unreachable; it is detached from the run, and ended when it comes back: {error}")
             pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
-    def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False) -> Op:
+    def elsewhere(
+        self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False,
+        offers: Sequence[Offer] = (),
+    ) -> Op:  # fmt: skip
         """Restart the run of a pod that has ended on the next offer, with the code that it began with.
 
         `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
-        `is_asked`: somebody asks for it, also of a run that was ended before.
+        `is_asked`: somebody asks for it, also of a run that was ended before. `offers`: those to try; () = all that
+        fit.
         Raises LimitHit when nothing is left.
         """
         code = self.home.kept.code
@@ -354,7 +358,7 @@ class RunKeeper(Keeper):
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms_after(op, recoveries, budget, may_be_over=is_asked),
                         prepare=prepare if is_kept_here else None, asked=self.terms.asked or op.asked)  # fmt: skip
-        offers = self.find(request)
+        offers = offers or self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
     def _downloading(self, op: Op, transport: Transport) -> contextlib.AbstractContextManager[None]:

@@ -75,7 +75,7 @@ def bring_back(journal, keeper, limits=None):
 
 def test_a_run_on_many_nodes_that_is_resumed_with_a_limit_shares_it_among_them(begun):
     journal, keeper, settings, _ = begun
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "", print)
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
     assert limits is not None
     shares, used = bring_back(journal, keeper, limits)
     caps = [one.spend_micro_usd for one in shares]
@@ -95,13 +95,13 @@ def test_a_run_whose_nodes_have_cost_different_amounts_is_brought_back_with_what
 
 def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(begun):
     journal, keeper, settings, _ = begun
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h", print)
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
     shares, used = bring_back(journal, keeper, limits)
     assert [one.time_s for one in shares] == [360_000.0] * NODES
     assert sum(one.spend_micro_usd for one in shares) + used <= 40 * USD
     first = journal.ops(run="otter")[-1]
     journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
-    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "", print)
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "")
     with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
         keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
 
@@ -110,7 +110,7 @@ def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
     journal, _, settings, _ = begun
     most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
     with pytest.raises(UsageError, match="has cost .* USD already; give a --spend-limit above that"):
-        resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "", print)
+        resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
 
 
 def test_the_share_of_a_pod_that_could_not_be_ended_yet_is_nobody_elses(begun):

@@ -1,0 +1,119 @@
+"""The limits of a run that is rented, also of one that goes on: what was typed, what it had before, or the default.
+
+    plan, offers, the run that it goes on with -> RunLimits: of each pod, and in words
+
+A run that goes on keeps its limits, which count from its beginning, unless others are typed. One that has ended at a
+limit does not go on without a higher one: it would end at once, and bill for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from infra.agent.job import Limits
+from infra.agent.limits import leads_s, read_clocks
+from infra.errors import LimitHit
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.market.expected import is_measured
+from infra.money import in_usd
+from infra.records import Offer, Plan
+from infra.runs import pods
+from infra.runs.lookup import last_verdict
+from infra.selection.default_limit import default_limit, whole_usd
+from infra.selection.preflight import forecast_of, is_open
+from infra.settings import Settings
+from infra.units import duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLimits:
+    """The limits of a run: what was typed, resolved."""
+
+    limits: Limits
+    """Limits of the pod of each node from now on."""
+    spend_micro_usd: int | None
+    """Spend limit of the whole run, from its beginning; None = it has none."""
+    words: str = ""
+    """The limit that nobody typed, and the reason for it."""
+
+
+def run_limits(
+    plan: Plan, offers: Sequence[Offer], before: Op | None, journal: Journal, settings: Settings
+) -> RunLimits:  # fmt: skip
+    """Return the limits of a plan's job on these offers. `before`: the newest pod of the run that it goes on with.
+
+    The default is of the cheapest offer: a dearer one works as fast for its price, or the limit ends it.
+    Raises LimitHit for a run that would end at once.
+    """
+    assert plan.job is not None
+    typed, nodes = plan.job.limits, plan.request.nodes
+    total = typed.spend_micro_usd and typed.spend_micro_usd * nodes
+    if before is not None:
+        check_used(before, typed, journal, settings)
+        return _of_earlier(before, typed, total, nodes, journal, settings)
+    if not is_open(typed):
+        return RunLimits(limits=typed, spend_micro_usd=total)
+    high = forecast_of(plan, offers[0], settings).micro_usd[2] if plan.forecast else None
+    limit = default_limit(high, is_measured(plan.forecast))
+    limits = replace(typed, spend_micro_usd=limit.micro_usd // nodes)
+    return RunLimits(limits=limits, spend_micro_usd=limit.micro_usd, words=limit.words)
+
+
+def _of_earlier(
+    before: Op, typed: Limits, total: int | None, nodes: int, journal: Journal, settings: Settings
+) -> RunLimits:  # fmt: skip
+    """Return the limits of a run that goes on: those that are typed, else its own, less what it has used."""
+    total, spent = before.budget if total is None else total, spent_by(before, journal, settings)
+    time_s = typed.time_s
+    if time_s is None and before.ttl_s is not None:
+        time_s = before.ttl_s - spend.age_s(before, read_clocks(), settings.clock_scale)
+    left = replace(typed, time_s=time_s, spend_micro_usd=None if total is None else (total - spent) // nodes)
+    if spend.is_used_up(left):
+        raise LimitHit(f"{before.run} has used its limit, of which {in_usd(spent)} are spent; "
+                       f"to go on, give a higher one: {_higher(before, total, spent)}")  # fmt: skip
+    if not is_open(typed):
+        return RunLimits(limits=left, spend_micro_usd=total)
+    kept = [f"{in_usd(total)}, of which {in_usd(spent)} are spent"] if total is not None else []
+    kept += [f"{duration(time_s)} more"] if time_s is not None else []
+    words = f"{before.run} goes on with its limit of {' and '.join(kept)}; another one: --spend-limit, --ttl"
+    return RunLimits(limits=left, spend_micro_usd=total, words=words)
+
+
+def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> None:
+    """Raise LimitHit for a run that has ended at a limit, where no other one is given of that kind."""
+    now, scale = read_clocks(), settings.clock_scale
+    if op.is_live or not _says_limit(op, settings):
+        return
+    money, time = replace(op, ttl_s=None), replace(op, cap=None)
+    spent, flags = spent_by(op, journal, settings), []
+    if given.spend_micro_usd is None and _is_near(money, now, scale):
+        flags.append(_higher(op, op.budget, spent))
+    if given.time_s is None and _is_near(time, now, scale):
+        flags.append(f"--ttl {-(-round(op.ttl_s or 0) // 60)}m")
+    if flags:
+        raise LimitHit(f"{op.run} has ended at its limit, with {in_usd(spent)} spent; nothing was rented. It goes on "
+                       f"with another limit: inv resume {op.run} {' '.join(flags)}")  # fmt: skip
+
+
+def _says_limit(op: Op, settings: Settings) -> bool:
+    """Return whether a limit has ended it, by its verdict or its row, or its vendor has, whom nobody asked."""
+    state = last_verdict(op, settings).get("state") or op.outcome
+    return state == "limit" or not state and op.del_requested_at is None
+
+
+def _is_near(op: Op, now: spend.Now, scale: float) -> bool:
+    """Return whether so little was left of its limit that its guard was about to end it, or had."""
+    limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, scale)
+    return limit_s is not None and left_s is not None and left_s <= leads_s(limit_s)[0]
+
+
+def _higher(op: Op, total: int | None, spent: int) -> str:
+    """Return a limit of twice the one that is used, as a flag."""
+    return f"--spend-limit {whole_usd(2 * max(total or 0, spent))}"
+
+
+def spent_by(op: Op, journal: Journal, settings: Settings) -> int:
+    """Return what all pods of the run of this row have cost, and may yet cost."""
+    rows = pods.rows_of(pods.run_of(op), pods.size_of(op), journal)
+    return sum(spend.reserved(row, read_clocks(), settings.clock_scale) for row in rows)

@@ -1,0 +1,55 @@
+"""The command resume: what it would rent, at which price and until when; then the run at work again."""
+
+from flows import resume as resuming
+from flows.supervisor import supervisor_client
+from infra.money import dollars, in_usd
+from infra.runs.settle import settle
+from scripts.cli import context, prompts, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.market import offers_table
+from scripts.runs import launch
+from scripts.runs.flags import ResumeFlags
+
+
+def resume(spec: ResumeFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal, supervisor_client.handing_on(settings):
+        settle(journal, settings, render.tell)
+        found = resuming.resumption(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
+        if found.plan is not None:
+            assert found.plan.job is not None
+            if not spec.json:
+                offers_table.show_offers(found.plan.request, found.offers)
+                render.say(found.money)
+                offers_table.show_ends(found.plan.job.limits, found.offers[0], settings, found.plan.job.on_failure)
+            if not spec.dry_run:
+                offers = prompts.pick(list(found.offers), False, spec.yes)
+                if not offers:
+                    render.say("nothing was rented")
+                    return
+                found = resuming.with_offers(found, offers)
+        if spec.dry_run:
+            report(found, spec.json)
+            return
+        op = resuming.resume(found, journal, settings, render.tell)
+        if spec.detach:
+            launch.leave(op, settings, spec.json)
+        else:
+            launch.conclude(op, journal, settings, spec.json)
+
+
+def report(found: resuming.Resumption, as_json: bool) -> None:
+    """Say what would go on, and what that would rent."""
+    first, limits = (found.offers[0], found.plan.job.limits) if found.plan and found.plan.job else (None, None)
+    left = limits.spend_micro_usd if limits else None
+    if as_json:
+        print_json({
+            "run": found.op.run, "state": "planned", "rents": first is not None,
+            "usd_per_hour": dollars(first.micro_usd_per_hour) if first else None,
+            "left_usd": None if left is None else dollars(left),
+        })  # fmt: skip
+        return
+    where = "rents nothing: it has its machine" if first is None else "rents the first that can be had"
+    rest = "" if left is None else f", for {in_usd(left)} at most"
+    render.say(f"{found.op.run} {where}{rest}; dry run: nothing was started")
