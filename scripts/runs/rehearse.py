@@ -62,7 +62,8 @@ def rehearse(spec: RehearseFlags) -> None:
         local_step.python(context.settings())
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.step_into(world)
-    world.tell("/faults", plan)
+    if not spec.dry_run:  # it would take a machine away from a later launch
+        world.tell("/faults", plan)
     settings = context.settings()
     if not spec.provider and settings.provider not in (MARKET, *VENDORS):
         spec = replace(spec, provider=MARKET)

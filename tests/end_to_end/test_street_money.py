@@ -82,3 +82,8 @@ def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(us
         assert "inv resume --rehearse spent --spend-limit 1" in said, said
     plan = user.json("resume", "spent", "--spend-limit", "1", "--dry-run", "--rehearse")
     assert plan["rents"] and 0.7 < float(plan["left_usd"]) < 0.9
+
+
+def test_a_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
+    user.inv("rehearse", *L40S, "--preempt", "2", "--dry-run")
+    assert not user.truth()["preemptions_left"]
