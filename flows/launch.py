@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar, cast
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
 from flows.jobs import memory_check, sandbox_check
+from flows.limits.run_limits import run_limits
 from flows.planning import Work
 from flows.reading import learned
-from flows.run_limits import run_limits
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flows.extensions import changed
 from flows.history import receipt
-from flows.run_limits import check_used, spent_by
+from flows.limits.run_limits import check_used, spent_by
 from flows.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from flows.over_limit import end_over_limit
+from flows.limits.over_limit import end_over_limit
 from flows.reading import status
 from infra.ledger.journal import Journal
 from infra.records import PodView

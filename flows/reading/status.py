@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flows.over_limit import OverLimit
+from flows.limits.over_limit import OverLimit
 from flows.reading.beyond_limit import beyond_limit, has_pace
 from flows.reading.learned import left_of
 from flows.sweeps import results as kept

@@ -8,7 +8,7 @@ from invoke import Exit
 
 from flows import accounts as use_case
 from flows.accounts import Done
-from flows.over_limit import OverLimit
+from flows.limits.over_limit import OverLimit
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from infra.runs.settle import settle
 from infra.settings import is_rented

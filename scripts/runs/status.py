@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from invoke import Exit
 
 from flows import shares
-from flows.over_limit import OverLimit
+from flows.limits.over_limit import OverLimit
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client
 from flows.sweeps import carry

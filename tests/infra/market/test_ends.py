@@ -87,7 +87,9 @@ def journal(tmp_path):
 def test_what_has_no_price_is_no_offer_and_harms_no_other(desk, price):
     desk.prices(price)
     found = desk.client.catalog(desk.request)
-    assert all(0 < one.micro_usd_per_hour < 10 for one in found) and bool(found) == (price == 1e-9)
+    assert all(0 < one.micro_usd_per_hour - one.disk_micro_usd_per_hour < 10 for one in found) and bool(found) == (
+        price == 1e-9
+    )
 
 
 def test_an_odd_offer_hides_no_other(desk):

@@ -188,10 +188,11 @@ def test_money_is_exact_and_errs_upwards():
 @pytest.mark.process
 def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
     for short in ("sw1-", token[4:12], "a"):
-        with Stand(("Authorization", f"Bearer {short}"), document=test_runpod.DOCUMENT) as stand:
+        with Stand(("Authorization", f"Bearer {short}"), paths=["/graphql"], document=test_runpod.DOCUMENT) as stand:
             environ = {"SLIPWAY_RUNPOD_URL": stand.url, "RUNPOD_API_KEY": short,
                        "SLIPWAY_STATE_FILE": str(tmp_path / "j.db")}  # fmt: skip
             stand.on("GET /v2/pods", Answer(200, {"pods": [test_runpod.row(token)]}))
+            stand.on("POST /graphql", Answer(200, {"data": {"myself": {"id": "u"}}}))
             stand.on("GET /v2/pods/{id}", Answer(403, {"detail": f"not with {short}!"}))
             runpod = open_market("runpod", Settings.load(ROOT, environ=environ))
             assert [one.token for one in runpod.list()] == [token]
