@@ -103,7 +103,7 @@ def table(found: Sequence[Offer], now: float) -> str:
                 one.region or one.country or "any",
                 f"{one.num_gpus}x{kind}" if one.num_gpus else "none",
                 f"{one.gpu_memory_bytes // GB}GB" if one.gpu_memory_bytes else "?",
-                f"${dollars(one.micro_usd_per_hour)}",
+                f"${rounded_up(one.micro_usd_per_hour)}",
                 f"${per_gpu(one)}" if one.num_gpus else "",
                 "Yes" if one.spot else "No",
                 {True: "Yes", False: "No", None: "?"}[one.nvlink],
@@ -130,7 +130,12 @@ def catalogue_table(found: Sequence[Priced]) -> str:
 
 def per_gpu(offer: Offer) -> str:
     """Return dollars per GPU-hour, rounded up to a tenth of a cent at most."""
-    return dollars(-(-offer.micro_usd_per_hour // (1000 * offer.num_gpus)) * 1000)
+    return rounded_up(offer.micro_usd_per_hour, offer.num_gpus)
+
+
+def rounded_up(amount: int, parts: int = 1) -> str:
+    """Return an amount, or one of its equal parts, in dollars up to the next tenth of a cent."""
+    return dollars(-(-amount // (1000 * parts)) * 1000)
 
 
 def mbps(speed: float | None) -> str:
