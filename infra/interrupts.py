@@ -31,6 +31,16 @@ class ToldToLeave(BaseException):
         return 128 + self.number
 
 
+def why_left(error: BaseException) -> str:
+    """Return why a command leaves that was asked to; "" for any other error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "Ctrl-C"
+    if isinstance(error, ToldToLeave):
+        closed = error.number == signal.SIGHUP
+        return "its terminal was closed" if closed else f"it was told to end ({signal.Signals(error.number).name})"
+    return ""
+
+
 class Replaced(BaseException):
     """Another process has taken over what this one held, as this one was silent for long: it may do nothing more.
 
@@ -60,7 +70,8 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
         if len(noted) > 1:
             before[number](number, frame)
         else:
-            with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or the signal came during a print
+            # Nothing reads what is said, or the signal came during a print.
+            with contextlib.suppress(OSError, RuntimeError, ToldToLeave):
                 say(MEANWHILE.format(what=what))
 
     with _handling(dict.fromkeys(NUMBERS, note), callable) as replaced:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.agent.job import Job
-from infra.ledger.life_cycle import ASKED, TERMINATED
+from infra.ledger.life_cycle import ASKED, CUT_OFF, TERMINATED
 from infra.ledger.op import Op
-from infra.ledger.reap import CUT_OFF
 from infra.runs import sight
 from infra.units import count, moment
 
@@ -222,6 +221,8 @@ def _stopped(one: RunEvidence) -> Cause | None:
         return None
     is_asked = one.rows and one.rows[-1].outcome == ASKED
     said = one.reason or (one.rows[-1].reason if one.rows else "")
+    if said.startswith(CUT_OFF):
+        return Cause("cut off", f"{said} before the work began; its pods were ended", "launch again")
     how = "somebody ended it" if is_asked else "it was stopped"
     return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"go on: inv resume {one.run}")
 

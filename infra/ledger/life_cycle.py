@@ -9,6 +9,7 @@ from infra.errors import SlipwayError
 PLANNED, CREATING, UNKNOWN, BOOTING = "PLANNED", "CREATING", "UNKNOWN", "BOOTING"
 READY, LOST, TERMINATING, TERMINATED, FAILED = "READY", "LOST", "TERMINATING", "TERMINATED", "FAILED"
 
+CUT_OFF = "its launch was cut off"  # begins the reason of a pod whose launch did not come to the hand-over
 ASKED = "asked"  # the one outcome of a run that is no state of a verdict
 
 ENDED = frozenset({TERMINATED, FAILED})

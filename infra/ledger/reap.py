@@ -13,7 +13,7 @@ from infra.journal_file import Fenced
 from infra.ledger import audit, reconcile, spend
 from infra.ledger.journal import Journal
 from infra.ledger.leases import Held
-from infra.ledger.life_cycle import BOOTING, TERMINATING
+from infra.ledger.life_cycle import BOOTING, CUT_OFF, TERMINATING
 from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Clock, Look
 from infra.providers import Market, Provider, market
@@ -22,7 +22,6 @@ PATIENCE_S = 180.0  # by the vendor's clock, for it to let go of a machine
 LEAST_PATIENCE_S = 30.0
 POLL_S = 5.0  # likewise, between two looks
 LEAST_POLL_S = 0.2
-CUT_OFF = "its launch was cut off"
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from pathlib import Path
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, RateLimited, SlipwayError, UsageError
-from infra.interrupts import finishing
+from infra.interrupts import ToldToLeave, finishing, why_left
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
-from infra.ledger.life_cycle import ASKED, BOOTING, LOST, READY
+from infra.ledger.life_cycle import ASKED, BOOTING, CUT_OFF, LOST, READY
 from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
@@ -264,11 +264,13 @@ def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
         taken = _why_taken(ops, renting) if isinstance(error, SlipwayError) else None
         if ops:
-            why = str(taken or error) or type(error).__name__
-            with contextlib.suppress(OSError):  # the output is closed: the pods are ended all the same
+            left = why_left(error)
+            why = left or str(taken or error) or type(error).__name__
+            reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
+            with contextlib.suppress(OSError, ToldToLeave):  # the output is closed: the pods are ended all the same
                 say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
-                _end_all(ops, vendors, journal, f"hand-over failed: {why}", OUTCOMES.get(type(taken), ""))
+                _end_all(ops, vendors, journal, reason, OUTCOMES.get(type(taken), ""))
         if taken:
             then = THEN.get(type(taken), "")
             raise type(taken)(f"{taken}; nothing of it runs, and nothing bills{then}") from error

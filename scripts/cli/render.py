@@ -4,11 +4,14 @@ Nothing here decides anything. What a plan, steps, runs or scores look like stan
 """
 
 import contextlib
+import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from infra.interrupts import ToldToLeave
 from infra.money import cents as cents
 from infra.money import dollars
 from infra.units import count as count
@@ -27,9 +30,14 @@ RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {
 
 
 def say(words: str) -> None:
-    """Talk: to stderr, at once."""
-    moving_line.clear()
-    print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
+    """Talk: to stderr, at once. Raises ToldToLeave when the terminal was closed: no step of the work has failed."""
+    try:
+        moving_line.clear()
+        print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise ToldToLeave(signal.SIGHUP) from error
 
 
 def clean(text: str) -> str:

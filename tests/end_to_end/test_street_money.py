@@ -1,10 +1,16 @@
 """Money in a rehearsed market: the limits that a launch sets, what it says before it rents, and what follows it."""
 
+import os
+import pty
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
-from tests.world import until
+from tests.world import ROOT, until
 
 pytestmark = [
     pytest.mark.process,
@@ -87,3 +93,21 @@ def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(us
 def test_a_dry_run_of_a_rehearsal_leaves_no_preemption_behind(user):
     user.inv("rehearse", *L40S, "--preempt", "2", "--dry-run")
     assert not user.truth()["preemptions_left"]
+
+
+def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machine_is_blamed(user):
+    controller, terminal = pty.openpty()
+    words = (*L40S, "--tag", "closed", "-n", "closed", "--spend-limit", "5", "--yes", "--no-accept")
+    line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
+    launch = subprocess.Popen(line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal,
+                              start_new_session=True)  # fmt: skip
+    os.close(terminal)
+    said = ""
+    while "rent " not in said:
+        said += os.read(controller, 65536).decode(errors="replace")
+    os.close(controller)  # what is printed from now on fails
+    assert launch.wait(120) == 128 + signal.SIGHUP
+    until(lambda: user.status()["closed"]["state"] == "stopped", "its end")
+    why = told(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
+    assert "its launch was cut off: its terminal was closed before the work began" in why and "given back" not in why
+    assert not user.truth()["billing"]
