@@ -72,7 +72,7 @@ def training(folder: Path) -> Training:
 
 def step_s(one: Training, batches: Ahead[Any]) -> float:
     began = time.perf_counter()
-    one._advance(batches, None, lambda: False)
+    one._advance(batches, None, lambda: False, lambda: False)
     return time.perf_counter() - began
 
 

@@ -117,7 +117,7 @@ def _go(one: Training) -> None:
     one._resume(None)
     with one._batches() as batches:
         while one.step < one.config.steps:
-            one._advance(batches, metrics, lambda: False)
+            one._advance(batches, metrics, lambda: False, lambda: False)
     if metrics is not None:
         metrics.close()
 

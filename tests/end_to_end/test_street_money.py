@@ -42,7 +42,7 @@ def told(user, *words: str, code: int = 0) -> str:
 def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
     said = told(user, "launch", *L40S, "--dry-run")
     assert "neither --ttl nor --spend-limit is given: the limit is " in said
-    assert "times the high estimate of " in said and "which rests on a table" in said
+    assert "times the high estimate of " in said and "which rests on a table" in said, said
     limit = said.partition("the limit is ")[2].partition(" USD")[0]
     assert 5 <= float(limit) < 150 and f"{limit} USD are spent" in said
     (note,) = (one for one in user.json("launch", *L40S, "--dry-run", "--rehearse")["notes"] if "limit is" in one)

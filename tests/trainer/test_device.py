@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, current_flash_attention_impl
 
 from flows.jobs import memory_check
-from infra.market.gpus import GPUS
+from infra.market.gpus import GPUS, tflops
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
 from tests.trainer.model.test_model import LLAMA, random_model
@@ -277,5 +277,7 @@ def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_
 
 
 def test_every_gpu_that_the_markets_let_has_a_peak():
-    for name in {one for gpu in GPUS for one in (*gpu.runpod, *gpu.lium)}:
-        assert of_name(name), name
+    for gpu in GPUS:
+        for name in (*gpu.runpod, *gpu.lium):
+            # Some have no sheet for bfloat16; of a slice the machine itself says how many multiprocessors it has.
+            assert of_name(name, 42) or tflops(gpu.name) is None, name

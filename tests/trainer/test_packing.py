@@ -221,8 +221,8 @@ def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packe
     one._resume(None)
     with one._batches() as batches, Waits() as waits:
         for _ in range(3):
-            one._advance(batches, None, lambda: False)
-    assert waits.seen == [] and asked == [3] * 3  # the norm, whether to stop, the loss
+            one._advance(batches, None, lambda: False, lambda: False)
+    assert waits.seen == [] and asked == [4] * 3  # the norm, whether to stop, whether to save, the loss
 
 
 @pytest.mark.gpu
@@ -235,12 +235,12 @@ def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
     one._resume(None)
     with one._batches() as batches, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        one._advance(batches, None, lambda: False)  # kernels are loaded, memory is found
+        one._advance(batches, None, lambda: False, lambda: False)  # kernels are loaded, memory is found
         told.clear()
         torch.cuda.set_sync_debug_mode("warn")
         try:
             for _ in range(3):
-                one._advance(batches, None, lambda: False)
+                one._advance(batches, None, lambda: False, lambda: False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]

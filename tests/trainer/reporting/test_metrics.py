@@ -98,8 +98,10 @@ def test_lines_of_steps_that_are_done_again_are_dropped_and_so_is_half_a_line(tm
 def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use():
     for gpu in gpus.GPUS:
         for device in (*gpu.runpod, *gpu.lium):
+            if gpus.is_slice(gpu.name):  # the machine itself tells its share
+                continue
             found, wanted = peak_flops.of_name(device), gpus.tflops(gpu.name)
-            assert found, device
+            assert found or wanted is None, device
             assert wanted is None or found.flops_per_s == wanted * 1e12, device
     assert peak_flops.of_name("Voodoo 2") is None
     named = {"NVIDIA A40": 149.7, "NVIDIA A10": 125, "NVIDIA A10G": 70, "NVIDIA L4": 121, "NVIDIA H20": 148,
