@@ -49,6 +49,8 @@ GROWING = (
     *("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "work/tracking/tensorboard/*/events.out.tfevents.*"),
     *("logs/*.log", "logs/*.times"),
 )
+# Of a log: the guard of a pod rotates it long before, unless a program makes it large at once.
+MOST_LOG_BYTES = 256 << 20
 OOM_FIRST = "600"  # when memory runs out, this process is killed before the step, and long before the agent
 
 
@@ -139,7 +141,8 @@ class Courier:
             if stamp is None:
                 continue  # removed meanwhile
             earlier = _pieces(before, before.stat().st_size) if before else ()
-            stamps[name], files[name] = stamp, self.mask(itertools.chain(earlier, _pieces(path, stamp[0])))
+            most = min(stamp[0], MOST_LOG_BYTES) if name.startswith("logs/") else stamp[0]
+            stamps[name], files[name] = stamp, self.mask(itertools.chain(earlier, _pieces(path, most)))
         if not files:
             return
         self.folder.put(files)

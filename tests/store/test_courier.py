@@ -18,6 +18,7 @@ from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.agent.state import is_held
+from store import courier as courier_module
 from store.artifacts.artifacts import Store
 from store.courier import Config, Courier
 from store.manifest import StoreError
@@ -467,6 +468,16 @@ def test_what_an_upload_that_was_cut_off_has_left_is_used_where_it_is_whole(pods
     pod.end(pod.begin())
     assert pod.shown() == [name]
     assert (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns == before
+
+
+def test_of_a_log_that_is_a_hole_without_end_only_the_beginning_is_carried(pods, monkeypatch):
+    monkeypatch.setattr(courier_module, "MOST_LOG_BYTES", 100_000)
+    pod = pods("first")
+    pod.write("logs/base.log", "the beginning\n")
+    os.truncate(pod.root / "logs" / "base.log", 10**12)
+    courier(pod).carry(last=True)
+    found = RunFolder(pod.store, RUN).read("logs/base.log")
+    assert len(found) == 100_000 and found.startswith(b"the beginning\n")
 
 
 @pytest.mark.process
