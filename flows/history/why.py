@@ -9,12 +9,12 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flows.history import causes
 from flows.history.causes import Cause, RunEvidence
 from flows.reading import status
+from infra.agent.execution.steps import end_of
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
@@ -35,7 +35,6 @@ from serve.policy.service_state import Member, ServiceRecord
 
 MOST_LINES = 10
 SHOWN_PODS = 3
-TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -149,23 +148,13 @@ def _tail(op: Op, step: str, settings: Settings) -> str:
     """Return the last lines of a step's log, as they are on this machine; "" where they are not."""
     from infra.runs.sync import log_mask
 
-    found = _end_of(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
+    found = b""
+    with contextlib.suppress(OSError):  # a folder that this user may not read
+        found = end_of(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
     if not found and step and op.address and not op.address.startswith("ssh://"):  # a pod of this machine
-        with contextlib.suppress(SlipwayError):
-            found = b"".join(log_mask.mask_for(op, ThisMachine())([_end_of(folder_of(op).log(step))]))
+        with contextlib.suppress(SlipwayError, OSError):
+            found = b"".join(log_mask.mask_for(op, ThisMachine())([end_of(folder_of(op).log(step))]))
     return found.decode(errors="replace")
-
-
-def _end_of(path: Path) -> bytes:
-    """Return the last lines of a file: whole lines, since half of a secret is not known as one."""
-    try:
-        with path.open("rb") as file:
-            begin = max(0, file.seek(0, 2) - TAIL_BYTES)
-            file.seek(begin)
-            text = file.read()
-            return begin and text.partition(b"\n")[2] or text
-    except OSError:
-        return b""
 
 
 def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:

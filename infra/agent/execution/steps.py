@@ -136,11 +136,15 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
 @patient
 def tail(pod: PodFolder, step: str) -> str:
     """Return the last lines of a step's log, and of its earlier part where it was rotated."""
-    parts = [_end_of(path) for path in (earlier_part(pod.log(step)), pod.log(step))]
-    return "\n".join(b"".join(parts).decode(errors="replace").splitlines()[-TAIL_LINES:])
+    return "\n".join(end_of(pod.log(step)).decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def _end_of(path: Path) -> bytes:
+def end_of(log: Path) -> bytes:
+    """Return the last whole lines of a log, behind those of its earlier part where it was rotated."""
+    return b"".join(map(_last_lines, (earlier_part(log), log)))
+
+
+def _last_lines(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             begin = max(0, file.seek(0, 2) - TAIL_BYTES)

@@ -1,8 +1,8 @@
 """The guard: the watchdog that owns the limits of a pod, and keeps its agent alive.
 
 In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
-money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
-of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
+money so far), rotated logs, an agent for as long as there is neither verdict nor a request to stop, and at the end no
+process of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
 `clock_scale` times faster than this machine's. A rented pod that can end itself is then ended by its guard, which
 lives on for that until it is gone with it.
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.reading.logs import choose
-from infra.agent.execution.steps import tail
+from infra.agent.execution.steps import end_of, tail
 from infra.agent.job import PodFolder
 from infra.agent.lifecycle import log_rotation
 from infra.agent.managed import LogRelay
@@ -58,7 +58,7 @@ def test_while_it_is_written_to_every_line_stays_whole_and_in_its_place(pod: Pod
             seen += [int(line[:6]) for line in lines if not seen or int(line[:6]) > seen[-1]]
             assert seen == sorted(seen)
     rest = [int(line[:6]) for line in log.read_bytes().splitlines()]
-    assert len(seen) > 10_000 and rest == list(range(rest[0] if rest else 0, 200_000))
+    assert len(seen) > 10_000 and rest == list(range(200_000 - len(rest), 200_000))
     assert not rest or rest[0] > seen[-1]
 
 
@@ -106,4 +106,5 @@ def test_copies_and_readers_follow_a_log_over_its_rotation(pod: PodFolder, tmp_p
     assert capsys.readouterr().out == "two\nthree\ntrain | two\ntrain | three\n"
     assert first.count("one 99") == 2
     assert [one.name for one in choose(home.pod.logs, op, "train", False)] == ["train.1.log", "train.log"]
+    assert end_of(here).endswith(b"one 99\ntwo\nthree\n")  # what `why` shows
     assert here.read_text() == "three\n" and home.pod.log("train.1").read_text().endswith("one 99\ntwo\n")
