@@ -196,6 +196,10 @@ class PodFolder:
         return self.state / "save.json"
 
     @property
+    def handed_over(self) -> Path:  # a guard that holds its pod is to take up job.json, which is whole
+        return self.state / "handed_over"
+
+    @property
     def acknowledged(self) -> Path:  # {name: UTC epoch seconds}: what was read back from the store
         return self.state / "acknowledged.json"
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from infra.agent.job import Job, PodFolder
+from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.lifecycle import farewell
 from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import end_all, hide_memory, in_words, send
@@ -60,6 +60,7 @@ def start(root: Path) -> int:
         if pod.verdict.exists():
             pod.progress.unlink(missing_ok=True)  # otherwise a process that follows reads the steps of the earlier work
         put_away(pod)
+        write_durably(pod.handed_over, "")
     elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
     for role in ("guard", "agent"):

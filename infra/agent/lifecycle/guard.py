@@ -62,9 +62,10 @@ def guard(root: Path) -> int:
     Returns 0, or 1 when processes are left; 0 at once if it has a guard.
     """
     pod = PodFolder(root)
-    job = read_job(pod)
     if hold(lock(pod, "guard")) is None:
         return 0
+    pod.handed_over.unlink(missing_ok=True)  # before the read: what lies there now is taken up at once
+    job = read_job(pod)
     spare_me()
     become_subreaper()
     watching = Guard(pod, job, _key_of(job))
@@ -135,12 +136,16 @@ class Guard:
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
 
     def _hold(self) -> Optional[int]:
-        """Hold the pod until there is work; or until its end, then return its exit code."""
+        """Hold the pod until `start` hands over a job; or until its end, then return its exit code.
+
+        The job that lies there is no sign: it lies there before its code is whole, and a job that the guard begins by
+        itself is begun once more by the `start` that follows.
+        """
         if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop was about the work only
             stop_file(self.pod).unlink()
         self._report()
         say("nothing to do: the pod is held")
-        while self._may_hold():
+        while not self.pod.handed_over.exists():
             reap()
             state, reason = self._reason_to_end()
             if state:
@@ -151,8 +156,9 @@ class Guard:
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
             time.sleep(TICK_S)
-            self._read_job()
-        self._read_job()  # it was there before the verdict was put away
+        with contextlib.suppress(AgentError):  # `start` has read it, and tells of it
+            self.job = read_job(self.pod)
+        self.pod.handed_over.unlink()
         self.limit_s = ends.hard_limit_s(self.job.limits)
         self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale, self.job.devices)
         self.agent = self.missed_at = self.asked_at = None
@@ -161,10 +167,6 @@ class Guard:
         self._report()
         say("there is work")
         return None
-
-    def _read_job(self) -> None:
-        with contextlib.suppress(AgentError):  # its writer is told by `start`
-            self.job = read_job(self.pod)
 
     def _reason_to_end(self) -> Tuple[str, str]:
         """Return the verdict on a pod that is held, and why; both "" while it may live on."""

@@ -66,6 +66,18 @@ def test_work_follows_work_under_one_guard_whose_clock_goes_on(world: World) -> 
     assert [one.pid for one in world.members()] == [last["identity"]["pid"]]
 
 
+def test_a_guard_begins_no_job_before_it_is_started(world: World) -> None:
+    """The order of an upload is not known to the guard: job.json may lie there before the code."""
+    first = held(world)
+    world.program("work", "pass")
+    world.job(module("work"), stays=True)
+    until(lambda: guard_json(world)["elapsed_s"] > first["elapsed_s"], "the guard's next report")
+    assert guard_json(world)["holds"] and not world.pod.progress.exists()
+    world.start()
+    assert verdict(world)["state"] == "succeeded"
+    assert not list(world.pod.state.glob("verdict-*.json"))
+
+
 def test_the_same_job_again_is_done_again_where_it_had_failed(world: World) -> None:
     held(world)
     work(world, FAIL)
