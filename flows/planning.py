@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flows import doctor, init_model
 from flows.extensions import reward_text, use_phases, use_source
-from flows.jobs import trackers
+from flows.jobs import memory_check, sandbox_check, trackers
 from flows.reading import learned
 from flows.specs import phase_words
 from flows.specs.work import WorkSpec
@@ -26,6 +26,7 @@ from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
+from infra.runs.acceptance_policy import is_examined
 from infra.selection import work_disk
 from infra.settings import Settings, is_secret
 from infra.units import count, size
@@ -141,6 +142,8 @@ def plan_for(
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     plan = replace(plan, request=replace(plan.request, work_disk_bytes=work_disk.of_plan(plan)))
+    if plan.job and is_examined(vendor) and (note := sandbox_check.note(memory_check.phases_of(plan.job.steps))):
+        plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:

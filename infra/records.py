@@ -44,6 +44,7 @@ class Request:
     volume: str = ""  # id of a volume of the vendor's that the pod gets
     max_micro_usd_per_hour: int = 0  # price of the whole machine
     recovers: bool = False  # of a pod without work: another one takes its place when its provider takes it away
+    sandbox: bool = False  # code that a model wrote runs there, which Landlock or bubblewrap must hold
     machine_filter: str = ""  # name of an extension whose code takes a machine or not; "" = none
 
 

@@ -8,6 +8,7 @@ own with a deadline, so that a dead disk or a hung driver delays nobody; its ent
 """
 
 import contextlib
+import ctypes
 import glob
 import json
 import os
@@ -27,6 +28,7 @@ WRITE_BYTES = 128 << 20
 DOWNLOAD_BYTES = 64 << 20
 ENVIRONMENTS = "~/.cache/slipway/environments/train-*/bin/python"
 NO_TORCH = 3
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF, PR_SET_NO_NEW_PRIVS = 444, 446, 38
 MATMUL = """
 import json, sys, time
 from importlib import metadata
@@ -114,11 +116,38 @@ def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
     return {"later": "no torch with CUDA is there yet"}
 
 
+def sandbox(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what can hold the code of answers here: `landlock`, `bubblewrap`, or "": tried, not read off.
+
+    The phase that runs such code tries the whole sandbox before it trains (`trainer.rewards.jail`); this probe needs
+    the Python of the machine alone. It locks this process in.
+    """
+    if shutil.which("bwrap"):
+        tried = subprocess.run(
+            ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        if tried.returncode == 0:
+            return {"value": "bubblewrap"}
+    libc = ctypes.CDLL(None)
+    rights = ctypes.byref(ctypes.c_uint64((1 << 13) - 1))  # all that version 1 knows
+    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, rights, ctypes.c_size_t(8), 0)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if ruleset < 0 or libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0):
+        return {"value": ""}
+    with contextlib.suppress(PermissionError):
+        os.listdir("/")
+        return {"value": ""}
+    return {"value": "landlock"}
+
+
 CHECKS: Tuple[Tuple[str, Check, str], ...] = (
     ("free", free, "disk_s"),
     ("disk_write", disk_write, "disk_s"),
     ("download", download, "download_s"),
     ("cuda", cuda, "disk_s"),
+    ("sandbox", sandbox, "disk_s"),
     ("matmul", matmul, "matmul_s"),
 )
 

@@ -107,6 +107,7 @@ def judge(
         _least("free disk", seen["free"], least.free_bytes, 1e9, "GB"),
         _clock(seen, asked, least),
         _download(seen["download"], least),
+        _sandbox(seen["sandbox"], request),
     ]
     return Report(tuple(checks))
 
@@ -137,6 +138,15 @@ def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
     if min(sizes) < TOLERANCE * request.gpu_memory_bytes:
         return Check("GPUs", "bad", f"{request.gpu_memory_bytes / 1e9:.0f} GB promised, {size} there")
     return Check("GPUs", "ok", f"{there}, {size}")
+
+
+def _sandbox(seen: Mapping[str, Any], request: Request) -> Check:
+    if not request.sandbox:
+        return Check("sandbox", "ok", "none is needed")
+    if "value" not in seen:
+        return _silent("sandbox", seen)
+    lacking = "neither Landlock (Linux 5.13) nor bubblewrap holds the code of answers here"
+    return Check("sandbox", "ok" if seen["value"] else "bad", seen["value"] or lacking)
 
 
 def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request, least: Thresholds) -> Check:

@@ -18,12 +18,15 @@ from infra.settings import Settings
 from infra.transport.protocol import Transport
 
 
+def is_examined(vendor: Provider) -> bool:
+    """Return whether its machines are examined before work: one that is known, and was not examined before."""
+    was_before = vendor.is_here or vendor.fleeting and not vendor.is_rented  # a held pod was when it was rented
+    return not was_before and not vendor.recovers  # an engine chooses the machine later
+
+
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
-    if vendor.is_here or vendor.fleeting and not vendor.is_rented:  # a held pod was examined when it was rented
-        return Terms()
-    is_known = not vendor.recovers  # an engine chooses the machine later
-    examine = _accept(settings) if is_known and not unchecked else None
+    examine = _accept(settings) if is_examined(vendor) and not unchecked else None
     if not vendor.is_rented:
         return Terms(accept=examine)
     of_all = micro_usd(str(settings.spend_cap_usd)) or None

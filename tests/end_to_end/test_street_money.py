@@ -111,3 +111,21 @@ def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machin
     why = told(user, "why", "closed") + user.begin("why", "closed", "--rehearse").communicate(timeout=120)[0]
     assert "its launch was cut off: its terminal was closed before the work began" in why and "given back" not in why
     assert not user.truth()["billing"]
+
+
+def test_a_rented_machine_without_a_sandbox_is_given_back_before_any_work(tmp_path):
+    """The acceptance test after the boot finds it: the kernel refuses Landlock and namespaces."""
+    user = Rehearsed(tmp_path, KEYS)
+    begin = (
+        f"import pathlib; from infra.rehearsal import attach; attach.start(pathlib.Path({str(user.base)!r}), speed=60)"
+    )
+    strict = [sys.executable, "-m", "tests.programs.without_sandbox", sys.executable, "-c", begin]
+    subprocess.run(strict, cwd=ROOT, check=True, timeout=120)
+    words = ("launch", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base+sft+rl", "--task", "mbpp")
+    assert "with neither Landlock (Linux 5.13) nor bubblewrap is given back" in told(user, *words, "--dry-run")
+    said = told(user, *words, "--yes", "--detach", code=3)
+    assert "was given back: " in said and "nor bubblewrap holds the code of answers here" in said, said
+    pods = user.truth()["pods"]
+    assert pods and {one["state"] for one in pods} <= {"gone", "deleting"}
+    user.inv("rehearse", "--stop")
+    assert until(lambda: not user.processes(), "the end of everything")

@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import shutil
 import sys
 import threading
 import time
@@ -9,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.machines.acceptance import Thresholds, examine, judge
 from infra.records import Request
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
+from trainer.rewards.sandbox import kernel
 
 LEAST = Thresholds(disk_write_bytes_per_s=1, free_bytes=1, download_bytes_per_s=1, disk_s=20, download_s=20)
 PLAIN = Request(run="a-1")
@@ -26,6 +29,7 @@ SEEN = {
     "disk_write": {"value": 900e6},
     "download": {"value": 90e6, "bytes": 64 << 20},
     "cuda": {"value": "13.0"},
+    "sandbox": {"value": ""},
     "matmul": {"value": [{"tflops": 620.0, "exact": True}] * 8},
 }
 WANTED = Request(run="a-1", gpu="H100", num_gpus=8, gpu_memory_bytes=80 * 10**9)
@@ -69,9 +73,8 @@ def measure(tmp_path):
 
     def measured(request=PLAIN, thresholds=LEAST, machine=None, **more):
         folder = tmp_path / "pods"
-        report = examine(
-            machine or ThisMachine(), request, thresholds, python=sys.executable, folder=str(folder), **more
-        )
+        python = more.pop("python", sys.executable)
+        report = examine(machine or ThisMachine(), request, thresholds, python=python, folder=str(folder), **more)
         assert os.listdir(folder) == []
         return report, {one.name: (one.state, one.detail) for one in report.checks}
 
@@ -212,6 +215,31 @@ def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
     report, checks = measure(WANTED, machine=smi(said, said, code=9))
     assert checks["GPUs"] == ("bad", f"nvidia-smi: exit code 9: {said}")
     assert checks["driver"] == ("unknown", "nvidia-smi names no CUDA version") and not report.is_accepted
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+def test_a_machine_that_holds_no_code_is_refused_where_code_of_answers_runs(measure, tmp_path):
+    strict = tmp_path / "python"
+    strict.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.programs.without_sandbox {sys.executable} "$@"\n'
+    )
+    strict.chmod(0o755)
+    wanted = replace(PLAIN, sandbox=True)
+    assert measure(wanted)[1]["sandbox"] == ("ok", "bubblewrap")
+    report, _ = measure(wanted, python=str(strict))
+    assert report.failure == "sandbox: neither Landlock (Linux 5.13) nor bubblewrap holds the code of answers here"
+    assert measure(PLAIN, python=str(strict))[0].is_accepted
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not kernel.abi(), reason="this machine has no Landlock")
+def test_landlock_alone_holds_code(measure, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "bwrap").chmod(0o755)
+    _, checks = measure(replace(PLAIN, sandbox=True), machine=Beside(tmp_path / "bin"))
+    assert checks["sandbox"] == ("ok", "landlock")
 
 
 def verdicts(facts=FACTS, request=WANTED, asked=(1000.0, 1005.3), **seen):
