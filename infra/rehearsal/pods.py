@@ -236,6 +236,7 @@ class Pod:
     def _stop(self, grace_s: float) -> None:
         if self._init is None or self._init.stdin is None:
             return
+        self._init.send_signal(signal.SIGCONT)  # a user practises a hung machine with SIGSTOP for all of it
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self._init.stdin.write(f"{grace_s}\n")
             self._init.stdin.close()

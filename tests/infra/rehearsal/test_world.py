@@ -41,6 +41,16 @@ def test_a_world_that_is_told_to_end_leaves_no_process_and_no_folder(tmp_path):
     assert not (tmp_path / "state" / "pods").exists() and not (tmp_path / "state" / "world.json").exists()
 
 
+def test_a_world_ends_pods_whose_processes_are_all_stopped(tmp_path):
+    """A user practises a hung machine with SIGSTOP for everything in it."""
+    with world(tmp_path) as running:
+        tokens = two_pods(running)
+        for one in process.find(tokens[0]):
+            os.kill(one.pid, signal.SIGSTOP)
+        assert running.end(signal.SIGTERM) == 0
+    assert not [one for token in tokens for one in process.find(token)]
+
+
 def test_a_killed_world_takes_its_pods_along_and_the_next_one_ends_what_is_left(tmp_path):
     with world(tmp_path) as running:
         tokens = two_pods(running)
