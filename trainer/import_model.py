@@ -30,6 +30,7 @@ from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
+from trainer.model.bitnet_layouts import is_stored_rounded
 from trainer.model.decoder import Decoder
 from trainer.nanochat.convert import convert
 from trainer.records.model_config import ModelConfig
@@ -102,8 +103,13 @@ def fetch(spec: ImportSpec) -> Path:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return bfloat16 for weights that are stored so, else float32; older configs do not say which they are."""
+    """Return bfloat16 for weights that are stored so, else float32; older configs do not say which they are.
+
+    Masters that are made of stored symbols keep their scale in float32 alone.
+    """
     raw = model_files.load(folder)  # was read as a config just now
+    if is_stored_rounded(raw):
+        return torch.float32
     said = raw.get("dtype") or raw.get("torch_dtype")
     if said is None:
         stored = {one.dtype for file in model_files.weight_files(folder) for one in model_files.header(file).values()}

@@ -96,7 +96,7 @@ def estimate(
     head = model.vocab_size * d
 
     # What goes into a block, and what attention adds to it; q, k, v and the answer; gate and up, or up alone.
-    products = 2 * d + 2 * q + 2 * kv + (2 if model.mlp == "swiglu" else 1) * f
+    products = 2 * d + 2 * q + 2 * kv + (2 if model.has_gate else 1) * f
     # Both norms' results; silu(gate) and its product with up, or relu(up) and its square. A compiler makes silu or relu
     # again, and where a product is in 8 bits all of its inputs.
     compiled = device == "cuda" and config.pays_to_compile("cuda")
@@ -171,7 +171,7 @@ def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
         return 0
     d, q = model.hidden_size, model.num_attention_heads * model.head_dim
     kv, f = model.num_key_value_heads * model.head_dim, model.intermediate_size
-    shapes = [(q, d), (kv, d), (kv, d), (d, q), *[(f, d)] * (2 if model.mlp == "swiglu" else 1), (d, f)]
+    shapes = [(q, d), (kv, d), (kv, d), (d, q), *[(f, d)] * (2 if model.has_gate else 1), (d, f)]
     by_shape = [shapes.count(one) * one[0] * one[1] for one in set(shapes)]
     numbers = max(by_shape) * model.num_hidden_layers // share
     at_once = min(numbers, MUON_AT_ONCE) if device == "cuda" else numbers

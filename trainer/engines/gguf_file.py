@@ -24,6 +24,7 @@ from store import local_files
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
 from trainer.errors import Refused
+from trainer.model.bitnet_layouts import name_of
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig, Ternary
 
@@ -197,11 +198,15 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
         for name, one in header.items():
             if name == "__metadata__" or is_spare(name, config):
                 continue
+            if one["dtype"] not in WIDTHS:
+                raise Refused(
+                    f"{file}: {name} is stored in {one['dtype']}; begin from the model first: --init {folder}"
+                )
             start, stop = one["data_offsets"]
             numbers: np.ndarray = raw[start:stop].view(WIDTHS[one["dtype"]])
             if one["dtype"] == "BF16":
                 numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-            yield name, numbers.astype(np.float32).reshape(one["shape"])
+            yield name_of(name), numbers.astype(np.float32).reshape(one["shape"])
 
 
 def rounded(weight: np.ndarray, how: Ternary) -> np.ndarray:

@@ -176,9 +176,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.mlp == "swiglu":
+        if config.has_gate:
             self.gate_proj = matrix(config, config.hidden_size, config.intermediate_size)
-        self.has_gate = config.mlp == "swiglu"
+        self.kind = config.mlp
         self.up_proj = matrix(config, config.hidden_size, config.intermediate_size)
         self.down_proj = matrix(config, config.intermediate_size, config.hidden_size)
         if config.sub_norm:
@@ -186,7 +186,12 @@ class MLP(nn.Module):
         self.has_sub_norm = config.sub_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.silu(self.gate_proj(x)) * self.up_proj(x) if self.has_gate else F.relu(self.up_proj(x)).square()
+        if self.kind == "swiglu":
+            y = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        elif self.kind == "gated_relu2":
+            y = F.relu(self.gate_proj(x)).square() * self.up_proj(x)
+        else:
+            y = F.relu(self.up_proj(x)).square()
         return self.down_proj(self.ffn_sub_norm(y) if self.has_sub_norm else y)
 
 

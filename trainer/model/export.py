@@ -4,8 +4,9 @@ Out: config.json, generation_config.json, safetensors files and the tokenizer's:
 """
 
 import json
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from store.outside import Unreadable
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
+from trainer.model.bitnet_layouts import SCALE, divides, name_of
 from trainer.model.decoder import Decoder, unfilled
 from trainer.model.huggingface import (
     EMBEDDING,
@@ -33,6 +35,7 @@ from trainer.model.huggingface import (
     only_head,
     written,
 )
+from trainer.model.ternary import masters, unpack
 from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -149,8 +152,17 @@ def load(model: Decoder, folder: Path) -> None:
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
+    scales = _scales(folder, files)
     for file in files:
         for name, one in _tensors(file).items():
+            if name.endswith(SCALE):
+                continue
+            name, scale = name_of(name), scales.pop(name.removesuffix(".weight"), None)
+            if scale is not None or one.dtype == torch.uint8:
+                try:
+                    one = masters(unpack(one) if one.dtype == torch.uint8 else one, scale or 0.0)
+                except ValueError as error:
+                    raise Refused(f"{file}: {name} is no ternary matrix: {error}") from None
             if is_only_head and name == HEAD:
                 name = EMBEDDING
             if is_spare(name, model.config):
@@ -163,6 +175,7 @@ def load(model: Decoder, folder: Path) -> None:
             else:
                 wanted[name].copy_(one)
                 seen.add(name)
+    odd += [f"{name}{SCALE} is unknown" for name in scales]
     _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
     if head is not None and (head.shape != model.head.shape or not torch.equal(head.to(model.head.dtype), model.head)):
         raise Refused(
@@ -197,6 +210,26 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return tensor_file.read(file)
     except SafetensorError as error:
         raise Refused(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
+
+
+def _scales(folder: Path, files: Sequence[Path]) -> dict[str, float]:
+    """Return the scales of stored symbols, which multiply them, by the name of their matrix. Raises Refused."""
+    from safetensors import safe_open
+
+    found = {}
+    is_divisor = divides(model_files.load(folder))
+    for file in files:
+        for name, stored in model_files.header(file).items():
+            if not name.endswith(SCALE):
+                continue
+            if math.prod(stored.shape) != 1:
+                raise Refused(
+                    f"{file}: {name} has {math.prod(stored.shape)} numbers; only one for a matrix is supported"
+                )
+            with safe_open(file, "pt") as opened:
+                scale = opened.get_tensor(name).item()
+            found[name.removesuffix(SCALE)] = 1 / scale if is_divisor and scale else scale
+    return found
 
 
 def folder_of_model(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
+from trainer.model.bitnet_layouts import ROUNDED, refuse_rounding, spelt, unpacked
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
@@ -56,7 +57,6 @@ UNSAID: dict[str, dict[str, Any]] = {
 }
 """Values of `transformers` where a config says none: those of all kinds, and by kind those that differ."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-ROUNDED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 RANGES = {  # above the first, up to the second
     "rms_norm_eps": (0.0, 1.0),
     "rope_theta": (0.0, 1e12),
@@ -74,7 +74,8 @@ def kind_of(config: ModelConfig) -> str:
     """
     if config.ternary is not None and (config.ternary.per_row or config.ternary.haar):
         return OURS
-    if config.mlp != "swiglu" or config.embed_norm or config.attention_bias and (config.qk_norm or config.sub_norm):
+    is_plain = config.mlp == "swiglu" or config.mlp == "gated_relu2" and config.sub_norm
+    if not is_plain or config.embed_norm or config.attention_bias and (config.qk_norm or config.sub_norm):
         return OURS
     if config.sub_norm:
         is_square = config.num_attention_heads * config.head_dim == config.hidden_size
@@ -85,7 +86,7 @@ def kind_of(config: ModelConfig) -> str:
 def odd_parts(config: ModelConfig) -> str:
     """Return the parts of a shape that no class of transformers has, in words."""
     parts = {
-        "an MLP of relu(x)**2": config.mlp == "relu2",
+        "an MLP of relu(x)**2": config.mlp != "swiglu",
         "a norm behind the embedding": config.embed_norm,
         "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
         "one ternary scale for each row": config.ternary is not None and config.ternary.per_row,
@@ -123,7 +124,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
         **extra,
         **named,
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": "relu2" if kind == "bitnet" and config.mlp == "gated_relu2" else "silu",
         "initializer_range": 0.02,
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling or None,
@@ -140,6 +141,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Return our shape of the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
+    raw = spelt(raw)
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
         said = raw.get(IN_BLOCKS)
@@ -159,8 +161,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     layers = raw.get("layer_types")
     if raw.get("use_sliding_window") or isinstance(layers, list) and "sliding_attention" in layers:
         raise ConfigError("sliding windows are not supported")
-    if (act := raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")) != "silu":
-        raise ConfigError(f"hidden_act is {act!r}; this decoder has silu")
+    act = raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")
+    if act != "silu" and (act, kind) != ("relu2", "bitnet"):
+        raise ConfigError(f"hidden_act is {shown(act)}; this decoder has silu, and relu2 in bitnet")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     unsaid = {"num_key_value_heads": heads, **COMMON, **UNSAID.get(kind, {})}
@@ -178,7 +181,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
         blocks=blocks,
         attention_bias=has_bias,
-        **_ours(raw) if kind == OURS else {},
+        **_ours(raw) if kind == OURS else {"mlp": "swiglu" if act == "silu" else "gated_relu2"},
     )
 
 
@@ -234,13 +237,7 @@ def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
         return Ternary(**how)
     if said is None:
         return None
-    if not isinstance(said, Mapping) or any(said.get(name) != value for name, value in ROUNDED.items()):
-        raise ConfigError(
-            f"quantization_config is {shown(said)}; of quantised models only the masters of ternary ones can be read: "
-            "quant_method bitnet, linear_class autobitlinear, quantization_mode online"
-        )
-    if said.get("use_rms_norm"):
-        raise ConfigError("quantization_config: norms in front of every matrix (use_rms_norm) are not supported")
+    refuse_rounding(said)
     return Ternary()
 
 
@@ -283,13 +280,13 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         if config.sub_norm:
             yield f"{at}.self_attn.attn_sub_norm.weight", (q,)
             yield f"{at}.mlp.ffn_sub_norm.weight", (f,)
-        for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f)))[config.mlp != "swiglu" :]:
+        for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f)))[not config.has_gate :]:
             yield f"{at}.mlp.{name}_proj.weight", shape
 
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
     """Return the differences between a model's file headers and its config.json, in words. Nothing is allocated."""
-    found = {name: one.shape for header in headers for name, one in header.items()}
+    found = {name: one.shape for header in headers for name, one in unpacked(header).items()}
     if only_head(config, found):
         found[EMBEDDING] = found.pop(HEAD)
     stored = {name: shape for name, shape in found.items() if not is_spare(name, config)}

@@ -1,21 +1,20 @@
 """A ternary model as `transformers` keeps one to compute with: four numbers to a byte, and one scale for each matrix.
 
-In: the Hugging Face folder of the masters. Out: a folder that transformers' bitnet quantiser loads as it is; nothing
-can be trained from it. Source: transformers.integrations.bitnet (`AutoBitLinear`, quantization_mode offline).
+In: the Hugging Face folder of the masters. Out: a folder that transformers' bitnet quantiser loads as it is.
+`export.read` reads such a folder, too. Source: transformers.integrations.bitnet (`AutoBitLinear`, quantization_mode
+offline).
 """
 
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trainer.errors import Refused
 from trainer.model import export
+from trainer.model.bitnet_layouts import PER_BYTE
 from trainer.model.huggingface import OURS, kind_of
-from trainer.model.ternary import layers_of, ternary
+from trainer.model.ternary import layers_of, pack, ternary
 from trainer.records.model_config import ModelConfig
-
-PER_BYTE = 4
 
 
 def packed_problem(config: ModelConfig) -> str:
@@ -30,15 +29,6 @@ def packed_problem(config: ModelConfig) -> str:
     if odd := [side for side in (config.hidden_size, config.intermediate_size, *heads) if side % PER_BYTE]:
         return f"{PER_BYTE} rows share a byte, and {odd[0]} is no multiple of that"
     return ""
-
-
-def pack(symbols: Tensor) -> Tensor:
-    """Return uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
-    quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
-    packed = quarters[0].clone()
-    for place, rows in enumerate(quarters[1:], 1):
-        packed |= rows << (2 * place)
-    return packed
 
 
 def write(source: Path, out: Path, dtype: torch.dtype) -> None:

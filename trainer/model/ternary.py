@@ -5,10 +5,13 @@ if it were not there. Scales are computed in float32, whatever the activations a
 2402.17764 (BitNet b1.58: absmean weights, absmax activations); the Haar bands are a definition of our own.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.model.bitnet_layouts import PER_BYTE
 from trainer.records.model_config import Ternary
 
 LEAST = 1e-5  # smallest scale: a matrix or a token of zeros is divided by it
@@ -22,6 +25,35 @@ def ternary(weight: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
     wide = weight.float()
     scale = wide.abs().mean(dim=(1,) if per_row else (0, 1), keepdim=True).clamp_(min=LEAST)
     return (wide / scale).round_().clamp_(-1, 1), scale
+
+
+def pack(symbols: Tensor) -> Tensor:
+    """Return uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
+    quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
+    packed = quarters[0].clone()
+    for place, rows in enumerate(quarters[1:], 1):
+        packed |= rows << (2 * place)
+    return packed
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return symbols (M, K), float32, of uint8 (M / 4, K): the reverse of `pack`."""
+    return torch.cat([((packed >> (2 * place)) & 3) for place in range(PER_BYTE)]).float() - 1
+
+
+def masters(symbols: Tensor, scale: float) -> Tensor:
+    """Return a matrix (M, K), float32, that `ternary` rounds to these symbols and this scale.
+
+    With a share p of symbols that are not 0, the mean of absolute values is the scale where they are scale / p; none
+    of those is below the scale, so that each rounds to its symbol. The masters that the model was trained with are
+    gone. Raises ValueError where the numbers are no symbols, or the scale is none.
+    """
+    if not (symbols.abs().eq(1) | symbols.eq(0)).all():
+        raise ValueError("its numbers are not all -1, 0 or 1")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"its scale is {scale}")
+    share = symbols.count_nonzero().item() / symbols.numel()
+    return symbols.float() * (scale / share) if share else symbols.float()
 
 
 def haar(x: Tensor) -> Tensor:

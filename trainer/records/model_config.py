@@ -6,7 +6,7 @@ from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
-MLPS = {"swiglu": 3, "relu2": 2}  # number of matrices of each
+MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class ModelConfig:
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
     mlp: str = newer("swiglu")
-    """`swiglu`: down(silu(gate(x)) * up(x)); `relu2`: down(relu(up(x))**2), as nanochat has it."""
+    """`swiglu`: down(silu(gate(x)) * up(x)); `gated_relu2`, of BitNet b1.58 2B4T: down(relu(gate(x))**2 * up(x));
+    `relu2`: down(relu(up(x))**2), as nanochat has it."""
     embed_norm: bool = newer(False)
     """nanochat: an RMSNorm between the embedding and the first block."""
 
@@ -95,13 +96,18 @@ class ModelConfig:
             )
         if self.mlp not in MLPS:
             raise ConfigError(f"mlp is {self.mlp!r}; known: {', '.join(MLPS)}")
-        if self.ternary and (self.attention_bias or self.mlp != "swiglu" or self.embed_norm):
-            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and SwiGLU in its MLPs")
+        if self.ternary and (self.attention_bias or not self.has_gate or self.embed_norm):
+            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and a gate in its MLPs")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
         if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
             sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
             raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+
+    @property
+    def has_gate(self) -> bool:
+        """Return whether its MLPs have a matrix for the gate."""
+        return MLPS[self.mlp] == 3
 
     def rounded_like(self, other: "ModelConfig") -> "ModelConfig":
         """Return the same shape in 1.58 bits, as `other` is."""
@@ -132,7 +138,7 @@ class ModelConfig:
         if self.rope_scaling or self.logit_softcap:
             return "stretched positions and capped logits are not written"
         if self.attention_bias or self.mlp != "swiglu" or self.embed_norm:
-            return "biases, MLPs without a gate and norms behind the embedding are not written"
+            return "biases, MLPs of relu(x)**2 and norms behind the embedding are not written"
         least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
         sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
         if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
