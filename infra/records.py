@@ -53,8 +53,9 @@ class Account:
     """The account with a provider: who pays, and what is left."""
 
     provider: str
-    owner: str
+    owner: str  # "" = the vendor does not tell it now, and has not told it before
     balance_micro_usd: int | None = None  # None = nothing is paid here, or it is not known
+    key: str = ""  # a fingerprint of the key, by which rows are marked while the owner is not known
 
 
 @dataclass(frozen=True, kw_only=True)

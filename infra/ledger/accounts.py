@@ -1,7 +1,8 @@
 """The vendor account that each pod was rented with: a pod missing in the listing of another account may still bill.
 
 In: a provider as its key opens it now, and a row. Out: whether that key could see the pod. A key that was replaced by
-another one of the same account is no other account; where a vendor does not tell whose a key is, the key counts.
+another one of the same account is no other account. Where a vendor does not tell whose a key is, the key counts: a row
+that was rented by the same key is of the same account.
 """
 
 import hashlib
@@ -15,11 +16,9 @@ from infra.providers import Provider, clock_scale, market
 
 
 def fingerprint(provider: Provider) -> str:
-    """Return a fingerprint of whose pods `provider.list` shows. Raises SlipwayError when its vendor does not say."""
-    owner = provider.account().owner
-    if not owner:
-        raise SlipwayError(f"{provider.name} does not say whose account the key opens")
-    return hashlib.sha256(f"{provider.name}\0{owner}".encode()).hexdigest()[:16]
+    """Return a fingerprint of whose pods `provider.list` shows: of the owner, else of the key. Raises SlipwayError."""
+    mine = provider.account()
+    return _hash(provider, mine.owner or mine.key)
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
@@ -32,7 +31,16 @@ def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
     ends_by_itself = rented is not None and (rented.can.time_limit or rented.can.spend_limit)
     if not op.account_fp or ends_by_itself and spend.due(op, now, clock_scale(provider)):
         return False
-    return op.account_fp != fingerprint(provider)
+    mine = provider.account()
+    if op.account_fp in {_hash(provider, mine.owner), _hash(provider, mine.key)}:
+        return False
+    if not mine.owner:
+        raise SlipwayError(f"{provider.name} does not say whose account the key opens")
+    return True
+
+
+def _hash(provider: Provider, word: str) -> str:
+    return hashlib.sha256(f"{provider.name}\0{word}".encode()).hexdigest()[:16] if word else ""
 
 
 def in_words(op: Op) -> str:

@@ -129,6 +129,7 @@ class Abilities:
     tells_limits: bool = False  # find() shows both as they are armed
     tells_bills: bool = True  # billed() tells what a pod has cost
     spot: bool = False
+    lists_spot: bool = True  # the API that lists all other machines lists those rented as spot, too
     stop: bool = False  # keeps the disk, and bills it
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
     # controller of an engine that gives its machines back when the job is over (engine), none.
@@ -204,6 +205,10 @@ class Market(Provider, Protocol):
     @property
     def skew(self) -> str:
         """Return why its timer cannot be trusted: its clock and ours are far apart; "" while they are not."""
+
+    def shows_spot(self, pod_id: str) -> bool | None:
+        """Return whether the API that lists all other machines lists this spot one; None where one API lists all."""
+        return None
 
     def billed(self, pod_id: str) -> int | None:
         """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""

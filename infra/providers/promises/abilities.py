@@ -27,7 +27,10 @@ class ReportedFault:
 
 
 REPORTED: dict[str, tuple[ReportedFault, ...]] = {
-    "runpod": (ReportedFault("time_limit", "accepted, ends nothing: runpodctl pulls 330, 331"),)
+    "runpod": (
+        ReportedFault("time_limit", "accepted, ends nothing: runpodctl pulls 330, 331"),
+        ReportedFault("lists_spot", "its pages about REST v2 name on-demand pods and savings plans only"),
+    )
 }
 
 
@@ -59,5 +62,6 @@ def tried_by(clause: str, documented: Abilities) -> set[str]:
     # container's own and a vendor's, the drill cannot credit the vendor's.
     timer = "start_timer" if documented.start_timer else "time_limit"
     own = {"self_terminate", "start_timer"} if documented.self_terminate == "pod_credential" else set[str]()
-    tries = {"timer": {timer}, "spend limit": {"spend_limit"}, "spot": {"spot"}, "self-end": own}
+    tries = {"timer": {timer}, "spend limit": {"spend_limit"}, "spot": {"spot"}, "spot in v2": {"lists_spot"},
+             "self-end": own}  # fmt: skip
     return tries.get(clause, set())

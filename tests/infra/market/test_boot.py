@@ -109,6 +109,9 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
         told = reconcile(vendor, journal)
         assert journal.op(ops[True].token).is_live
         assert any("spot-True: it stays open" in one and "GraphQL" in one for one in told.problems)
+        # REST v2 rented the other one, and denies it under a key whose owner GraphQL has told before.
+        assert pods.end(vendor, journal.op(ops[False].token), journal, "enough").state == "TERMINATED"
+        assert not any("spot-False" in one for one in told.problems)
         with pytest.raises(LimitHit, match="GraphQL only"):
             pods.end(vendor, journal.op(ops[True].token), journal, "enough", patience_s=0.0)
         running.fault(hides_spot=True)

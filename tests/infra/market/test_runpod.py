@@ -1,12 +1,10 @@
 """RunPod's client against its documented answers; REST requests are held against the vendor's OpenAPI document."""
 
-import base64
 import json
 import re
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
 
@@ -14,73 +12,29 @@ from infra.agent.job import Limits
 from infra.agent.lifecycle.start_timer import MARGIN_S
 from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
-from infra.providers import SpotUnlisted, listed, look_up
 from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.runpod import RunPod
 from infra.records import Address, Request
+from tests.infra.market.runpod_stand import (
+    CAPACITY,
+    DIRECT,
+    DISK_RATE,
+    GPU,
+    H100,
+    KEY,
+    LIMITS,
+    REQUEST,
+    graph,
+    problem,
+    row,
+    started,
+)
+from tests.infra.market.runpod_stand import offer as offer
+from tests.infra.market.runpod_stand import runpod as runpod
+from tests.infra.market.runpod_stand import stand as stand
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
-
-DOCUMENT = Path(__file__).parent / "runpod.openapi.json"
-KEY = ("Authorization", "Bearer rp-secret")
-H100 = "NVIDIA H100 80GB HBM3"
-REQUEST = Request(run="brave-otter-3", provider="runpod", gpu="H100", num_gpus=8)
-LIMITS = Limits(spend_micro_usd=150_000_000, micro_usd_per_hour=21_520_000)
-GPU = {
-    "id": H100, "name": "H100 SXM", "pool": "ADA_80_PRO", "manufacturer": "NVIDIA", "memory": 80, "secure": True,
-    "community": True, "price": {"secure": 2.69, "community": 1.99, "serverless": 4.18},
-    "maxCount": {"secure": 8, "community": 2}, "availability": "LOW",
-    "dataCenters": [{"id": "US-KS-2", "name": "US Kansas 2", "availability": "LOW"},
-                    {"id": "EU-RO-1", "name": "Romania", "availability": "HIGH"},
-                    {"id": "CA-MTL-1", "name": "Montreal", "availability": "NONE"}],
-    "cudaVersions": [{"version": "13.0", "available": True}],
-}  # fmt: skip
-DISK_RATE = 2740  # micro-USD per hour of the least disk: 20 GB at 0.10 USD per GB and month of 730 hours
-CAPACITY = "There are no longer any instances available with the requested specifications."
-
-
-def problem(status, detail, *errors):
-    return Answer(status, {"title": "?", "status": status, "detail": detail, "errors": list(errors)},
-                  {"Content-Type": "application/problem+json"})  # fmt: skip
-
-
-def row(token, **changes):
-    return {
-        "id": "7h9k2m4n6p", "name": token, "image": "runpod/pytorch", "args": "", "disk": 100, "ports": ["22/tcp"],
-        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
-        "actions": ["stop", "terminate"], "mounts": {}, "gpu": {"id": H100, "count": 8}, "cloud": "SECURE",
-        "dataCenterId": "US-KS-2", "cudaVersion": "13.0", "ssh": {"proxy": None, "direct": None}, "template": None,
-        "cost": 21.52, "locked": False, "globalNetworking": {"enabled": False}, "runtime": {},
-        "createdAt": "2026-11-20T12:00:00Z", "startedAt": None, **changes,
-    }  # fmt: skip
-
-
-DIRECT = {"proxy": {"host": "ssh.runpod.io", "port": 22, "username": "7h9k-64411eb2", "command": "ssh"},
-          "direct": {"host": "195.26.233.3", "port": 34446, "username": "root", "command": "ssh"}}  # fmt: skip
-
-
-@pytest.fixture
-def stand():
-    with Stand(KEY, paths=["/graphql"], document=DOCUMENT) as stand:
-        stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU]}))
-        stand.on("POST /graphql", graph(myself={"id": "u"}))  # no pod was rented as spot
-        yield stand
-    assert stand.wrong == []
-
-
-@pytest.fixture
-def runpod(stand, keys):
-    return RunPod(JsonApi("runpod", stand.url, dict([KEY]), read_s=30.0, sleep=lambda _: None), keys, "13.0")
-
-
-@pytest.fixture
-def offer(runpod):
-    return runpod.offers(REQUEST)[0]
-
-
-def graph(**data):
-    return Answer(200, {"data": data})
 
 
 def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_that_has_it(stand, runpod):
@@ -154,16 +108,6 @@ def test_what_is_out_of_stock_is_no_offer(stand, runpod):
     assert runpod.offers(REQUEST) == []
 
 
-def test_a_spot_price_is_the_lowest_bid_and_costs_a_question_per_kind(stand, runpod):
-    other = {**GPU, "id": "NVIDIA A40"}
-    stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU, other]}))
-    lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
-    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
-    (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
-    assert (spot.spot, spot.micro_usd_per_hour, spot.cloud) == (True, 9_560_000 + DISK_RATE, "SECURE")
-    assert [body["variables"] for body in stand.bodies("POST /graphql")] == [{"id": H100, "count": 8, "secure": True}]
-
-
 def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
     stand.on("POST /v2/pods", Answer(201, row(token)))
     pod = runpod.create(REQUEST, offer, token, Limits())
@@ -223,25 +167,6 @@ def test_with_a_limit_a_pod_is_created_by_rest_and_starts_with_a_dead_man_timer(
     assert KEY[1].removeprefix("Bearer ") not in timer
 
 
-def started(args):
-    """The script in a start command, which is written so that no quoting changes it."""
-    return base64.b64decode(re.search(r"echo (\S+) \| base64 -d", args)[1]).decode()
-
-
-def test_a_spot_pod_bids_the_price_of_its_offer_per_gpu(stand, runpod, token):
-    lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
-    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
-    (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
-    stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k", "desiredStatus": "RUNNING", "machineId": "m"}))
-    pod = runpod.create(REQUEST, spot, token, Limits(time_s=3600.0))
-    assert (pod.pod_id, pod.micro_usd_per_hour) == ("7h9k", 9_560_000 + DISK_RATE)
-    made = stand.bodies("POST /graphql")[-1]
-    assert made["variables"]["input"]["bidPerGpu"] == 1.195
-    assert "podRentInterruptable" in made["query"] and "podTerminate" in started(
-        made["variables"]["input"]["dockerArgs"]
-    )
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -265,34 +190,6 @@ def test_a_definite_no_is_told_from_the_rest(stand, runpod, offer, token, answer
         runpod.create(REQUEST, replace(offer, spot=spot), token, LIMITS)
     assert not isinstance(caught.value, Ambiguous)
     assert stand.times("POST /v2/pods") + stand.times("POST /graphql") == 1
-
-
-def test_a_query_that_graphql_does_not_take_is_no_lack_of_machines(stand, runpod, offer, token):
-    unknown = {"errors": [{"message": 'Field "ports" is not defined by type "PodRentInterruptableInput".'}]}
-    for answer in (Answer(400, unknown), Answer(200, {**unknown, "data": None}), problem(400, "Bad Request")):
-        stand.on("POST /graphql", answer)
-        with pytest.raises(VendorRefused, match="another offer would meet the same answer"):
-            runpod.create(REQUEST, replace(offer, spot=True), token, LIMITS)
-
-
-@pytest.mark.parametrize("data", [None, {"podRentInterruptable": None}])
-def test_null_without_a_reason_is_no_offer(stand, runpod, offer, token, data):
-    stand.on("POST /graphql", Answer(200, {"data": data}))
-    with pytest.raises(NoOffer, match="null without a reason"):
-        runpod.create(REQUEST, replace(offer, spot=True), token, LIMITS)
-
-
-@pytest.mark.parametrize(
-    "how", [Answer(410, {"message": "gone"}), Answer(500), Answer(200, {"errors": [{"message": "?"}]})]
-)
-def test_without_graphql_balance_and_spot_are_unavailable_and_renting_works(stand, runpod, offer, token, how):
-    stand.on("POST /graphql", how)
-    stand.on("GET /v2/pods", Answer(200, {"pods": []}))
-    stand.on("POST /v2/pods", Answer(201, row(token)))
-    assert (runpod.account().owner, runpod.account().balance_micro_usd) == ("", None)
-    with pytest.raises(NoOffer, match="spot is unavailable"):
-        runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
-    assert runpod.create(REQUEST, offer, token, LIMITS).pod_id
 
 
 MESSAGES = [CAPACITY, "not enough free GPUs on the host machine",
@@ -413,27 +310,14 @@ def test_an_empty_204_ends_a_pod_and_one_that_is_gone_counts_as_ended(stand, run
     assert stand.times("DELETE /v2/pods/{id}") == 6
 
 
-def test_the_account_has_an_owner_and_a_balance(stand, runpod):
-    me = {
-        "id": "user_x",
-        "email": "me@example.com",
-        "clientBalance": 435.85,
-        "currentSpendPerHr": 0.001,
-        "spendLimit": 80,
-    }
-    stand.on("POST /graphql", graph(myself=me))
-    account = runpod.account()
-    assert (account.owner, account.balance_micro_usd) == ("me@example.com", 435_850_000)
-    stand.on("POST /graphql", Answer(401))
-    with pytest.raises(AuthError):
-        runpod.account()
-
-
 def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
     amounts = [{"podId": "7h9k", "totalAmount": 1.25}, {"podId": "7h9k", "totalAmount": 0.000001}]
     stand.on("GET /v2/billing/pods", Answer(200, {"records": amounts, "metadata": {}}))
     vendor = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
     assert vendor.billed("7h9k") == 1_250_001 and stand.asked[-1].params["podId"] == "7h9k"
+    renamed = {"records": [{"podId": "7h9k", "amount": 1.25}], "metadata": {}}
+    stand.on("GET /v2/billing/pods", Answer(200, renamed))
+    assert vendor.billed("7h9k") is None  # and not 0
     stand.on("GET /v2/billing/pods", Answer(200, {"records": [], "metadata": {}}))
     assert vendor.billed("7h9k") is None
 
@@ -480,39 +364,3 @@ def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines
     stand.on("GET /v2/network-volumes/{id}", problem(404, "network volume not found"))
     with pytest.raises(NoOffer, match="no volume 2q9m7x4c"):
         runpod.offers(wish)
-
-
-PORTS = [{"ip": "195.26.233.3", "isIpPublic": True, "privatePort": 22, "publicPort": 34446}]
-SPOT = {"podType": "INTERRUPTABLE", "desiredStatus": "RUNNING", "costPerHr": 1.345, "runtime": {"ports": PORTS}}
-
-
-def spot_row(token, **changes):
-    return {"id": "spot1", "name": token, "env": [f"SLIPWAY_POD={token}", "SLIPWAY_RUN=otter"], **SPOT, **changes}
-
-
-def test_a_spot_pod_that_v2_hides_is_listed_found_and_ended_by_graphql(stand, runpod, token):
-    others = {**spot_row("theirs"), "id": "theirs", "podType": "RESERVED"}
-    stand.on("GET /v2/pods", Answer(200, {"pods": []}))
-    stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
-    stand.on("DELETE /v2/pods/{id}", problem(404, "pod not found"))
-    stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token), others]}))
-    (pod,) = runpod.list()
-    assert pod == runpod.find("spot1") == runpod.find(token)
-    assert (pod.token, pod.run, pod.state, pod.micro_usd_per_hour) == (token, "otter", "running", 1_345_000)
-    assert Address.parse(pod.address).place == "root@195.26.233.3:34446"
-    runpod.delete("spot1")
-    assert stand.bodies("POST /graphql")[-1]["variables"] == {"id": "spot1"}
-    stand.on("POST /graphql", graph(myself={"id": "u", "pods": [spot_row(token, desiredStatus="TERMINATED")]}))
-    assert runpod.find("spot1") is None and runpod.list() == []
-
-
-def test_without_graphql_no_spot_pod_is_denied_and_every_other_is(stand, runpod, token):
-    stand.on("POST /graphql", Answer(410, {"message": "gone"}))
-    stand.on("GET /v2/pods", Answer(200, {"pods": [row(token)]}))
-    stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
-    assert runpod.find(token).pod_id == "7h9k2m4n6p"
-    assert [pod.token for pod in listed(runpod, spot=False)] == [token]
-    assert look_up(runpod, "another", spot=False) is None
-    for ask in (lambda: listed(runpod, spot=True), lambda: look_up(runpod, "another", spot=True)):
-        with pytest.raises(SpotUnlisted, match="shown by its GraphQL only, which does not answer"):
-            ask()

@@ -7,7 +7,7 @@ import pytest
 from infra.providers.json_api import USER_AGENT, Reply
 from infra.providers.lium import REFUSALS as LIUM
 from infra.providers.refusals import RefusalKind
-from infra.providers.runpod import REFUSALS as RUNPOD
+from infra.providers.runpod.rest import REFUSALS as RUNPOD
 from infra.providers.shadeform import REFUSALS as SHADEFORM
 from tests.world import ROOT
 

@@ -14,10 +14,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
-
-from msgspec import Meta, Struct
 
 from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
@@ -28,11 +26,11 @@ from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, SpotUnlisted, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import USER_AGENT, JsonApi, VendorRefused, endpoint, epoch
+from infra.providers.key_owners import KeyOwners
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.providers.promises.drill_record import DrillRecord
-from infra.providers.refusals import RefusalKind, RefusalTable, Sentence
-from infra.providers.runpod_graph import (
+from infra.providers.runpod.graph import (
     BID,
     INTERRUPTABLE,
     MYSELF,
@@ -43,6 +41,19 @@ from infra.providers.runpod_graph import (
     Deployed,
     Graph,
     SpotPod,
+)
+from infra.providers.runpod.rest import (
+    GONE,
+    GRAPH_REFUSALS,
+    REFUSALS,
+    STATES,
+    Bill,
+    GpuType,
+    GpuTypes,
+    Made,
+    PodRow,
+    PodRows,
+    Volume,
 )
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -57,119 +68,9 @@ DISK_MICRO_USD_PER_GB_MONTH = 100_000
 MONTH_H = 730
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
-STATES = {
-    "PROVISIONING": "booting",
-    "STARTING": "booting",
-    "RUNNING": "running",
-    "EXITED": "stopped",
-    "ERROR": "failed",
-}
-GONE = ("TERMINATED",)
-REFUSALS = RefusalTable(
-    vendor="runpod",
-    billing_url="https://console.runpod.io/user/billing",
-    sentences=(
-        Sentence("no longer any instances available", RefusalKind.NO_STOCK, "mlabonne/llm-autoeval #3; SkyPilot"),
-        Sentence("does not have the resources", RefusalKind.NO_STOCK, "bellhop-py, errors.py"),
-        Sentence("enough disk space", RefusalKind.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
-        Sentence("not enough free gpus", RefusalKind.NO_STOCK, "SkyPilot, as above"),
-        # Errors of capacity mention the balance as well, so that only 402 is a verdict on money.
-        Sentence("balance", RefusalKind.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
-        Sentence("credits", RefusalKind.NO_STOCK, "opbdh 1.10.1, as above"),
-        Sentence("spend limit", RefusalKind.NO_STOCK, "the vendor's account rules: a cheaper offer may do"),
-        Sentence("is not defined by type", RefusalKind.BAD_REQUEST, "GraphQL's validation, which precedes execution"),
-        Sentence("cannot query field", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("got invalid value", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("unknown argument", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("error code: 1010", RefusalKind.BAD_REQUEST, "a firewall against User-Agents; opbdh remote.py"),
-    ),
-    # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
-    statuses={
-        400: RefusalKind.NO_STOCK,
-        403: RefusalKind.NO_STOCK,
-        404: RefusalKind.BAD_REQUEST,
-        410: RefusalKind.BAD_REQUEST,
-        422: RefusalKind.BAD_REQUEST,
-    },
-)
 MOST_PAGES = 100
-# A query of GraphQL is validated before it is executed, and 400 is the answer to one that is not valid.
-GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: RefusalKind.BAD_REQUEST})
 # Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
 MARK = "SLIPWAY_POD"
-
-
-class Price(Struct):
-    secure: Decimal = Decimal(0)
-    community: Decimal = Decimal(0)
-
-
-class MaxCount(Struct):
-    secure: int = 0
-    community: int = 0
-
-
-class DataCenter(Struct):
-    id: str
-    availability: str = "NONE"
-
-
-class GpuType(Struct):
-    id: str
-    price: Price
-    maxCount: MaxCount
-    memory: int = 0
-    availability: str = "NONE"
-    dataCenters: list[DataCenter] = []
-
-
-class GpuTypes(Struct):
-    gpus: list[Any]
-
-
-class Endpoint(Struct):
-    host: str
-    port: int
-    username: str
-
-
-class SshEndpoints(Struct):
-    direct: Endpoint | None = None
-
-
-class PodRow(Struct):
-    id: str
-    name: str
-    status: str
-    cost: Decimal
-    env: dict[str, Any] | None = None
-    ssh: SshEndpoints | None = None
-    createdAt: Any = None
-
-
-class PodRows(Struct):
-    pods: list[Any]
-    nextCursor: str | None = None
-
-
-class Volume(Struct):
-    id: str
-    dataCenter: str
-    size: int = 0  # GB
-
-
-class Made(Struct):
-    id: Annotated[str, Meta(min_length=1)]
-    cost: Any = None
-
-
-class BillRow(Struct):
-    podId: str | None = None
-    totalAmount: Decimal = Decimal(0)
-
-
-class Bill(Struct):
-    records: list[BillRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +90,7 @@ class RunPod(ByHttp):
     keys: PodKeys
     cuda: str = ""
     drills: DrillRecord = DrillRecord()
+    owners: KeyOwners = KeyOwners()
 
     name = "runpod"
     one_path, gone = "/v2/pods/{}", GONE
@@ -209,7 +111,8 @@ class RunPod(ByHttp):
         header = {"Authorization": f"Bearer {settings.runpod_api_key}"}
         api = JsonApi("runpod", url, header, clock_scale=settings.clock_scale, pace=pace)
         drills = DrillRecord.of("runpod", settings)
-        return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda, drills)
+        keys, owners = PodKeys.beside(settings.state_file), KeyOwners.beside(settings.state_file)
+        return RunPod(api, keys, settings.accept_cuda, drills, owners)
 
     @property
     def farewell(self) -> tuple[Call, ...]:
@@ -225,18 +128,23 @@ class RunPod(ByHttp):
         )
 
     def account(self) -> Account:
-        """Return owner and balance, both not known where GraphQL does not answer; the key is then tried by REST."""
+        """Return owner and balance. Where GraphQL does not answer, the key is tried by REST.
+
+        The owner is then the one that GraphQL has told for this key before, so that REST can prove an absence alone.
+        """
         try:
             me = self._query(MYSELF, {}).myself
         except AuthError:
             raise
         except SlipwayError:
             self.api.read("/v2/pods", PodRows)
-            return Account(provider=self.name, owner="")
+            return Account(provider=self.name, owner=self.owners.of(self.api.owner), key=self.api.owner)
         if me is None:
             raise AuthError("runpod: the key belongs to no account; see https://console.runpod.io/user/settings")
         balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
-        return Account(provider=self.name, owner=me.email or me.id, balance_micro_usd=balance)
+        owner = me.email or me.id
+        self.owners.remember(self.api.owner, owner)
+        return Account(provider=self.name, owner=owner, balance_micro_usd=balance, key=self.api.owner)
 
     def catalog(self, request: Request) -> list[Offer]:
         """Return kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
@@ -299,12 +207,16 @@ class RunPod(ByHttp):
     def list(self) -> "list[Pod]":
         """Return all that are not terminated, those of clusters too, oldest first.
 
-        That v2 shows pods which were rented as spot is not known. SpotUnlisted: GraphQL, which does, does not answer.
+        That v2 shows pods which were rented as spot is not known, until drills have seen that at each of its clouds.
+        SpotUnlisted: GraphQL, which does show them, does not answer.
         """
         there = rows.whole(self.name, self._pods(), GONE)
         known = {pod.pod_id for pod in there}
         spot = [pod for pod in self._spot_pods(there) if pod.pod_id not in known]
         return rows.whole(self.name, [*there, *spot], GONE)
+
+    def shows_spot(self, pod_id: str) -> bool:
+        return any(pod.pod_id == pod_id for pod in self._pods())
 
     def find(self, pod: str) -> Pod | None:
         found = super().find(pod)
@@ -326,7 +238,8 @@ class RunPod(ByHttp):
         """Return the bill as promised; of the last year, which is as far as it looks back."""
         bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
         amounts = [told_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
-        return sum(one or 0 for one in amounts) if amounts else None
+        told = [one for one in amounts if one is not None]
+        return sum(told) if told and len(told) == len(amounts) else None
 
     def _pods(self) -> "Sequence[Pod]":
         """Return the pods of every page. SlipwayError: the listing is not complete."""
@@ -346,6 +259,8 @@ class RunPod(ByHttp):
         try:
             me = self._query(SPOT_PODS, {}).myself
         except SlipwayError as error:
+            if all(self.can_at(f"{cloud} spot").lists_spot for cloud in CLOUDS):
+                return []
             words = f"runpod: pods rented as spot are shown by its GraphQL only, which does not answer: {error}"
             raise SpotUnlisted(words, tuple(others)) from None
         read = [rows.read(SpotPod, row) for row in (me.pods if me else ())]
