@@ -8,7 +8,7 @@ from infra.agent.job import Limits
 from infra.control.places import HostPlaces
 from infra.market.catalogue import Priced
 from infra.market.expected import words
-from infra.money import dollars, per_hour
+from infra.money import dollars
 from infra.providers import market, registry
 from infra.providers.promises import abilities
 from infra.providers.promises.shutdown_paths import caveats_of, ends_of, when_nobody_looks
@@ -47,8 +47,8 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
         render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
     first = offers[0]
     if first.disk_micro_usd_per_hour:
-        disk = f"{per_hour(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
-        render.say(f"the first costs {per_hour(first.micro_usd_per_hour)}, of this {disk}")
+        disk = f"{rounded_up(first.disk_micro_usd_per_hour)} for {first.disk_bytes // GB} GB of disk"
+        render.say(f"the first costs {rounded_up(first.micro_usd_per_hour)} USD/h, of this {disk}")
 
 
 def show_ends(

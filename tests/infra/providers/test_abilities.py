@@ -67,6 +67,13 @@ def test_a_clause_that_failed_at_one_api_and_is_kept_at_another_counts_at_each()
     assert not of(RUNPOD, *found, api="COMMUNITY spot").spot and not of(RUNPOD, *found, api="").spot
 
 
+def test_that_v2_lists_spot_machines_counts_only_where_a_drill_has_seen_it(tmp_path):
+    vendor, settings = opened(tmp_path, "runpod")
+    assert vendor.documented.lists_spot and not vendor.can_at("SECURE spot").lists_spot
+    drilled(settings, "runpod", "kept", "spot in v2", api="SECURE spot")
+    assert vendor.can_at("SECURE spot").lists_spot and not vendor.can_at("COMMUNITY spot").lists_spot
+
+
 def test_a_drill_raises_nothing_that_the_vendor_does_not_document():
     assert not of(Abilities(), verdict("timer", True)).time_limit
 
@@ -101,12 +108,12 @@ def opened(tmp_path, name, state="journal.db"):
     return market(registry.open_provider(name, settings)), settings
 
 
-def drilled(settings, name, state, *clauses, api):
+def drilled(settings, name, state, *clauses, api, day=22):
     folder = folder_beside(settings.state_file)
     folder.mkdir(exist_ok=True)
     said = {"vendor": name, "account": account_of(name, settings), "at": int(time.time()),
             "findings": [{"clause": one, "state": state, "api": api} for one in clauses]}  # fmt: skip
-    (folder / f"{name}-20260922T000000Z.json").write_text(json.dumps(said))
+    (folder / f"{name}-202609{day}T000000Z.json").write_text(json.dumps(said))
 
 
 def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_path):
@@ -114,7 +121,10 @@ def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_p
     before = vendor.can_at(SECURE)
     assert vendor.documented.time_limit and not before.time_limit and before.start_timer
     assert any("count as one end" in one for one in caveats_of("runpod", vendor.documented, before))
-    drilled(settings, "runpod", "kept", "self-end", api=SECURE)
+    drilled(settings, "runpod", "kept", "self-end", "self-delete by POST /graphql", api=SECURE)
+    assert any("count as one end" in one for one in caveats_of("runpod", vendor.documented, vendor.can_at(SECURE)))
+    both = [f"self-delete by {one}" for one in ("DELETE /v2/pods", "POST /graphql")]
+    drilled(settings, "runpod", "kept", *both, api=SECURE, day=23)
     assert caveats_of("runpod", vendor.documented, vendor.can_at(SECURE)) == caveats_of(
         "runpod", vendor.documented, vendor.can_at(COMMUNITY)
     )[1:]  # fmt: skip
