@@ -46,6 +46,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import FAILED, TERMINATED
 from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
+from infra.machines import host_memory
 from infra.machines.survey import same_gpu
 from infra.names import random_word, run_name
 from infra.providers import LAG_S, Market
@@ -80,7 +81,6 @@ from infra.agent.lifecycle import farewell
 for words in farewell.attempt([Call(**json.loads(sys.argv[1]))], os.getpid()):
     print(words.rpartition(": ")[2])
 """
-SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 
 
 @dataclass
@@ -100,6 +100,7 @@ class Drill:
     ground: Ground = Ground()
     self_deletes: tuple[SelfDelete, ...] = ()
     creates: int | None = None
+    spot_in_v2: bool | None = None
     offer: Offer = field(init=False)  # the offer of the next machine
     offers: dict[str, Offer] = field(default_factory=dict)  # the requested offers by trial
 
@@ -153,7 +154,8 @@ class Drill:
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(
             vendor=vendor, asked=tuple(self.watch.asked), trials=trials, ground=self.ground, creates=self.creates,
-            throttled=self.watch.throttled, slices=tuple(self.watch.slices.values()), self_deletes=self.self_deletes,
+            throttled=self.watch.throttled, unknown_refusals=tuple(self.watch.unknown_refusals),
+            slices=tuple(self.watch.slices.values()), self_deletes=self.self_deletes, spot_in_v2=self.spot_in_v2,
         )  # fmt: skip
 
     # The stages.
@@ -231,6 +233,8 @@ class Drill:
         op = self._rent(request, offer, self._hold(SPOT, self.planned.limits))
         self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
         self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
+        with contextlib.suppress(SlipwayError):  # it is not known then
+            self.spot_in_v2 = self.planned.vendor.shows_spot(op.remote_id or "") if self._is_listed(op) else None
         self._end(op)
         self._ask_bill(op)
 
@@ -326,11 +330,12 @@ class Drill:
 
     def _machine(self, op: Op) -> str:
         """Return what a pod has instead of the GPUs of its offer, "" when it has those."""
+        way = self._way(op)
         try:
-            done = self._way(op).run(SMI, timeout_s=boot.COMMAND_S)
+            facts = host_memory.ask(way, way.python, "facts")
         except SlipwayError as error:
             return f"not heard: {error}"
-        found, offer = done.stdout.split("\n")[:-1], self.offers[WORKER]
+        found, offer = [one["name"] for one in facts["gpus"]], self.offers[WORKER]
         is_same = len(found) == offer.num_gpus and all(same_gpu(offer.gpu, one) for one in found)
         return "" if is_same else f"{', '.join(found) or 'no GPU'} instead of {offer.num_gpus} x {offer.gpu}"
 

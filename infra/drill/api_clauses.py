@@ -15,6 +15,7 @@ from infra.drill.readings import (
 )  # fmt: skip
 from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
+from infra.providers.promises.shutdown_paths import SELF_DELETE
 from infra.units import count, duration
 
 MONTH_S = 730 * 3600.0
@@ -85,7 +86,7 @@ def self_deletes(seen: Evidence) -> list[ClauseResult]:
     is_enough = any(one.is_gone for one in seen.self_deletes)
     found = []
     for name in seen.vendor.self_deletes:
-        clause, one = f"self-delete by {name}", tried.get(name)
+        clause, one = f"{SELF_DELETE}{name}", tried.get(name)
         if one is None:
             found.append(finding(clause, UNREACHED, expected, "no machine was left to try it on"))
             continue
@@ -101,6 +102,18 @@ def throttle(seen: Evidence) -> ClauseResult:
     is_served = any(not one.error for one in seen.of("create"))
     words = f"{count(seen.throttled, 'request')} refused, {'then served' if is_served else 'none served'}"
     return finding("throttle", KEPT if is_served else BROKEN, expected, words)
+
+
+def refusal(seen: Evidence) -> ClauseResult:
+    """Find whether a refusal to rent says that nothing was rented, in words that we know."""
+    words = f"{count(len(seen.unknown_refusals), 'answer')} that we do not know, the first {seen.unknown_refusals[0]!r}"
+    return finding("refusal", BROKEN, "a refusal to rent is one that our table has", words)
+
+
+def spot_in_v2(seen: Evidence) -> ClauseResult:
+    """Find whether REST v2 lists a spot machine: its absence there then proves that it is gone."""
+    words = "it does" if seen.spot_in_v2 else "it does not; GraphQL, which rented it, does"
+    return finding("spot in v2", KEPT if seen.spot_in_v2 else REFUSED, "REST v2 alone lists the spot machine", words)
 
 
 def disk_price(seen: Evidence) -> ClauseResult:

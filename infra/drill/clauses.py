@@ -31,6 +31,7 @@ from infra.units import count, duration
 DELETED_S = 120.0  # by the vendor's clock, from the answer to a deletion until the machine is off the listing
 FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that deletes itself is off the listing
 ANSWER_S = 3600.0  # likewise, within which a vendor answers what it is asked again and again
+OF_SPOT = ("spot", "spot in v2")  # clauses about the machine that was rented as spot
 # The verb from whose answers a clause is judged.
 ASKS = {
     "offer": "catalog", "token": "list", "listing": "list", "timer": "find", "timer before boot": "find",
@@ -49,11 +50,12 @@ def judge(seen: Evidence) -> list[ClauseResult]:
         timer_before_boot: vendor.tells_limits and vendor.time_limit,
         self_end: vendor.self_terminate == "pod_credential", bill: vendor.tells_bills,
         api_clauses.spot: vendor.spot, api_clauses.throttle: bool(seen.throttled),
+        api_clauses.refusal: bool(seen.unknown_refusals), api_clauses.spot_in_v2: seen.spot_in_v2 is not None,
         api_clauses.disk_price: api_clauses.tells_disk(seen), host_key: vendor.has_ssh,
     }  # fmt: skip
     found = [overdue(seen, clause(seen)) for clause in CLAUSES if has.get(clause, True)]
     found[-1:-1] = api_clauses.self_deletes(seen)
-    return [replace(one, api=_api(seen, SPOT if one.clause == "spot" else WORKER)) for one in found]
+    return [replace(one, api=_api(seen, SPOT if one.clause in OF_SPOT else WORKER)) for one in found]
 
 
 def _api(seen: Evidence, name: str) -> str:
@@ -317,8 +319,8 @@ def nothing_left(seen: Evidence) -> ClauseResult:
 
 CLAUSES: Sequence[Clause] = (
     offer, api_clauses.slices, price, token, listing, timer_before_boot, timer, spend_limit, api_clauses.boot, key,
-    machine, host_key, guard, log, checkpoint, self_end, lost_reply, api_clauses.throttle, api_clauses.spot, delete,
-    bill, api_clauses.disk_price, nothing_left,
+    machine, host_key, guard, log, checkpoint, self_end, lost_reply, api_clauses.throttle, api_clauses.refusal,
+    api_clauses.spot, api_clauses.spot_in_v2, delete, bill, api_clauses.disk_price, nothing_left,
 )  # fmt: skip
 
 

@@ -107,6 +107,10 @@ class Evidence:
     ground: Ground = field(default_factory=Ground)
     creates: int | None = None  # requests to rent that were sent for the stray, as the wire has them
     throttled: int = 0  # requests to rent that were answered with 429
+    unknown_refusals: tuple[str, ...] = ()  # statuses and words of refusals to rent that no table of ours has
+    spot_in_v2: bool | None = (
+        None  # whether REST v2 alone lists the spot machine; None = one API lists all, or not tried
+    )
     slices: tuple[Slice, ...] = ()
     self_deletes: tuple[SelfDelete, ...] = ()
 

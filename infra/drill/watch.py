@@ -16,7 +16,7 @@ from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
 from infra.money import told_micro_usd
 from infra.providers import Market, listed, look_up
-from infra.providers.json_api import Exchange, JsonApi
+from infra.providers.json_api import Exchange, JsonApi, Unclear
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
@@ -51,6 +51,7 @@ class Watch:
         self.tokens: set[str] = set()
         self.creates = 0
         self.throttled = 0
+        self.unknown_refusals: list[str] = []
         self.slices: dict[str, Slice] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -109,6 +110,11 @@ class Watch:
         about = {"time_s": limits.time_s, "spend_micro_usd": limits.spend_micro_usd}
         try:
             pod = self._noting("create", token, lambda: self._create(request, offer, token, limits), **about)
+        except Unclear as error:
+            # An answer that says no, in words from which we cannot tell whether anything was rented.
+            if error.reply is not None and 400 <= error.reply.status < 500:
+                self.unknown_refusals.append(f"{error.reply.status}: {error.reply.said}")
+            raise
         finally:
             self._is_renting = False
         self._ids.add(pod.pod_id)

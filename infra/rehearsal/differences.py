@@ -31,7 +31,14 @@ def _machine(trait: str, **more: Any) -> dict[str, Any]:
     return {"machines": [{"trait": trait, "count": None, **more}]}
 
 
-RUNPOD, WITH_SPOT = ("runpod",), ("runpod", "lium")
+RUNPOD, WITH_SPOT, WITH_TIMER = ("runpod",), ("runpod", "lium"), ("lium", "shadeform")
+# An answer under a status of its own, in the words of no vendor's documents.
+_ODD = {"error": {"code": "new_code", "message": "new rule"}, "error_code": "NEW_CODE", "detail": "new rule"}
+# Bills whose amount has another name than in the documents.
+_RENAMED = [
+    {"vendor": vendor, "call": "billing", "kind": "error", "status": 200, "count": None, "body": body}
+    for vendor, body in (("runpod", {"records": [{"amount": 0.5}]}), ("lium", {"total_cost": 0.5}))
+]
 _BARE = {"count": None, "says": {"name": OTHER_NAME, "pod_name": OTHER_NAME}, "lacks": ["tags", "env"]}
 DIFFERENCES: tuple[Difference, ...] = (
     *(Difference(name=name, about=about, clause=clause, faults=faults) for name, about, clause, faults in (
@@ -53,7 +60,24 @@ DIFFERENCES: tuple[Difference, ...] = (
         ("untold-bill", "a bill is never told", "bill",
          {"requests": [{"call": "billing", "kind": "error", "status": 404, "count": None}],
           "rows": [{"vendor": "shadeform", "count": None, "lacks": ["cost_estimate"]}]}),
+        ("renamed-bill", "the amount of a bill has another name", "bill",
+         {"requests": _RENAMED,
+          "rows": [{"vendor": "shadeform", "count": None, "says": {"cost": "0.50"}, "lacks": ["cost_estimate"]}]}),
+        ("slice", "the GPU of a machine is a slice (MIG) of what its offer names", "machine", _machine("slice")),
+        ("odd-refusal", "a request to rent is refused in words that no document has", "refusal",
+         {"requests": [{"call": "create", "kind": "error", "status": 409, "count": None, "body": _ODD}]}),
     )),
+    Difference(name="unshown-limits", about="no limit is shown, asked by the id of a machine either", clause="timer",
+               faults={"rows": [{"count": None, "lacks": ["auto_delete", "removal_scheduled_at"]}]},
+               trials=(WORKER,), vendors=WITH_TIMER),
+    Difference(name="late-end", about="no end is shown while a machine boots", clause="timer before boot",
+               faults=_machine("no end at boot"), trials=(WORKER,), vendors=WITH_TIMER),
+    Difference(name="whole-hours", about="an exact end is taken and not armed: whole hours from the boot hold",
+               clause="timer", faults=_machine("whole hours"), trials=(WORKER,), vendors=("lium",)),
+    Difference(name="v2-hides-spot", about="REST v2 knows nothing of machines that were rented as spot",
+               clause="spot in v2", faults={"hides_spot": True}, trials=(SPOT,), vendors=RUNPOD),
+    Difference(name="graphql-gone", about="GraphQL is retired: 410", clause="self-delete by POST /graphql",
+               faults={"retires_graphql": True}, trials=LEAVERS, vendors=RUNPOD),
     Difference(name="hidden-spot", about="the listing shows no spot machines", clause="spot",
                faults=_machine("spot unlisted"), trials=(SPOT,), vendors=WITH_SPOT),
     Difference(name="pod-key", about="the key of a pod opens no way to delete it",

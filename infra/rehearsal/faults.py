@@ -16,6 +16,7 @@
     lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
     hides_spot: true           # RunPod's REST v2 knows nothing of pods that were rented as spot
+    retires_graphql: true      # RunPod's GraphQL answers 410
     preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it;
                                # {runpod: 1, lium: 1}: once on each
 
@@ -61,6 +62,7 @@ Trait = Literal[
     "old driver",
     "slow disk",
     "fewer gpus",
+    "slice",  # its GPUs are slices (MIG) of those that its offer names
     "idle gpus",  # nvidia-smi says that none of them works
     "preempted",  # `after_s` after it began to run
     "vanished",  # deleted by the vendor, likewise
@@ -72,6 +74,8 @@ Trait = Literal[
     "disk in cost",  # RunPod: the price that a pod tells has its disk in it
     "no timer",  # the vendor forgets its time limit
     "late timer",  # the time limit is armed `after_s` later than requested
+    "whole hours",  # Lium: an exact end is answered with yes and not armed, so that whole hours from the boot hold
+    "no end at boot",  # no end is shown while it boots
     "no key",  # nobody is let in
     "new host key",  # the host key of its sshd changes soon after somebody has logged in
     "twice",  # the order makes two machines
@@ -126,6 +130,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     lium_key_budget_usd: float | None = None
     page_size: int = 0
     hides_spot: bool = False
+    retires_graphql: bool = False
     preempt_at_work: int | dict[Literal["runpod", "lium", "shadeform"], int] = 0
 
 

@@ -35,6 +35,7 @@ cd -- "$HOME" || exit 1
 [ -n "$SSH_ORIGINAL_COMMAND" ] && exec "${SHELL:-/bin/sh}" -c "$SSH_ORIGINAL_COMMAND"
 exec "${SHELL:-/bin/sh}" -i
 """
+SLICE = " MIG 1g.10gb"
 # Understands `-L`, any `--query-gpu=`, and no words at all.
 SMI = """#!/bin/sh
 name={name} count={count} memory={memory} driver={driver} cuda={cuda} load={load}
@@ -95,6 +96,7 @@ class Hardware:
     old_driver: bool = False
     slow_disk: bool = False
     is_idle: bool = False
+    is_sliced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,8 @@ class Pod:
         hardware = self._hardware
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
         smi = SMI.format(
-            name=shlex.quote(hardware.gpu), count=hardware.num_gpus, memory=hardware.vram_gb * 1000_000_000 >> 20,
+            name=shlex.quote(hardware.gpu + SLICE * hardware.is_sliced), count=hardware.num_gpus,
+            memory=hardware.vram_gb * 1000_000_000 >> 20,
             driver=driver, cuda=cuda, load=0 if hardware.is_idle else 97, uuid=self.token[-8:],
         )  # fmt: skip
         for path, text in ((home / "bin" / "nvidia-smi", smi), (self.folder / "enter", ENTER)):

@@ -151,7 +151,7 @@ class World:
         hardware = pods.Hardware(
             gpu=row.chip, num_gpus=per_row - machine.has("fewer gpus"), vram_gb=row.vram_gb,
             old_driver=machine.has("old driver"), slow_disk=machine.has("slow disk"),
-            is_idle=machine.has("idle gpus"),
+            is_idle=machine.has("idle gpus"), is_sliced=machine.has("slice"),
         )  # fmt: skip
         folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
         order = machine.order

@@ -14,6 +14,7 @@ from flows.drills.planning import Planned, plan
 from infra.drill import clauses, recording
 from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
 from infra.drill.evidence import Evidence
+from infra.drill.readings import REFUSED
 from infra.drill.reports import DrillReport, Reports
 from infra.drill.watch import HeardExchange
 from infra.errors import SlipwayError, UsageError
@@ -117,9 +118,9 @@ def plant(
             seen = held.run()
         finally:
             world.tell("/faults", {})
-        broken = [finding for finding in clauses.judge(seen) if finding.state == BROKEN]
-        hit = next((finding for finding in broken if finding.clause == one.clause), None)
-        found.append((one, hit, [finding.clause for finding in broken if finding is not hit]))
+        findings = clauses.judge(seen)
+        hit = next((it for it in findings if it.clause == one.clause and it.state in (BROKEN, REFUSED)), None)
+        found.append((one, hit, [it.clause for it in findings if it.state == BROKEN and it is not hit]))
     if is_json:
         print_json([{"planted": one.name, "found": hit and asdict(hit), "also": also} for one, hit, also in found])
     else:

@@ -339,7 +339,8 @@ class Lium(web.Api):
             raise Problem(422, str(error)) from None
         if at <= self._market.now:
             raise Problem(400, "removal_scheduled_at is in the past")
-        self._market.arm(machine, at)
+        if not machine.has("whole hours"):
+            self._market.arm(machine, at)
         return web.Answer(200, self._pod(machine))
 
     def _unschedule(self, asked: web.Asked) -> web.Answer:
@@ -364,13 +365,14 @@ class Lium(web.Api):
         status = self._status(machine)
         ready_s = machine.stages[-1][1] - self._market.now if status == "PENDING" else 0
         host = machine.address[0] if machine.address else ""
+        is_silent = status == "PENDING" and machine.has("no end at boot")
         return {
             "id": machine.machine_id, "pod_name": machine.order.name, "status": status,
             "ssh_connect_cmd": f"ssh {getpass.getuser()}@{host} -p {port}" if port else None,
             "ports_mapping": {"22": port} if port else {}, "gpu_name": row.kind, "gpu_count": str(row.num_gpus),
             "cpu_name": "EPYC", "ram_total": row.memory_gb << 20, "price": dollars(rate(machine)),
             "created_at": _zoneless(machine.created_at), "updated_at": _zoneless(self._market.now),
-            "removal_scheduled_at": iso(machine.expires_at), "local_volume_path": "/root",
+            "removal_scheduled_at": None if is_silent else iso(machine.expires_at), "local_volume_path": "/root",
             "phase": (machine.stage(self._market.now) or "configuring ssh") if status == "PENDING" else None,
             "estimated_ready_seconds": max(0, round(ready_s)) if status == "PENDING" else None, "eta_basis": None,
             "workspace_id": None, "api_key_id": "k1", "api_key_name": "rehearsal", "cluster_id": None,

@@ -232,7 +232,11 @@ class BothApis(Runpod):
         self._graph = Graph(market, self)
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
-        return self._graph.route(asked) if asked.path == "/graphql" else super().route(asked)
+        if asked.path != "/graphql":
+            return super().route(asked)
+        return (
+            self.error(410, "GraphQL is retired") if self._hub.faults.plan.retires_graphql else self._graph.route(asked)
+        )
 
     def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
         if asked.path == "/graphql":

@@ -273,7 +273,7 @@ class Shadeform(web.Api):
         if about["key"]:
             shown["ssh_key_id"] = about["key"]["id"]
         for name in ("auto_delete", "alert"):
-            if about[name]:
+            if about[name] and (is_up or not machine.has("no end at boot")):
                 shown[name] = _without_nulls(about[name])
         if wish.launch_configuration:
             shown["launch_configuration"] = _without_nulls(wish.launch_configuration)

@@ -304,3 +304,16 @@ def test_the_disk_of_a_bill_costs_what_the_price_list_says():
     assert "disk price" not in states(HONEST)
     assert billed(800)["disk price"].state == KEPT  # 100 GB for 3.5 min at 0.10 USD per GB and month
     assert billed(60_000)["disk price"].state == BROKEN
+
+
+def test_a_refusal_in_unknown_words_is_judged_only_where_it_came():
+    assert "refusal" not in states(HONEST)
+    seen = replace(HONEST, unknown_refusals=("409: NEW_CODE",))
+    assert "1 answer that we do not know, the first '409: NEW_CODE'" in broken(seen)["refusal"]
+
+
+def test_that_v2_alone_lists_a_spot_machine_is_asked_at_the_api_of_that_machine():
+    for answer, state in ((True, KEPT), (False, REFUSED)):
+        (found,) = [one for one in clauses.judge(replace(WITH_SPOT, spot_in_v2=answer)) if one.clause == "spot in v2"]
+        assert (found.state, found.api) == (state, "SECURE spot")
+    assert "spot in v2" not in states(WITH_SPOT)
