@@ -102,6 +102,8 @@ def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]
     for row in rows if seen.listing.is_complete else ():
         if row.token in seen.elsewhere:
             kind, note = UNCLEAR, accounts.in_words(row)
+        elif row.is_spot and seen.listing.spot_silence:
+            kind, note = UNCLEAR, "neither listed nor denied: the API that shows spot machines does not answer"
         elif row.remote_id and row.remote_id not in seen.listing.denied:
             kind, note = CLAIMED, "missing from the listing, but found by its id"
         elif row.remote_id:

@@ -135,6 +135,7 @@ class Abilities:
     # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
+    volumes_apart: bool = False  # the vendor bills volumes by use, apart from the pod, and tells no price of them
     settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
     drilled: frozenset[str] = frozenset()  # clauses that a recent drill of this account found kept at this API
 

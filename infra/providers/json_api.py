@@ -250,7 +250,7 @@ class JsonApi:
         raise SlipwayError(f"{what}: no usable answer: {said}")
 
     def _refuse(self, what: str, reply: Reply) -> NoReturn:
-        if reply.status == 403 and FIREWALL in reply.said.lower():
+        if is_blocked(reply):
             raise SlipwayError(f"{what}: {BLOCKED}: {reply.said}")
         if reply.status in (401, 403):
             raise AuthError(f"{what}: the key is refused: {reply.said}")
@@ -368,6 +368,11 @@ def _reason(read: Any, deepest: int = 3) -> str:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def is_blocked(reply: Reply) -> bool:
+    """Return whether a web firewall has refused the client, so that the vendor has not seen the request."""
+    return reply.status == 403 and FIREWALL in reply.said.lower()
 
 
 def printable(text: str, most: int = SAID) -> str:

@@ -4,6 +4,7 @@ In: a fingerprint of a key, and its owner. Out: `<journal>-owners.json`, which i
 the owner now. A file that cannot be read tells nothing.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,13 @@ class KeyOwners:
         return self._known().get(key, "")
 
     def remember(self, key: str, owner: str) -> None:
-        """Write down the owner of the key with that fingerprint, where that is news."""
+        """Write down the owner of the key with that fingerprint, where that is news and the folder can be written."""
         known = self._known()
         if self.path is None or known.get(key) == owner:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        local_files.replace(self.path, json.dumps({**known, key: owner}).encode(), mode=0o600)
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            local_files.replace(self.path, json.dumps({**known, key: owner}).encode(), mode=0o600)
 
     def _known(self) -> dict[str, str]:
         try:

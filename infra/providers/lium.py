@@ -208,6 +208,7 @@ class Lium(ByHttp):
         tells_limits=True,
         self_terminate="native",
         volumes=("/mnt/*",),
+        volumes_apart=True,
     )
 
     @staticmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, RateLimited, SlipwayError
-from infra.providers.json_api import Reply, Unclear, VendorRefused
+from infra.providers.json_api import BLOCKED, Reply, Unclear, VendorRefused, is_blocked
 
 
 class RefusalKind(Enum):
@@ -47,6 +47,8 @@ class RefusalTable:
         verdicts = {402: RefusalKind.NO_MONEY, 429: RefusalKind.THROTTLED}
         if reply.status in verdicts:
             return verdicts[reply.status]
+        if is_blocked(reply):
+            return RefusalKind.BAD_REQUEST
         if reply.code in self.codes:
             return self.codes[reply.code]
         text = f"{reply.code} {reply.said}".lower()
@@ -72,6 +74,7 @@ class RefusalTable:
         if meaning is RefusalKind.THROTTLED:
             return RateLimited(f"{self.vendor} takes no more requests now: {reply.said}", reply.retry_after_s)
         if meaning is RefusalKind.BAD_REQUEST:
+            words += f"; {BLOCKED}" if is_blocked(reply) else ""
             return VendorRefused(f"{words}; nothing was rented; another offer would meet the same answer", reply)
         carried_out = "it may have been carried out"
         return Unclear(words if carried_out in words else f"{words}; {carried_out}", reply)

@@ -63,7 +63,7 @@ def show_ends(
     can = vendor.can_at(abilities.api_of(offer))
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
-    for sentence in caveats_of(vendor.name, vendor.documented, can):
+    for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
     if not is_control_host:
         render.say(INSTEAD)

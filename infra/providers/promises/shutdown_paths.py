@@ -76,14 +76,16 @@ def ends_of(
     return found
 
 
-def caveats_of(name: str, documented: Abilities, can: Abilities) -> list[str]:
-    """Return what the ends of a pod at that vendor rest on, in sentences; none where its vendor keeps a timer.
+def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "") -> list[str]:
+    """Return what the ends and the price of a pod at that vendor rest on, in sentences.
 
-    `can`: at the API of its offer, where drills may have found less than is `documented`.
+    `can`: at the API of its offer, where drills may have found less than is `documented`. `volume`: of the pod.
     """
-    if documented.self_terminate != "pod_credential":
-        return []
     found = []
+    if volume and documented.volumes_apart:
+        found.append(f"{name} bills the volume {volume} apart, by use: no price, forecast or limit here counts it.")
+    if documented.self_terminate != "pod_credential":  # its vendor keeps a timer
+        return found
     if can.self_terminate != "pod_credential":
         found.append(f"At {name} a drill of this account found that a pod does not delete itself.")
     elif sum(one.startswith(SELF_DELETE) for one in can.drilled) < WAYS:
@@ -94,8 +96,9 @@ def caveats_of(name: str, documented: Abilities, can: Abilities) -> list[str]:
         )
     return [
         *found,
-        f"A machine of {name} that hangs is ended only by a process elsewhere: an always-on machine "
-        "(inv control.up) does that with the laptop off; a shorter limit (--ttl, --spend-limit) does not.",
+        f"A machine of {name} that hangs is ended only by a process elsewhere: the launch while it runs here, the "
+        "supervisor of this machine, or an always-on machine (inv control.up), which alone does that with the laptop "
+        "off; a shorter limit (--ttl, --spend-limit) does not.",
     ]
 
 

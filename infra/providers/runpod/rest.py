@@ -35,7 +35,6 @@ REFUSALS = RefusalTable(
         Sentence("cannot query field", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
         Sentence("got invalid value", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
         Sentence("unknown argument", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
-        Sentence("error code: 1010", RefusalKind.BAD_REQUEST, "a firewall against User-Agents; opbdh remote.py"),
     ),
     # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
     statuses={

@@ -11,7 +11,7 @@ import pytest
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, NoOffer, SlipwayError
-from infra.ledger import spend
+from infra.ledger import audit, reap, spend
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import reconcile
 from infra.providers import market
@@ -112,6 +112,8 @@ def test_a_spot_row_stays_open_until_the_api_that_rented_it_says_that_it_is_gone
         # REST v2 rented the other one, and denies it under a key whose owner GraphQL has told before.
         assert pods.end(vendor, journal.op(ops[False].token), journal, "enough").state == "TERMINATED"
         assert not any("spot-False" in one for one in told.problems)
+        kinds = {one.run: (one.kind, one.note) for one in reap.inspect(vendor, journal)[0] if one.run}
+        assert kinds["spot-True"][0] == audit.UNCLEAR and "neither listed nor denied" in kinds["spot-True"][1]
         with pytest.raises(LimitHit, match="GraphQL only"):
             pods.end(vendor, journal.op(ops[True].token), journal, "enough", patience_s=0.0)
         running.fault(hides_spot=True)

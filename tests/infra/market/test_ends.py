@@ -25,14 +25,14 @@ from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from infra.records import Request
 from infra.runs import boot, pods
-from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
+from tests.infra.market import poison, runpod_stand, test_lium, test_shadeform
 from tests.infra.market.stand import Answer, Stand
 from tests.infra.market.test_boot import BOOT_S, SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
 pytestmark = pytest.mark.process
 
-FACTS = {"shadeform": test_shadeform, "lium": test_lium, "runpod": test_runpod}
+FACTS = {"shadeform": test_shadeform, "lium": test_lium, "runpod": runpod_stand}
 KINDS = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}
 OFFERS = {"shadeform": "GET /instances/types", "lium": "GET /executors", "runpod": "GET /v2/catalog/gpus"}
 CREATES = ("POST /instances/create", "POST /executors/{id}/rent", "POST /v2/pods", "POST /graphql")
@@ -57,7 +57,7 @@ class Desk:
         rows = {
             "shadeform": {"instance_types": [{**test_shadeform.TYPE, "hourly_price": price}]},
             "lium": [{**test_lium.HOST, "price_per_gpu": price}],
-            "runpod": {"gpus": [{**test_runpod.GPU, "price": {"secure": price, "community": price}}]},
+            "runpod": {"gpus": [{**runpod_stand.GPU, "price": {"secure": price, "community": price}}]},
         }
         self.stand.on(OFFERS[self.name], Answer(200, rows[self.name], {"Date": date} if date else {}))
 
@@ -93,7 +93,7 @@ def test_what_has_no_price_is_no_offer_and_harms_no_other(desk, price):
 
 
 def test_an_odd_offer_hides_no_other(desk):
-    good = {"shadeform": test_shadeform.TYPE, "lium": test_lium.HOST, "runpod": test_runpod.GPU}[desk.name]
+    good = {"shadeform": test_shadeform.TYPE, "lium": test_lium.HOST, "runpod": runpod_stand.GPU}[desk.name]
     odd = [None, 5, [], {}, {**good, "configuration": 5, "price": 5, "price_per_gpu": []}, good]
     rows = {"shadeform": {"instance_types": odd}, "lium": odd, "runpod": {"gpus": odd}}
     desk.stand.on(OFFERS[desk.name], Answer(200, rows[desk.name]))

@@ -192,3 +192,10 @@ def test_a_key_goes_out_encrypted_or_stays_on_this_machine():
         endpoint("https://api.example.com", "https://elsewhere.example.com", "SLIPWAY_X_URL")
     assert endpoint("https://api.example.com", "http://127.0.0.1:1", "X") == "http://127.0.0.1:1"
     assert endpoint("https://api.example.com", "", "X") == "https://api.example.com"
+
+
+def test_a_web_firewall_is_named_and_is_no_refusal_of_the_key(stand):
+    stand.on("GET /thing", Answer(403, b"error code: 1010"))
+    with pytest.raises(SlipwayError, match="web firewall .* User-Agent, whatever the key") as raised:
+        api(stand).read("/thing", Thing)
+    assert not isinstance(raised.value, AuthError)

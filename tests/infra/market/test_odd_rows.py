@@ -27,15 +27,15 @@ from infra.runs import pods
 from scripts.cli import context
 from scripts.runs import down
 from scripts.runs.flags import DownFlags
-from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
+from tests.infra.market import poison, runpod_stand, test_lium, test_shadeform
 from tests.infra.market.rehearsed import KINDS
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
 
 VENDORS = ("shadeform", "lium", "runpod")
-ROWS = {"shadeform": test_shadeform.instance, "lium": test_lium.row, "runpod": test_runpod.row}
-KEYS = {"shadeform": test_shadeform.KEY, "lium": test_lium.KEY, "runpod": test_runpod.KEY}
+ROWS = {"shadeform": test_shadeform.instance, "lium": test_lium.row, "runpod": runpod_stand.row}
+KEYS = {"shadeform": test_shadeform.KEY, "lium": test_lium.KEY, "runpod": runpod_stand.KEY}
 LIST = {"shadeform": "GET /instances", "lium": "GET /pods", "runpod": "GET /v2/pods"}
 FIND = {"shadeform": "GET /instances/{id}/info", "lium": "GET /pods/{id}", "runpod": "GET /v2/pods/{id}"}
 END = {"shadeform": "POST /instances/{id}/delete", "lium": "DELETE /pods/{id}", "runpod": "DELETE /v2/pods/{id}"}

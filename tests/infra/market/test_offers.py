@@ -19,11 +19,11 @@ from infra.selection.request import at_least, request_for
 from infra.settings import Settings
 from scripts.market.offers_table import per_gpu
 from tests.hosts import sshd as sshd
-from tests.infra.market import test_lium, test_runpod, test_shadeform
+from tests.infra.market import runpod_stand, test_lium, test_shadeform
 from tests.infra.market.stand import Answer, Stand
 from tests.world import ROOT, World
 
-VENDORS = {"RUNPOD": test_runpod, "LIUM": test_lium, "SHADEFORM": test_shadeform}
+VENDORS = {"RUNPOD": runpod_stand, "LIUM": test_lium, "SHADEFORM": test_shadeform}
 
 
 def b200(cloud, region, cents, name):
@@ -36,10 +36,10 @@ def b200(cloud, region, cents, name):
 
 @pytest.fixture
 def vendors():
-    with Stand(test_runpod.KEY, paths=["/graphql"], document=test_runpod.DOCUMENT) as runpod, \
+    with Stand(runpod_stand.KEY, paths=["/graphql"], document=runpod_stand.DOCUMENT) as runpod, \
             Stand(test_lium.KEY, document=test_lium.DOCUMENT) as lium, \
             Stand(test_shadeform.KEY, document=test_shadeform.DOCUMENT) as shadeform:  # fmt: skip
-        runpod.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [test_runpod.GPU]}))
+        runpod.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [runpod_stand.GPU]}))
         lium.on("GET /executors", Answer(200, [test_lium.HOST]))
         rows = [
             b200("tensordock", "us-east", 3840, "US, New York"),
@@ -188,10 +188,10 @@ def test_money_is_exact_and_errs_upwards():
 @pytest.mark.process
 def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
     for short in ("sw1-", token[4:12], "a"):
-        with Stand(("Authorization", f"Bearer {short}"), paths=["/graphql"], document=test_runpod.DOCUMENT) as stand:
+        with Stand(("Authorization", f"Bearer {short}"), paths=["/graphql"], document=runpod_stand.DOCUMENT) as stand:
             environ = {"SLIPWAY_RUNPOD_URL": stand.url, "RUNPOD_API_KEY": short,
                        "SLIPWAY_STATE_FILE": str(tmp_path / "j.db")}  # fmt: skip
-            stand.on("GET /v2/pods", Answer(200, {"pods": [test_runpod.row(token)]}))
+            stand.on("GET /v2/pods", Answer(200, {"pods": [runpod_stand.row(token)]}))
             stand.on("POST /graphql", Answer(200, {"data": {"myself": {"id": "u"}}}))
             stand.on("GET /v2/pods/{id}", Answer(403, {"detail": f"not with {short}!"}))
             runpod = open_market("runpod", Settings.load(ROOT, environ=environ))

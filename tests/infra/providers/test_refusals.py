@@ -24,3 +24,11 @@ def test_every_sentence_names_its_source_and_money_and_throttling_are_verdicts_b
     assert table.meaning(Reply(429, {}, b"your balance")) is RefusalKind.THROTTLED
     for status in (408, 500, 502, 503, 504):
         assert table.meaning(Reply(status, {}, b"?")) is RefusalKind.UNKNOWN
+
+
+@pytest.mark.parametrize("table", [RUNPOD, LIUM, SHADEFORM], ids=lambda table: table.vendor)
+def test_a_web_firewall_is_named_and_is_no_verdict_on_the_key(table):
+    blocked = Reply(403, {}, b"error code: 1010")
+    assert table.meaning(blocked) is RefusalKind.BAD_REQUEST
+    error = table.error_of(blocked, "POST /pods: 403")
+    assert "refuses this client by its User-Agent" in str(error) and "nothing was rented" in str(error)

@@ -3,8 +3,8 @@
 import pytest
 
 from infra.agent.job import Limits
-from infra.providers import market, registry
-from infra.providers.promises.shutdown_paths import when_nobody_looks
+from infra.providers import Abilities, market, registry
+from infra.providers.promises.shutdown_paths import caveats_of, when_nobody_looks
 from infra.settings import VENDORS, Settings
 from tests.world import ROOT
 
@@ -26,3 +26,17 @@ def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, 
     environ = {key.upper(): value for key, value in environ.items()}
     vendor = market(registry.provider(Settings.load(ROOT, environ=environ), name))
     assert vendor and when_nobody_looks(name, vendor.can, limits) == f"a pod at {name} {said}"
+
+
+def test_a_plan_says_that_a_volume_which_is_billed_apart_is_not_counted():
+    apart = Abilities(volumes=("/mnt/*",), volumes_apart=True)
+    (said,) = caveats_of("lium", apart, apart, "vol-1")
+    assert "bills the volume vol-1 apart" in said and caveats_of("lium", apart, apart) == []
+    assert caveats_of("shadeform", Abilities(), Abilities(), "vol-1") == []
+
+
+def test_what_ends_a_machine_that_hangs_is_named_where_its_vendor_keeps_no_timer():
+    can = Abilities(start_timer=True, self_terminate="pod_credential")
+    said = caveats_of("runpod", can, can)[-1]
+    for who in ("the launch while it runs here", "the supervisor of this machine", "an always-on machine"):
+        assert who in said

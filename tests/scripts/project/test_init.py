@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.market import test_runpod
+from tests.infra.market import runpod_stand
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
@@ -74,7 +74,7 @@ class Terminal:
 def environ(tmp_path):
     me = {"data": {"myself": {"id": "u1", "email": "you@example.com", "clientBalance": 12.5}}}
 
-    with Stand(("Authorization", f"Bearer {GOOD}"), paths=["/graphql"], document=test_runpod.DOCUMENT) as runpod:
+    with Stand(("Authorization", f"Bearer {GOOD}"), paths=["/graphql"], document=runpod_stand.DOCUMENT) as runpod:
         runpod.on("POST /graphql", Answer(200, me))
         plain = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
         yield {**plain, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TERM": "dumb",
