@@ -234,7 +234,7 @@ class Drill:
         self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
         self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
         with contextlib.suppress(SlipwayError):  # it is not known then
-            self.spot_in_v2 = self.planned.vendor.shows_spot(op.remote_id or "") if self._is_listed(op) else None
+            self.spot_in_v2 = self.watch.shows_spot(op.remote_id or "") if self._is_listed(op) else None
         self._end(op)
         self._ask_bill(op)
 

@@ -81,14 +81,25 @@ class Watch:
 
     def account(self) -> Account:
         """Return whose account it is; nobody else's business, so that no recording has it."""
+        with self._unheard():
+            return self._market.account()
+
+    def shows_spot(self, pod_id: str) -> bool | None:
+        """Return what the provider does; the evidence has the answer, and no verb of a recording its requests."""
+        with self._unheard():
+            return self._market.shows_spot(pod_id)
+
+    @contextlib.contextmanager
+    def _unheard(self) -> Iterator[None]:
         api = self._api
-        if api is None:
-            return self._market.account()
-        listener, api.listener = api.listener, None
+        listener = api.listener if api else None
+        if api:
+            api.listener = None
         try:
-            return self._market.account()
+            yield
         finally:
-            api.listener = listener
+            if api:
+                api.listener = listener
 
     def offers(self, request: Request) -> "Sequence[Offer]":
         return self._market.offers(request)
