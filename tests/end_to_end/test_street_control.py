@@ -249,8 +249,8 @@ class Renting:
 
 
 @pytest.fixture
-def renting(tmp_path, sshd):
-    """The control host has cron, and no systemd of the user."""
+def renting(request, tmp_path, sshd):
+    """The control host has cron, and no systemd of the user. A parameter is the speed of the market's clock."""
     places = places_of(sshd)
     (sshd.folder / "bin").mkdir()
     for name, text in (("crontab", CRONTAB), ("systemctl", "#!/bin/sh\nexit 1\n")):
@@ -259,7 +259,7 @@ def renting(tmp_path, sshd):
     sshd.stop()
     sshd.options = ["-o", f"{sshd.options[1]} PATH={sshd.folder / 'bin'}:{os.environ['PATH']} OMP_NUM_THREADS=1"]
     sshd.start()
-    world = attach.start(tmp_path / "market", speed=60)
+    world = attach.start(tmp_path / "market", speed=getattr(request, "param", 60))
     laptop = laptop_of(tmp_path / "laptop", sshd, SLIPWAY_REHEARSAL=str(tmp_path / "laptop"))
     lead = attach.overlay(world.folder, world.about)
     for folder, state, pods in ((laptop.folder, laptop.journal, laptop.folder / "pods"),

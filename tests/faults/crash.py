@@ -67,6 +67,9 @@ ANSWERS = (
     # Lium's 409 is a definite no, in its own words.
     {"kind": "error but done", "status": 409, "vendor": "shadeform"},
     {"kind": "late", "delay_s": 2 * ATTEMPT_S}, {"kind": "dropped"}, {"kind": "error"}, {"kind": "throttle"},
+    {"kind": "throttle", "retry_after_s": 90},
+    # Refusals: no stock, no money, a key or a firewall, a request of ours, an API that is retired.
+    *({"kind": "error", "status": status} for status in (400, 402, 403, 409, 410, 422)),
 )  # fmt: skip
 UNSENT = ("after plan", "after sending", "before create")
 EARLY = ("after plan", "after sending", "before create", "sent create", "answered create", "commit end")
@@ -212,7 +215,10 @@ class Rig:
         """Raises Wrong, with the trial's seed and point."""
         begun, chance = 0, random.Random(self.seed)
         while not self._is_enough(trials):
-            with tempfile.TemporaryDirectory(prefix="crash-") as name, stage(Path(name), self.seed) as here:
+            with (
+                tempfile.TemporaryDirectory(prefix="crash-", ignore_cleanup_errors=True) as name,
+                stage(Path(name), self.seed) as here,
+            ):
                 here.keep_time()
                 folder = Path(name)
                 offers = {name: here.vendor(name, folder / "x").offers(order(name, "r")[0]) for name in VENDORS}

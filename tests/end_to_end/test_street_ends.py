@@ -1,0 +1,83 @@
+"""A RunPod pod whose guard and timer are killed, or whose machine hangs: a process elsewhere ends it at its limit."""
+
+import contextlib
+import shutil
+import signal
+import time
+
+import pytest
+
+from infra.agent.process import find, send
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.rehearsal import attach
+from infra.rehearsal.clock import parse_iso
+from tests.end_to_end.test_street_control import renting as renting
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.faults.ends import end_timer, stop_machine
+from tests.hosts import sshd as sshd
+from tests.world import until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.nightly,  # a minute and a half each, until the limit
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(600),
+]
+SPEED = 10  # a pod that hangs is looked at for five seconds of ours before it is ended
+LATE_S = 120.0 + 2.0 * SPEED  # by the vendor's clock: two minutes of it, and two seconds of ours
+LAUNCH = ("--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n", "otter", "--spend-limit", "0.45",
+          "--detach", "--yes")  # fmt: skip
+
+
+@pytest.fixture
+def user(tmp_path):
+    one = Rehearsed(tmp_path, KEYS)
+    attach.start(one.base, speed=SPEED)
+    yield one
+    with contextlib.suppress(attach.NoWorld):
+        one.inv("rehearse", "--stop")
+    assert until(lambda: not one.processes(), "the end of everything")
+
+
+def ended(world, limit_s):
+    """Return who has ended the one pod; fails when it was not gone at its limit."""
+    (pod,) = world.truth()["pods"]
+    left_s = parse_iso(pod["created_at"]) + limit_s + LATE_S - parse_iso(world.truth()["now"])
+    time.sleep(max(0.0, left_s) / SPEED)
+    (pod,) = world.truth()["pods"]
+    assert pod["ended_at"] and world.truth()["billing"] == 0, pod
+    over_s = parse_iso(pod["ended_at"]) - parse_iso(pod["created_at"]) - limit_s
+    assert over_s <= LATE_S, over_s
+    return pod["ended_by"]
+
+
+def limit_of(op):
+    return op.cap / op.rate * 3600
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_with_guard_and_timer_gone_the_supervisor_ends_a_pod_at_its_limit(user, how):
+    user.inv("launch", "--rehearse", *LAUNCH)
+    with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
+        (op,) = journal.ops(run="otter")
+        until(lambda: journal.leases.holder(keeper_lease("otter")), "a keeper")
+    pods = user.world.folder / "pods"
+    if how == "hangs":
+        stop_machine(pods, op.remote_id, op.token)
+    else:
+        (home,) = pods.glob(f"{op.remote_id}-*/home")
+        until(lambda: not sum(send(one, signal.SIGKILL) for one in find(op.token)), "the end of its guard")
+        shutil.rmtree(home / ".slipway", ignore_errors=True)
+        assert end_timer(home)
+    assert ended(user.world, limit_of(op)) == "client"
+
+
+@pytest.mark.parametrize("renting", [SPEED], indirect=True)
+def test_a_control_host_ends_a_machine_that_hangs_at_its_limit(renting):
+    renting.up()
+    renting.laptop.json("launch", *LAUNCH)  # its process on the laptop is over
+    (pod,) = renting.world.truth()["pods"]
+    stop_machine(renting.world.folder / "pods", pod["id"], pod["name"])
+    limit_s = 0.45 / (pod["micro_usd_per_hour"] / 1e6) * 3600
+    assert ended(renting.world, limit_s) == "client"

@@ -1,0 +1,284 @@
+"""Trials of the ends of a RunPod pod, whose vendor has no timer: all ends but one are killed, at any moment.
+
+    python -m tests.faults.ends --kills 200 --seed 7
+
+Each trial rents a rehearsed pod by a process of its own, which is killed at a labelled point between its request and
+its hand-over, while the vendor answers requests to rent in any way. Then the guard is killed or stopped, or the
+container's timer is killed, and nothing of Slipway runs outside the pod. The judge is the true state: every pod is gone
+at its limit. Where both ends of a pod are killed, the pod bills on until the next look from outside, which ends it.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.agent import process
+from infra.agent.lifecycle.start_timer import ALIVE, FOLDER
+from infra.ledger import reap
+from infra.ledger.journal import Journal
+from infra.providers.offers import open_market
+from infra.rehearsal.clock import parse_iso
+from infra.settings import VENDORS, Settings
+from tests import seeds
+from tests.faults.rented import Wrong
+from tests.faults.trial import checkout
+from tests.hosts import until
+from tests.infra.rehearsal.worlds import Running, world
+from tests.processes import command_line
+from tests.programs import source
+from tests.world import ROOT
+
+SPEED = 20.0
+LIMIT_S = 1200.0  # by the vendor's clock: a minute of ours
+LATE_S = 120.0 + 2.0 * SPEED  # likewise: how long after its limit a pod may be there
+LONG_S = 120.0
+QUIET_S = 1.0  # without a timer: none is left
+AT_ONCE = 8
+RENT = source("rent_until")
+STAGES = (
+    "before create", "sent create", "answered create", "after created", "said rent", "said boot", "said push",
+    "before armed", "handed over",
+)  # fmt: skip
+KINDS = ("laptop", "guard early", "guard", "guard stopped", "timer", "both")
+ANSWERS: tuple[dict[str, Any], ...] = (
+    {"kind": "throttle", "retry_after_s": 1}, {"kind": "lost"}, {"kind": "error but done"}, {"kind": "torn"},
+    {"kind": "dropped"}, *({"kind": "error", "status": status} for status in (400, 402, 403, 409, 410, 422, 500)),
+)  # fmt: skip
+
+
+@dataclass
+class Trial:
+    """One pod, or none where its request was refused. `kind`: which of its ends are killed."""
+
+    kind: str
+    stage: str
+    folder: Path
+    environ: dict[str, str]
+    process: "subprocess.Popen[str] | None" = None
+    pods: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def run(self) -> str:
+        return self.folder.name
+
+    def settings(self) -> Settings:
+        return Settings.load(self.folder, environ=self.environ)
+
+    @contextlib.contextmanager
+    def journal(self) -> Iterator[Journal]:
+        with Journal.open(self.settings().state_file, {"XDG_CONFIG_HOME": str(self.folder)}) as journal:
+            yield journal
+
+
+@dataclass
+class Rig:
+    seed: int
+    kinds: tuple[str, ...] = KINDS
+    late: str = ""  # a line before the program of a launch: known to be bad
+    kills: Counter[str] = field(default_factory=Counter)
+    ended_by: Counter[str] = field(default_factory=Counter)
+    worst_s: float = -LIMIT_S
+
+    def run(self, kills: int, say: Callable[[str], None]) -> None:
+        """Raises Wrong for a pod that is there long after its limit."""
+        chance = random.Random(self.seed)
+        os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # where uv is
+        with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as name:
+            folder, number = Path(name), 0
+            checkout(folder / "checkout")
+            while sum(self.kills.values()) < kills:
+                number += 1
+                with world(folder / f"world-{number}", speed=SPEED) as running:
+                    trials = [self._begun(running, folder, chance, number, index) for index in range(AT_ONCE)]
+                    for one in trials:
+                        self._strike(running, one, chance)
+                    self._judge(running, trials)
+                said = ", ".join(f"{what} {count}" for what, count in sorted(self.kills.items()))
+                say(f"round {number}: {sum(self.kills.values())} kills ({said})")
+
+    def _begun(self, running: Running, folder: Path, chance: random.Random, number: int, index: int) -> Trial:
+        kind = self.kinds[(number * AT_ONCE + index) % len(self.kinds)]
+        stage = (
+            chance.choice(STAGES) if kind == "laptop" else "before armed" if kind == "guard early" else "handed over"
+        )
+        if kind == "laptop":  # every other kind needs a pod
+            rules = [{"call": "create", "count": None, "chance": 0.1, **one} for one in ANSWERS]
+            running.fault(requests=chance.sample(rules, 3))
+        else:
+            running.fault()
+        own = folder / f"run-{number}-{index}"
+        own.mkdir()
+        environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(own / "journal.db"),
+                   "SLIPWAY_BOOT_S": f"{LONG_S * SPEED:.0f}", "PYTHONPATH": str(ROOT)}  # fmt: skip
+        about = running.about["runpod"]
+        environ |= {"SLIPWAY_RUNPOD_URL": about["url"], VENDORS["runpod"].upper(): about["key"]}
+        one = Trial(kind, stage, own, environ)
+        words = [
+            sys.executable,
+            "-c",
+            self.late + RENT,
+            str(folder / "checkout"),
+            str(own),
+            own.name,
+            str(LIMIT_S),
+            stage,
+        ]
+        with (own / "said").open("w") as said:
+            one.process = subprocess.Popen(words, env={**os.environ, **environ}, cwd=ROOT, stdout=said, stderr=said)
+        if kind == "laptop":  # before the next trial has other answers
+            one.process.wait(LONG_S)
+        return one
+
+    def _strike(self, running: Running, one: Trial, chance: random.Random) -> None:
+        """Wait until the launch was killed, then kill what is to be killed of the pod."""
+        assert one.process is not None
+        if one.kind == "guard early":
+            while one.process.poll() is None:
+                for pod in self._pods(running, one):
+                    self._end(pod["name"], signal.SIGKILL)
+                time.sleep(0.01)
+        if one.process.wait(LONG_S) == -signal.SIGKILL:
+            self.kills[f"laptop: {one.stage}"] += 1
+        one.pods = self._pods(running, one)
+        said = (one.folder / "said").read_text()
+        if "Traceback" in said:
+            raise Wrong(f"{one.run}: {said[-2000:]}")
+        if one.kind != "laptop" and not one.pods:
+            raise Wrong(f"{one.run}: no pod: {said[-1000:]}")
+        for pod in one.pods if one.kind != "laptop" else ():
+            time.sleep(chance.choice([0.0, chance.random()]))
+            home = next(Path(running.about["state"]).glob(f"pods/{pod['id']}-*/home"), None)
+            if home is None:
+                continue  # it is gone: its launch gave it back
+            if one.kind in ("guard early", "guard", "both"):
+                until(lambda pod=pod: not self._end(pod["name"], signal.SIGKILL), "the end of the guard", LONG_S)
+                shutil.rmtree(home / ".slipway", ignore_errors=True)
+                self.kills["guard, before it is armed" if one.kind == "guard early" else "guard"] += 1
+            if one.kind == "guard stopped":
+                stop(pod["name"])
+                self.kills["guard, stopped"] += 1
+            if one.kind in ("timer", "both"):
+                until(lambda home=home: timer_of(home), "the timer", LONG_S)
+                self.kills["timer"] += end_timer(home)
+
+    @staticmethod
+    def _end(token: str, number: int) -> int:
+        """Signal every process of a job; return how many heard it."""
+        found = process.find(token)
+        return sum(process.send(one, number) for one in found)
+
+    @staticmethod
+    def _pods(running: Running, one: Trial) -> list[dict[str, Any]]:
+        """Return the true state of the pods of a trial, whose journal names them."""
+        with one.journal() as journal:
+            tokens = {op.token for op in journal.ops()}
+        return [pod for pod in running.truth()["pods"] if pod["name"] in tokens]
+
+    def _judge(self, running: Running, trials: list[Trial]) -> None:
+        ids = {pod["id"]: one for one in trials for pod in one.pods}
+        created = [parse_iso(running.pod(pod_id)["created_at"]) for pod_id in ids]
+        deadline = max(created, default=0.0) + LIMIT_S + LATE_S
+        while parse_iso(running.truth()["now"]) < deadline:
+            time.sleep(0.2)
+        for pod_id, one in ids.items():
+            pod = running.pod(pod_id)
+            until_s = parse_iso(pod["ended_at"]) if pod["ended_at"] else parse_iso(running.truth()["now"])
+            over_s = until_s - parse_iso(pod["created_at"]) - LIMIT_S
+            if one.kind == "both":
+                if pod["ended_at"]:
+                    raise Wrong(f"{one.run}: no end lives, and its pod was ended by {pod['ended_by']}")
+                pod = self._looked_at(running, one, pod_id)
+            else:
+                self.worst_s = max(self.worst_s, over_s)
+                if over_s > LATE_S:
+                    raise Wrong(f"{one.run}, {one.kind} at {one.stage}: {over_s:.0f} s beyond its limit: {pod}")
+            self.ended_by[f"{one.kind}: {pod['ended_by']}"] += 1
+        if running.truth()["billing"]:
+            raise Wrong(f"a pod bills of which no trial knows: {running.truth()['pods']}")
+
+    @staticmethod
+    def _looked_at(running: Running, one: Trial, pod_id: str) -> dict[str, Any]:
+        """Look as the next `inv` command does, which ends what is beyond its limit; return the pod then."""
+        vendor = open_market("runpod", one.settings())
+        with one.journal() as journal:
+            reap.reap(vendor, journal)
+        pod = running.pod(pod_id)
+        if not pod["ended_at"]:
+            raise Wrong(f"{one.run}: a look from outside has not ended its pod: {pod}")
+        return pod
+
+
+def stop(token: str, but: bytes = b"") -> None:
+    """Stop every process with that token, those included that one of them begins meanwhile; `but`: a command line."""
+    stopped: set[process.Identity] = set()
+    while left := [it for it in process.find(token) if it not in stopped]:
+        for it in left:
+            if not but or but not in command_line(it.pid):
+                process.send(it, signal.SIGSTOP)
+        stopped.update(left)
+
+
+def stop_machine(pods: Path, pod_id: str, token: str) -> None:
+    """Stop everything in a machine of the rehearsal, whose job has that token: its sshd, its timer, its guard."""
+    (folder,) = pods.glob(f"{pod_id}-*")
+    for one in (token, (folder / "token").read_text()):
+        stop(
+            one, but=b"infra.rehearsal.init"
+        )  # it is no part of the machine: it ends the processes of one that is gone
+
+
+def timer_of(home: Path) -> int:
+    """Return the process number of the living timer of a container; 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        number = int((home / FOLDER / ALIVE).read_text().split()[0])
+        return number if process.identify(number) else 0
+    return 0
+
+
+def end_timer(home: Path) -> int:
+    """Kill the timer of a container and remove its files; return how often: the start command begins another."""
+    kills, quiet_since = 0, time.monotonic()
+    while time.monotonic() - quiet_since < QUIET_S:
+        if timer := timer_of(home):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(timer, signal.SIGKILL)
+            kills, quiet_since = kills + 1, time.monotonic()
+        time.sleep(0.01)
+    shutil.rmtree(home / FOLDER, ignore_errors=True)
+    return kills
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.ends", description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=100, metavar="N", help="of launches, guards, timers (%(default)s)")
+    parser.add_argument("--seed", type=int, help=f"by default {seeds.VARIABLE}, or the one of every day")
+    flags = parser.parse_args(words)
+    rig = Rig(seeds.seed() if flags.seed is None else flags.seed)
+    print(f"seed {rig.seed}", flush=True)
+    try:
+        rig.run(flags.kills, lambda line: print(line, flush=True))
+    except Wrong as wrong:
+        print(f"FAILED (seed {rig.seed}): {wrong}", flush=True)
+        return 1
+    print(f"ended: {dict(rig.ended_by)}")
+    print(
+        f"{sum(rig.kills.values())} kills, 0 pods beyond their limits; the latest {rig.worst_s:.0f} s after its limit"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
