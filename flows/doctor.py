@@ -328,7 +328,7 @@ def account(name: str, settings: Settings) -> list[DoctorLine]:
         left = "a balance that it does not tell"
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
-        found.append(DoctorLine("account", "ok", f"{mine.owner}, with {left}"))
+        found.append(DoctorLine("account", "ok", f"{mine.whose}, with {left}"))
         pods = listed(market, spot=False)
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])

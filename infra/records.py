@@ -57,6 +57,11 @@ class Account:
     balance_micro_usd: int | None = None  # None = nothing is paid here, or it is not known
     key: str = ""  # a fingerprint of the key, by which rows are marked while the owner is not known
 
+    @property
+    def whose(self) -> str:
+        """Return the owner, else the fingerprint of the key."""
+        return self.owner or self.key
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:

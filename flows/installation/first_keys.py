@@ -71,7 +71,7 @@ def ask_vendor(name: str, key: str, settings: Settings) -> Found:
     except SlipwayError as error:
         return Found(Verdict.UNKNOWN, _without([key], str(error)))
     left = "" if mine.balance_micro_usd is None else f", a balance of {in_usd(mine.balance_micro_usd)}"
-    return Found(Verdict.GOOD, _without([key], f"{mine.owner}{left}"))
+    return Found(Verdict.GOOD, _without([key], f"{mine.whose}{left}"))
 
 
 def ask_store(uri: str, keys: Mapping[str, str]) -> Found:

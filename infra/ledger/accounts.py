@@ -17,8 +17,7 @@ from infra.providers import Provider, clock_scale, market
 
 def fingerprint(provider: Provider) -> str:
     """Return a fingerprint of whose pods `provider.list` shows: of the owner, else of the key. Raises SlipwayError."""
-    mine = provider.account()
-    return _hash(provider, mine.owner or mine.key)
+    return _hash(provider, provider.account().whose)
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:

@@ -132,7 +132,7 @@ def test_the_owner_that_graphql_has_told_for_a_key_counts_while_it_is_silent(sta
     stand.on("GET /v2/pods", Answer(200, {"pods": []}))
     stand.on("POST /graphql", Answer(410, {"message": "gone"}))
     first = runpod.account()
-    assert first.owner == "" and first.key.startswith("key ")  # nothing was told yet: rows are marked by the key
+    assert first.owner == "" and first.whose.startswith("key ")  # nothing was told yet: rows are marked by the key
     stand.on("POST /graphql", graph(myself={"id": "u", "email": "me@example.com"}))
     assert runpod.account().owner == "me@example.com"
     assert path.stat().st_mode & 0o777 == 0o600 and KEY[1] not in path.read_text()
