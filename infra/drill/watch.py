@@ -109,7 +109,8 @@ class Watch:
         found = self._noting("catalog", offer.offer_id, lambda: self._market.catalog(request))
         for kind, ours in dict.fromkeys((one.instance_type or one.gpu, one.gpu) for one in found):
             if gpus.is_slice(kind):
-                whole = next((one.name for one in gpus.GPUS if gpus.is_asked(one.name, ours)), "")
+                wholes = (one.name for one in gpus.GPUS if not gpus.is_slice(one.name))
+                whole = next((name for name in wholes if gpus.is_asked(name, ours)), "")
                 self.slices[kind] = Slice(kind=kind, whole=whole)
         price = next((one.micro_usd_per_hour for one in found if one.offer_id == offer.offer_id), None)
         self.asked[-1] = replace(self.asked[-1], micro_usd=price)

@@ -46,6 +46,8 @@ def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path)
             ["shadeform/tensordock", "us-east", "8x", "B200", "192GB", "$38.40", "$4.80", "No"],
         ]
         assert {row[4] for row in rows if row[0].startswith("lium")} == {"180GB"}
+        whole, slices = (rehearsal.inv("offers", "--gpu", f"RTXPRO6000{kind}") for kind in ("", "-MIG"))
+        assert "runpod/SECURE" in whole and "MIG" not in whole and "1x RTXPRO6000-MIG-1G.24GB" in slices
         stopped = json.loads(rehearsal.user.inv("rehearse", "--stop", "--json"))
         assert stopped["running"] == 0
     finally:
