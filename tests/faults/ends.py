@@ -87,6 +87,7 @@ class Trial:
 class Rig:
     seed: int
     kinds: tuple[str, ...] = KINDS
+    stages: tuple[str, ...] = STAGES
     late: str = ""  # a line before the program of a launch: known to be bad
     kills: Counter[str] = field(default_factory=Counter)
     ended_by: Counter[str] = field(default_factory=Counter)
@@ -102,20 +103,28 @@ class Rig:
             while sum(self.kills.values()) < kills:
                 number += 1
                 with world(folder / f"world-{number}", speed=SPEED) as running:
-                    trials = [self._begun(running, folder, chance, number, index) for index in range(AT_ONCE)]
+                    every = range(number * AT_ONCE, (number + 1) * AT_ONCE)
+                    # Laptops first, each with answers of its own; every other kind needs a pod, and the vendor's yes.
+                    kinds = sorted((self.kinds[one % len(self.kinds)] for one in every), key="laptop".__ne__)
+                    trials = [self._begun(running, folder, chance, number, *one) for one in enumerate(kinds)]
                     for one in trials:
                         self._strike(running, one, chance)
                     self._judge(running, trials)
                 said = ", ".join(f"{what} {count}" for what, count in sorted(self.kills.items()))
                 say(f"round {number}: {sum(self.kills.values())} kills ({said})")
 
-    def _begun(self, running: Running, folder: Path, chance: random.Random, number: int, index: int) -> Trial:
-        kind = self.kinds[(number * AT_ONCE + index) % len(self.kinds)]
+    def _begun(
+        self, running: Running, folder: Path, chance: random.Random, number: int, index: int, kind: str
+    ) -> Trial:  # fmt: skip
         stage = (
-            chance.choice(STAGES) if kind == "laptop" else "before armed" if kind == "guard early" else "handed over"
+            chance.choice(self.stages)
+            if kind == "laptop"
+            else "before armed"
+            if kind == "guard early"
+            else "handed over"
         )
-        if kind == "laptop":  # every other kind needs a pod
-            rules = [{"call": "create", "count": None, "chance": 0.1, **one} for one in ANSWERS]
+        if kind == "laptop":
+            rules = [{"call": "create", "count": None, "chance": 0.3, **one} for one in ANSWERS]
             running.fault(requests=chance.sample(rules, 3))
         else:
             running.fault()
