@@ -293,6 +293,20 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecipeMachine:
+    """The rented machine that a recipe names; a field that is left open follows from what the plan needs."""
+
+    gpu: str = ""
+    """Kind of GPU, as `--gpu` takes it; "" = any on which the plan fits."""
+    num_gpus: int = 0
+    """GPUs of each machine; 0 = as few as the cheapest machine on which the plan fits has."""
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 0:
+            raise ConfigError(f"machine: num_gpus is {self.num_gpus}; it must be a whole number from 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A whole recipe: one tokenizer, one model, its phases."""
 
@@ -300,6 +314,7 @@ class Profile:
     vocab_size: int
     phases: dict[str, PhaseConfig]
     keeping: Keeping = Keeping()
+    machine: RecipeMachine = RecipeMachine()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.config import ConfigError, load
 from store import strict_records
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, RecipeMachine, ScheduleConfig
 from trainer.profiles import bits
 from trainer.profiles.shapes import llama, qwen3
 from trainer.profiles.street import TALK, cosine, dial
@@ -22,6 +22,7 @@ from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
 OF_STAGES = ("ternary", "sub_norm")  # fields of a shape that are those of the stages of 1.58 bits alone
+OF_FILES = ("profile", "name", "model", "phases", "keeping", "machine")  # keys of a profile's file
 
 
 def smoke() -> Profile:
@@ -190,8 +191,8 @@ def d12() -> Profile:
 
 
 def d20() -> Profile:
-    """Return nanochat's dial at 20, its 100-dollar model: 561M parameters."""
-    return dial(20)
+    """Return nanochat's dial at 20, its 100-dollar model of 561M parameters, on the machine of the Shadeform guide."""
+    return replace(dial(20), machine=RecipeMachine(gpu="B200", num_gpus=8))
 
 
 def d26() -> Profile:
@@ -219,10 +220,10 @@ def is_file(name: str) -> bool:
 
 
 def from_file(path: Path) -> Profile:
-    """Return the profile that a YAML file names, changed by its `name`, `model`, `phases` and `keeping`.
+    """Return the profile that a YAML file names, changed by its `name`, `model`, `phases`, `keeping` and `machine`.
 
     `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
-    alone. Raises ConfigError for what no profile has.
+    alone. `machine` replaces that of the profile as a whole. Raises ConfigError for what no profile has.
     """
     import yaml
 
@@ -234,8 +235,8 @@ def from_file(path: Path) -> Profile:
         raise ConfigError(f"profile {path}: not YAML: {yaml_error(error)}") from None
     if not isinstance(raw, dict) or raw.get("profile") not in PROFILES:
         raise ConfigError(f"profile {path}: `profile:` must name one of {', '.join(PROFILES)}")
-    if unknown := sorted(map(str, raw.keys() - {"profile", "name", "model", "phases", "keeping"})):
-        raise ConfigError(f"profile {path}: unknown {', '.join(unknown)}; known: profile, name, model, phases, keeping")
+    if unknown := sorted(map(str, raw.keys() - {*OF_FILES})):
+        raise ConfigError(f"profile {path}: unknown {', '.join(unknown)}; known: {', '.join(OF_FILES)}")
     whole = PROFILES[raw["profile"]]()
     name = raw.get("name", path.stem)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
@@ -256,6 +257,7 @@ def from_file(path: Path) -> Profile:
         values["phases"][phase] = changed(config, asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
+    values["machine"] = raw.get("machine", values["machine"]) or {}
     return load(Profile, values, f"profile {path}")
 
 

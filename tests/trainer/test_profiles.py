@@ -15,7 +15,7 @@ from infra.errors import UsageError
 from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
-from trainer.config import PhaseConfig
+from trainer.config import PhaseConfig, RecipeMachine
 from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
 from trainer.records.model_config import ModelConfig
@@ -116,9 +116,10 @@ phases:
   base: {steps: 7, optimizer: {lr: 5e-1}}
   sft: {mixture: {identity: 1.0}}
 keeping: {save_every: 3}
+machine: {gpu: L40S}
 """)  # fmt: skip
     ours, smoke = profile_named(file), PROFILES["smoke"]()
-    assert (ours.name, ours.keeping.save_every) == ("wide", 3)
+    assert (ours.name, ours.keeping.save_every, ours.machine) == ("wide", 3, RecipeMachine(gpu="L40S"))
     assert {one.model.hidden_size for one in ours.phases.values()} == {512}
     assert ours.phases["base"].model.rope_scaling.factor == 2.0
     base = ours.phases["base"]
@@ -126,6 +127,10 @@ keeping: {save_every: 3}
     assert ours.phases["mid"] == replace(smoke.phases["mid"], model=base.model)
     assert ours.phases["sft"].mixture == {"identity": 1.0}
     assert recipes.from_file(Path(write(tmp_path / "same.yaml", "profile: smoke\nname: smoke\n"))) == smoke
+    of_guide = {"": RecipeMachine(gpu="B200", num_gpus=8), "machine: {num_gpus: 4}": RecipeMachine(num_gpus=4),
+                "machine: {}": RecipeMachine(), "machine:": RecipeMachine()}  # fmt: skip
+    for said, machine in of_guide.items():
+        assert profile_named(write(tmp_path / "guide.yaml", f"profile: d20\n{said}\n")).machine == machine
 
 
 @pytest.mark.parametrize(
@@ -152,6 +157,9 @@ keeping: {save_every: 3}
         ("profile: smoke\nmodel: {num_hidden_layers: 0}", "num_hidden_layers is 0"),
         ("profile: smoke\nmodel: {rope_theta: 0}", "rope_theta is 0.0; it must be above 0"),
         ("profile: smoke\nkeeping: {reserve_bytes: -1}", "reserve_bytes is -1"),
+        ("profile: smoke\nmachine: {num_gpus: -1}", "machine: num_gpus is -1"),
+        ("profile: smoke\nmachine: {gpus: B200}", "gpus"),
+        ("profile: smoke\nmachine: B200", "machine"),
         ("profile: smoke\nphases: {base: {steps: 7, steps: 9}}", "'steps' is given twice"),
         ("profile: smoke\nname: a/b", "not a valid name of artifacts"),
         ("profile: [smoke", "not YAML"),
