@@ -125,7 +125,7 @@ def carry_out(
     spec = specs[step.name]
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    had = Offered(request, tuple(offers))
+    had = Offered(request=request, offers=tuple(offers))
     return pods.make(had, limits, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
                      budget=paid_from)  # fmt: skip
 

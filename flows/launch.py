@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
-from flows.jobs import memory_check, sandbox_check
+from flows.jobs import machine_choice, memory_check, sandbox_check
 from flows.limits.run_limits import run_limits
 from flows.planning import Work
 from flows.reading import learned
@@ -40,12 +40,14 @@ from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
+from infra.selection.choose import ChosenMachine
 from infra.selection.preflight import check_work, limits_for, preflight
-from infra.selection.request import request_on
+from infra.selection.request import refuse_open, request_on
 from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
 from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
 from infra.units import count, size
+from trainer.plan import profile_named
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
@@ -64,6 +66,9 @@ class AnyWork(Protocol):
     @property
     def stem(self) -> str:
         """Return the name of the run in front of a number; "" = random words."""
+
+    def draft(self, request: Request, settings: Settings) -> Request:
+        """Return the request of a first plan, before a rented machine is chosen. Raises UsageError."""
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
@@ -84,6 +89,8 @@ class Meant:
     """The flags, by which a run already at work on the same is told from one that was meant differently."""
     others: tuple[Request, ...] = ()
     """Alternatives to `request`, for rented machines."""
+    named: str = ""
+    """The machine that the recipe names, in words; "" = none, or another one was typed."""
     is_ordered: bool = False
     """True if the first of `request` and `others` that can be had is taken; else the cheapest is."""
 
@@ -133,12 +140,15 @@ def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) ->
     if spec.self_end and not candidates[0].is_rented:
         raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
     limits = limits_for(settings, candidates[0].is_rented, spec)
-    request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
+    wished, named = spec, ""
+    if candidates[0].is_rented:
+        wished, named = machine_choice.with_recipe(spec, profile_named(settings.profile))
+    request = request_on(candidates, wished, name or "new", nodes, spec.pool, spec.host)
     request = shares.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
-    return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked)
+    return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked, named=named)
 
 
 def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
@@ -169,7 +179,8 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     vendor = candidates[0]
     learned.gather(journal, settings)
     likely = vendor.likely(meant.request) if hasattr(vendor, "likely") else None
-    plan = meant.work.plan(settings, meant.request, vendor, meant.limits, likely)
+    first = meant.work.draft(meant.request, settings) if vendor.is_rented else meant.request
+    plan = meant.work.plan(settings, first, vendor, meant.limits, likely)
     found = Launch(meant=meant, plan=plan)
     if found.is_open:
         return found
@@ -178,19 +189,58 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         meant.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
+        fit = machine_choice.of_plan(plan, candidates, settings, meant.named, meant.spec.all_configs)
         if vendor.manages:
-            return _kept(limited(found, submit.price(plan, cast(ManagedJobs, vendor), tell), journal, settings))
+            found = chosen(found, fit.of_kinds(meant.request), settings)
+            offers = submit.price(found.plan, cast(ManagedJobs, vendor), tell)
+            return _kept(limited(found, offers, journal, settings))
         name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [replace(one, work_disk_bytes=need) for one in (meant.request, *meant.others)]
-        had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell)
-        plan = meant.work.plan(settings, had.request, vendor, meant.limits, had.offers[0])
-        found = replace(limited(replace(found, plan=plan), had.offers, journal, settings), turn=had.turn)
-        if had.turn and (meant.spec.dry_run or not plan.job):  # it rents nothing
+        had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell, fit.narrow)
+        found = chosen(found, had, settings)
+        found = replace(limited(found, had.offers, journal, settings), turn=had.turn)
+        if had.turn and (meant.spec.dry_run or not found.plan.job):  # it rents nothing
             turns.leave(journal, had.turn)
-    if plan.job and meant.spec.self_end:
-        refuse_code_of_others(plan.job)
+    if found.plan.job and meant.spec.self_end:
+        refuse_code_of_others(found.plan.job)
     return _kept(found)
+
+
+def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
+    """Return the launch planned for the machine that was chosen, with the fact that decided."""
+    meant, vendor = found.meant, registry.candidates(settings)[0]
+    plan = meant.work.plan(settings, choice.request, vendor, meant.limits, next(iter(choice.offers), None))
+    plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.reason])))
+    asked = meant.asked if meant.others else meant.asked.with_machine(choice.request)
+    return replace(found, plan=plan, meant=replace(meant, request=choice.request, asked=asked))
+
+
+def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
+    """Return the launch on the offers in the order that somebody has picked.
+
+    Of offers with several numbers of GPUs those with as many as the first stay, and the launch is planned for them.
+    """
+    if not (offers and found.meant.spec.all_configs):
+        return replace(found, offers=tuple(offers))
+    number = offers[0].num_gpus
+    alike = tuple(one for one in offers if one.num_gpus == number)
+    if number != found.plan.request.num_gpus:
+        request = replace(found.meant.request, num_gpus=number)
+        found = _kept(chosen(found, ChosenMachine(request=request, offers=alike), settings))
+    return replace(found, offers=alike)
+
+
+def narrow_held(meant: Meant, settings: Settings) -> choose.Narrow:
+    """Return the choice of the machine that is rented for the work and held without it. Raises UsageError."""
+    candidates = registry.candidates(settings)
+    if not candidates[0].is_rented:
+        return choose.as_found
+    first = meant.work.draft(meant.request, settings)
+    plan = meant.work.plan(settings, first, candidates[0], meant.limits)
+    if plan.job is None:
+        refuse_open(meant.request)
+    return machine_choice.of_plan(plan, candidates, settings, meant.named, meant.spec.all_configs).narrow
 
 
 def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:

@@ -35,9 +35,10 @@ from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
 from trainer import plan as planning
-from trainer.config import ImportSpec
+from trainer.config import ImportSpec, PhaseConfig
+from trainer.plan import rollout_engine
 from trainer.records import rl_words
-from trainer.records.phase_registry import PHASES, checkpoint_folders
+from trainer.records.phase_registry import PHASES, PROMPTS, checkpoint_folders, phases_reading
 
 OF_BLOCKS = ("block_size", "batch_size", "grad_accum", "tokens")  # sizes of dlm: flags, and settings
 
@@ -63,6 +64,19 @@ class Work:
         """Return the work that the flags of a training ask for. Raises UsageError for an impossible one."""
         init = init_model.look(spec.init, settings) if spec.init else None
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
+
+    def draft(self, request: Request, settings: Settings) -> Request:
+        """Return the request with the fewest GPUs that the work can do with, where their number is open.
+
+        Its environments and its disk are those of a machine with GPUs already. Raises UsageError.
+        """
+        if request.num_gpus:
+            return request
+        wanted = self.wanted(settings)
+        prompted = {*wanted.phases} & {*phases_reading(PROMPTS)}
+        specs = [node.spec for node in planning.recipe(wanted).values()] if prompted else []
+        fewest = [rollout_engine.fewest(one.rl) for one in specs if isinstance(one, PhaseConfig) and one.rl]
+        return replace(request, num_gpus=max(fewest, default=1))
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None

@@ -57,6 +57,12 @@ class TypedLaunch:
         """Return the launch with the spend limit of its run, also one that nobody typed."""
         return replace(self, meant={**self.meant, "spend_limit": micro_usd})
 
+    def with_machine(self, request: Request) -> "TypedLaunch":
+        """Return the launch with the GPUs of its machine where nobody typed them."""
+        found = {"gpu": kinds_of(request), "num_gpus": request.num_gpus}
+        open_ones = {flag: value for flag, value in found.items() if flag not in self.typed}
+        return replace(self, meant={**self.meant, **open_ones})
+
     def check(self, op: Op) -> None:
         """Raise UsageError that names what differs from how the run of `op` was launched."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
@@ -81,7 +87,7 @@ def asking(
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
     meant |= {flag: getattr(spec, flag) or default for flag, default in AS_TYPED.items()}
-    meant["gpu"] = sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
+    meant["gpu"] = kinds_of(request)
     meant["all_configs"] = spec.all_configs
     said = {flag: getattr(spec, flag) for flag in meant}
     said["send_anyway"] = " ".join(spec.send_anyway)
@@ -91,6 +97,11 @@ def asking(
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
         meant["env"], typed["env"] = shown, " ".join(shown)
     return TypedLaunch(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
+
+
+def kinds_of(request: Request) -> list[list[Any]]:
+    """Return the kinds of GPU that are asked for, each with its number, as the journal keeps them."""
+    return sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
 
 
 def of_checkout(names: Sequence[str]) -> list[str]:

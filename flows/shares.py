@@ -27,6 +27,7 @@ from infra.records import Offer, Request
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
 from infra.selection import choose
+from infra.selection.choose import ChosenMachine
 from infra.selection.preflight import read_budget
 from infra.settings import Settings
 from infra.units import count, duration
@@ -220,20 +221,18 @@ def in_line(
             turns.leave(journal, line.turn)
 
 
-@dataclass(frozen=True)
-class Offered:
+@dataclass(frozen=True, kw_only=True)
+class Offered(ChosenMachine):
     """The offers for a launch. `turn`: of one that has waited for them, which leaves it when it has rented."""
 
-    request: Request
-    offers: tuple[Offer, ...]
     turn: Turn | None = None
 
 
 def offered(
     candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, name: Callable[[], str] | None,
-    journal: Journal, settings: Settings, tell: Say,
+    journal: Journal, settings: Settings, tell: Say, narrow: choose.Narrow = choose.as_found,
 ) -> Offered:  # fmt: skip
-    """Return the request that is taken and its offers, as `choose.among`.
+    """Return the request that is taken and its offers, as `choose.among`, which takes `narrow`.
 
     `name`: makes the name under which it waits until there are some; None = it does not wait.
     Raises NoOffer, Withdrawn.
@@ -249,7 +248,7 @@ def offered(
     try:
         while True:
             try:
-                found = choose.among(candidates, requests, is_ordered, settings, tell_new)
+                found = choose.among(candidates, requests, is_ordered, settings, tell_new, narrow)
             except NoOffer as error:
                 if name is None:
                     raise NoOffer(f"{error}\nto wait until an offer matches: {WAIT}") from None
@@ -257,7 +256,7 @@ def offered(
             else:
                 if turn is not None:
                     turns.note(journal, turn, "")
-                return Offered(*found, turn)
+                return Offered(request=found.request, offers=found.offers, reason=found.reason, turn=turn)
             pause_s = LOOK_S / clock_scale(candidates[0])
             if turn is None:
                 run = name()

@@ -294,7 +294,6 @@ class Plan:
     job: Job | None  # None when everything is here
     request: Request  # with the disk that the work needs
     notes: tuple[str, ...] = ()
-    gpu_memory_bytes: int = 0  # estimated memory of the work on each GPU; 0 = not known
     disk_bytes: int = 0  # bytes of checkpoints that the work keeps on the pod's disk
     data_bytes: int = 0  # estimated bytes of the data that it fetches and makes there
     pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts

@@ -44,6 +44,10 @@ class JobWork:
         """Return the name of the run, in front of a number."""
         return self.file.name.lower()
 
+    def draft(self, request: Request, settings: Settings) -> Request:
+        """Return the request as it is: a job says itself which machine it needs."""
+        return request
+
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from data.config import ConfigError
+from flows.jobs import machine_choice
+from flows.limits.sweep_limit import HighCost, default_of, limit_before
 from flows.planning import Work, plan_for
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, on_held
@@ -15,17 +17,18 @@ from infra.job_environment import secrets
 from infra.jobs.schedule import Berth, Lane, pack, split
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.market.expected import total
+from infra.market.expected import is_measured, total
 from infra.money import dollars
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
-from infra.selection import choose, preflight
-from infra.selection.default_limit import MOST_USD
+from infra.selection import preflight
+from infra.selection.default_limit import default_limit
 from infra.selection.request import request_on
 from infra.settings import Settings
 from infra.units import count
 from store import credentials
+from trainer.plan import profile_named
 
 
 @dataclass
@@ -38,8 +41,10 @@ class PlannedTrial:
     """Flags of its launch: those of the trial, but for the ones that say where it runs."""
     most_micro_usd: int = 0
     """The most it may cost; 0 where nothing is paid."""
+    offers: tuple[Offer, ...] = ()
+    """Offers of machines that hold it, cheapest first, where it rents a pod of its own."""
     offer: Offer | None = None
-    """The offer that its price is of, where it rents a pod of its own."""
+    """The first of them that this account can pay, whose price counts."""
 
     @property
     def estimate_s(self) -> float:
@@ -100,7 +105,7 @@ def plan_on(
     for run, one in spec.trials.items():
         launched = on_held(one.spec, bool(spec.pods))
         offer = machines.get(one.pod, (0, some))[1]
-        found = plan_of(replace(one, spec=launched), settings, candidates, tell, offer)
+        found = plan_of(replace(one, spec=launched), settings, candidates, offer)
         if found.job is not None:
             preflight.check_work(found, settings, False, again)
         trials[run] = PlannedTrial(one, found, launched)
@@ -127,17 +132,28 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     """
     candidates = registry.candidates(settings)
     is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
-    if is_rented and limit is None and not any(one.spec.spend_limit or one.spec.ttl for one in spec.trials.values()):
-        tell(f"no limit is given: {MOST_USD} USD are that of all runs together")
-        limit = limit_of(MOST_USD)
-    if is_rented and limit is not None:
-        spec = replace(spec, trials={run: limited(one, spec, limit) for run, one in spec.trials.items()})
-    trials = {
-        run: PlannedTrial(one, plan_of(one, settings, candidates, tell), one.spec) for run, one in spec.trials.items()
-    }
+    trials = {run: PlannedTrial(one, plan_of(one, settings, candidates), one.spec) for run, one in spec.trials.items()}
     refuse_rivals({run: one.plan for run, one in trials.items()})
     if is_rented:
-        price(trials.values(), candidates, journal, settings, again, tell)
+        due = due_of(trials.values(), journal)
+        why: dict[str, list[str]] = {}
+        for one in due:
+            reason = find_machines(one, candidates, settings, again, tell)
+            why.setdefault(reason, []).append(one.trial.run)
+        for reason, runs in why.items():
+            if reason:
+                others = f" and {count(len(runs) - 1, 'other run')}" if runs[1:] else ""
+                tell(f"{runs[0]}{others}: {reason}")
+        if limit is None and not any(one.spec.spend_limit or one.spec.ttl for one in spec.trials.values()):
+            highs = [high_of(one, settings) for one in due]
+            limit = default_of(spec.name, highs, journal, tell) if due else limit_before(spec.name, journal)
+        for one in trials.values():
+            if limit is not None:
+                one.trial = limited(one.trial, spec, limit)
+                one.spec = one.trial.spec
+        spec = replace(spec, trials={run: one.trial for run, one in trials.items()})
+        for one in due:
+            price(one, settings, again, tell)
     lanes, idle = lanes_of(trials, settings.provider, candidates, journal, spec.num_pods)
     return SweepPlan(spec, trials, lanes, idle, is_rented, limit if is_rented else None)
 
@@ -149,42 +165,95 @@ def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
     return replace(trial, spec=replace(trial.spec, spend_limit=dollars(most)))
 
 
-def plan_of(
-    trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say, offer: Offer | None = None
-) -> Plan:  # fmt: skip
-    """Return the plan of a trial. `offer`: as `plan_for` takes it. Raises UsageError, which names it."""
-    spec = trial.spec
-    chosen = {"provider": settings.provider, "profile": spec.profile, "source": spec.source}
+def settings_of(trial: SweepTrial, settings: Settings) -> Settings:
+    """Return the settings of a trial's own launch."""
+    chosen = {"provider": settings.provider, "profile": trial.spec.profile, "source": trial.spec.source}
     env = [f"{name}={value}" for name, value in {**settings.given, **trial.env}.items()]
-    own, vendor = Settings.load(ROOT, chosen, env), candidates[0]
+    return Settings.load(ROOT, chosen, env)
+
+
+def request_of(trial: SweepTrial, own: Settings, candidates: Sequence[Provider]) -> tuple[Request, str]:
+    """Return the request of a trial, and the machine that its recipe names, in words. Raises UsageError."""
+    spec, named = trial.spec, ""
+    if candidates[0].is_rented:
+        spec, named = machine_choice.with_recipe(spec, profile_named(own.profile))
+    return request_on(candidates, spec, trial.run, pool=spec.pool), named
+
+
+def plan_of(
+    trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], offer: Offer | None = None,
+    request: Request | None = None,
+) -> Plan:  # fmt: skip
+    """Return the plan of a trial. Raises UsageError, which names it.
+
+    `offer`: as `plan_for` takes it. `request`: of the machine that was chosen; None = none was yet.
+    """
+    own, vendor = settings_of(trial, settings), candidates[0]
     credentials.lend(secrets(own))
     try:
-        request = request_on(candidates, spec, trial.run, pool=spec.pool)
-        limits = preflight.with_most(preflight.limits_for(own, vendor.is_rented, spec), vendor.is_rented, tell)
-        return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits, offer)
+        work = Work.of(replace(trial.spec, with_missing=True), own)
+        if request is None:
+            request, _ = request_of(trial, own, candidates)
+            request = work.draft(request, own) if vendor.is_rented else request
+        limits = preflight.limits_for(own, vendor.is_rented, trial.spec)
+        return plan_for(work, own, request, vendor, limits, offer)
     except (UsageError, ConfigError) as error:
         raise UsageError(f"trial {trial.run}: {error}") from None
 
 
-def price(
-    trials: Iterable[PlannedTrial], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
-    tell: Say,
-) -> None:  # fmt: skip
-    """Know of each trial that is not at work yet what it may cost at most. Raises SlipwayError: it cannot be had."""
+def due_of(trials: Iterable[PlannedTrial], journal: Journal) -> list[PlannedTrial]:
+    """Return the trials that rent a machine: something is left to make, and they are not at work."""
     at_work = {op.run for op in journal.ops(live=True)}
-    for one in trials:
-        if one.plan.job is None or one.trial.run in at_work:
-            continue
-        try:
-            preflight.check_work(one.plan, settings, False, again)  # before any vendor is asked
-            offers = choose.find(candidates, one.plan.request, settings, tell)
-            first = preflight.preflight(one.plan, offers, settings, False, again, tell)[0]
-        except SlipwayError as error:
-            error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
-            raise
-        limits, one.offer = one.plan.job.limits, first
-        most = [] if limits.time_s is None else [-(-round(limits.time_s * first.micro_usd_per_hour) // 3600)]
-        one.most_micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
+    return [one for one in trials if one.plan.job is not None and one.trial.run not in at_work]
+
+
+def find_machines(
+    one: PlannedTrial, candidates: Sequence[Provider], settings: Settings, again: str, tell: Say
+) -> str:  # fmt: skip
+    """Find offers of machines for a trial, and plan it for the first; return the fact that decided for that.
+
+    Raises SlipwayError.
+    """
+    try:
+        preflight.check_work(one.plan, settings, False, again)  # before any vendor is asked
+        own = settings_of(one.trial, settings)
+        request, named = request_of(one.trial, own, candidates)
+        request = replace(request, work_disk_bytes=one.plan.request.work_disk_bytes)
+        fit = machine_choice.of_plan(one.plan, candidates, settings, named, one.spec.all_configs)
+        found = fit.find(request, candidates, settings, tell)
+        one.plan = plan_of(one.trial, settings, candidates, found.offers[0], found.request)
+        one.offers = found.offers
+        return found.reason
+    except SlipwayError as error:
+        error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
+        raise
+
+
+def high_of(one: PlannedTrial, settings: Settings) -> HighCost | None:
+    """Return the highest forecast of a trial's cost; None where its time is not known."""
+    if not one.plan.forecast:
+        return None
+    high = preflight.forecast_of(one.plan, one.offers[0], settings).micro_usd[2]
+    return HighCost(high, is_measured(one.plan.forecast))
+
+
+def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:
+    """Know what a trial costs at most, by its limits. Raises SlipwayError: it cannot be had for that."""
+    assert one.plan.job is not None
+    limits, high = preflight.limits_for(settings, True, one.spec), high_of(one, settings)
+    if preflight.is_open(limits):  # others of the sweep have limits
+        own = default_limit(high.micro_usd if high else None, high is not None and high.is_measured)
+        tell(f"{one.trial.run}: {own.words}")
+        limits = replace(limits, spend_micro_usd=own.micro_usd)
+    one.plan = replace(one.plan, job=replace(one.plan.job, limits=limits))
+    try:
+        first = preflight.preflight(one.plan, one.offers, settings, False, again, tell)[0]
+    except SlipwayError as error:
+        error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
+        raise
+    one.offer = first
+    most = [] if limits.time_s is None else [-(-round(limits.time_s * first.micro_usd_per_hour) // 3600)]
+    one.most_micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
 
 
 def makings(plan: Plan) -> dict[str, str]:

@@ -31,14 +31,13 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
 from infra.ledger.op import Op
 from infra.market import gpus
-from infra.money import dollars, in_usd, micro_usd
+from infra.money import dollars, in_usd
 from infra.records import Offer
 from infra.runs.pod_set import PodEntry
 from infra.runs.settle import settle
 from infra.runs.timing import Say
-from infra.selection.default_limit import MOST_USD
 from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import GPU, NUM_GPUS
+from infra.selection.preflight import amount_of
 from infra.settings import Settings
 from store.backoff import Backoff
 
@@ -51,7 +50,10 @@ BACKOFF = Backoff(first_s=2.0, longest_s=120.0, certain=1.0)
 
 @dataclass(frozen=True)
 class SweepPods:
-    """The pods of a sweep, by name."""
+    """The pods of a sweep, by name.
+
+    `with_limit` sets the limit of pods that have none, as soon as it is known what is to run on them.
+    """
 
     set_name: str
     entries: Mapping[str, PodEntry] = field(default_factory=dict)
@@ -60,8 +62,18 @@ class SweepPods:
     there: tuple[str, ...] = ()
     """Names of pods that exist already."""
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether pods are rented that have no limit, neither of their own nor together."""
+        return self.limit is None and not all(one.spend_limit or one.ttl_hours for one in self.entries.values())
 
-def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str, tell: Say) -> SweepPods:
+    def with_limit(self, amount: int) -> "SweepPods":
+        """Return the pods with a limit for all of them together. Raises UsageError."""
+        found = SetLimit.of(self.set_name, dollars(amount), self.entries)
+        return replace(self, limit=found and replace(found, budget=f"sweep:{self.set_name}"))
+
+
+def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str) -> SweepPods:
     """Return the pods to be rented: those that the sweep describes, else such as its runs ask for. Raises UsageError.
 
     `pack`: so many runs side by side on each of the latter.
@@ -78,7 +90,8 @@ def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str
         name: replace(one, provider=one.provider or provider, idle_stop_minutes=one.idle_stop_minutes or IDLE_MINUTES)
         for name, one in found.items()
     }
-    return SweepPods(spec.name, entries, _limit_of(spec, entries, tell))
+    shared, limit = SweepPods(spec.name, entries), limit_of(spec)
+    return shared if limit is None else shared.with_limit(limit)
 
 
 def check_names(wanted: SweepPods, journal: Journal) -> None:
@@ -90,17 +103,22 @@ def check_names(wanted: SweepPods, journal: Journal) -> None:
             )
 
 
-def _same_machine(spec: SweepSpec) -> PodEntry:
-    """Return the pod that one run asks for, which all must do alike. Raises UsageError."""
+def of_all(spec: SweepSpec) -> LaunchSpec:
+    """Return the flags of one run, which must ask for the same machine as all others. Raises UsageError."""
     asked = {tuple(getattr(one.spec, flag.name) for flag in flags_of(MachineSpec)): one for one in spec.trials.values()}
     if len(asked) > 1:
         first, second = list(asked.values())[:2]
         raise UsageError(f"runs that share a pod ask for one kind of machine, and {first.run} and {second.run} do not; "
                          "describe the pods in a function (docs/guides/sweeps.md), or leave --pack out")  # fmt: skip
-    one = next(iter(spec.trials.values())).spec
-    gpu, number = (one.gpu, num_gpus(one)) if one.gpu or one.instance_type else (GPU, one.num_gpus or NUM_GPUS)
+    return next(iter(spec.trials.values())).spec
+
+
+def _same_machine(spec: SweepSpec) -> PodEntry:
+    """Return the pod that one run asks for. Raises UsageError."""
+    one = of_all(spec)
     return PodEntry(
-        name="pod", gpu_type=gpu, gpu_count=number, country=one.country or None, volume_id=one.volume or None,
+        name="pod", gpu_type=one.gpu or None, gpu_count=num_gpus(one), country=one.country or None,
+        volume_id=one.volume or None,
         min_upload_mbps=one.min_upload_mbps or None, min_download_mbps=one.min_download_mbps or None,
         cpus=one.cpus or None, memory=one.memory or None, disk_size=one.disk_size or None, city=one.city or None,
         cloud=one.cloud or None, region=one.region or None, instance_type=one.instance_type or None,
@@ -114,20 +132,15 @@ def num_gpus(spec: LaunchSpec) -> int:
     return spec.num_gpus or min((number for _, number in kinds if number), default=1)
 
 
-def _limit_of(spec: SweepSpec, entries: Mapping[str, PodEntry], tell: Say) -> SetLimit | None:
-    """Return the common limit of all pods; None where each has its own and nothing else is given. Raises UsageError.
+def limit_of(spec: SweepSpec) -> int | None:
+    """Return the common limit of all pods in micro-dollars; None where none is given. Raises UsageError.
 
-    Without one that is typed, the limits of the runs are added up.
+    Without one that is typed for all, the limits of the runs are added up, where each has one.
     """
-    said = spec.spend_limit
+    if spec.spend_limit:
+        return amount_of("spend-limit", spec.spend_limit)
     own = [one.spec.spend_limit for one in spec.trials.values() if one.spec.spend_limit]
-    if not said and len(own) == len(spec.trials):
-        said = dollars(sum(micro_usd(one.lstrip("$")) for one in own))
-    if not said and not all(one.spend_limit or one.ttl_hours for one in entries.values()):
-        tell(f"no limit is given: {MOST_USD} USD are that of all pods together")
-        said = MOST_USD
-    found = SetLimit.of(spec.name, said, entries)
-    return found and replace(found, budget=f"sweep:{spec.name}")
+    return sum(amount_of("spend-limit", one) for one in own) if own and len(own) == len(spec.trials) else None
 
 
 def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
@@ -321,6 +334,6 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
             raise OutOfMoney(f"of the {in_usd(limit.amount)} of {limit.budget} nothing is free; nothing was rented")
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    had = Offered(request, tuple(offers))
+    had = Offered(request=request, offers=tuple(offers))
     return pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
                      spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip

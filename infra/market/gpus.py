@@ -121,6 +121,20 @@ def tflops(ours: str) -> float | None:
     return peak * int(part[2]) / (4 if any(is_asked(kind, whole) for kind in IN_FOUR) else 7)
 
 
+def is_for_training(ours: str) -> bool:
+    """Return whether a training is put on a GPU of that name without being asked to: a plan must run, and be priced.
+
+    PyTorch's build for CUDA runs on GPUs of NVIDIA alone, and one whose speed in bfloat16 is not known may have none.
+    """
+    amd = any(gpu.name == ours for gpu in GPUS if any(one.startswith("AMD") for one in (*gpu.runpod, *gpu.lium)))
+    return not amd and tflops(ours) is not None
+
+
+def memory_bytes(ours: str) -> int:
+    """Return the memory of the smallest GPU of the table that is meant; 0 where none is."""
+    return min((gpu.memory_gb for gpu in GPUS if is_asked(ours, gpu.name)), default=0) * 10**9
+
+
 def is_known(ours: str) -> bool:
     """Return whether the table has a GPU of that name, or the whole one of that slice."""
     part = SLICE.fullmatch(ours)

@@ -5,6 +5,7 @@ account cannot pay for is left out. `tell` gets what was left out or put last, a
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
@@ -19,6 +20,24 @@ from infra.settings import MARKET, VENDORS, Settings
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
 Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenMachine:
+    """The request that is taken, and its offers in the order of trying them."""
+
+    request: Request
+    offers: tuple[Offer, ...]
+    reason: str = ""
+    """The fact that decided for this machine, in words; "" where somebody has named the machine."""
+
+
+Narrow = Callable[[Request, Sequence[Offer]], ChosenMachine]
+
+
+def as_found(request: Request, found: Sequence[Offer]) -> ChosenMachine:
+    """Return all offers of a request: what is wanted of the machine stands in the request."""
+    return ChosenMachine(request=request, offers=tuple(found))
 
 
 def of_machines(provider: Provider, request: Request) -> list[Offer]:
@@ -84,18 +103,19 @@ def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], 
 
 
 def among(
-    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell
-) -> tuple[Request, tuple[Offer, ...]]:
+    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell,
+    narrow: Narrow = as_found,
+) -> ChosenMachine:  # fmt: skip
     """Return the request that is taken, and its offers: of several the first that can be had, else the cheapest.
 
-    Raises NoOffer when none can be had.
+    `narrow`: leaves out the offers that the work does not fit. Raises NoOffer when none can be had.
     """
-    had: list[tuple[Request, tuple[Offer, ...]]] = []
+    had: list[ChosenMachine] = []
     missed: list[NoOffer] = []
     for number, request in enumerate(requests):
         asked = [one for one in candidates if request.provider in (MARKET, one.name)] or list(candidates)
         try:
-            had.append((request, tuple(find(asked, request, settings, tell))))
+            had.append(narrow(request, find(asked, request, settings, tell)))
         except NoOffer as error:
             missed.append(error)
             if len(requests) > 1:
@@ -104,7 +124,7 @@ def among(
             break
     if not had:
         raise missed[0]
-    return min(had, key=lambda one: 0 if is_ordered else one[1][0].micro_usd_per_hour)
+    return min(had, key=lambda one: 0 if is_ordered else one.offers[0].micro_usd_per_hour)
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:

@@ -165,20 +165,16 @@ def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Off
 
 
 def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
-    """Return those that the model and its checkpoints fit. Raises UsageError, with what would."""
-    left = [one for one in offers if not one.gpu_memory_bytes or one.gpu_memory_bytes >= plan.gpu_memory_bytes]
-    if not left:
-        need, most = size(plan.gpu_memory_bytes), size(max(one.gpu_memory_bytes for one in offers))
-        raise UsageError(f"training takes about {need} of each GPU, and these have {most} at most; take larger ones")
+    """Return those whose disk the checkpoints fit. Raises UsageError, with what would."""
     need_gb = -(-plan.disk_bytes // 10**9)
-    small = next((one for one in left if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
+    small = next((one for one in offers if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
     if small and small.volume_bytes < plan.disk_bytes:
         has = size(small.volume_bytes)
         raise UsageError(f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; take a larger one")
     if small and plan.disk_bytes >= LARGE_BYTES:
         tell(f"volume {small.volume} has {size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
              "data and caches 1 TB is recommended")  # fmt: skip
-    fits = [one for one in left if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
+    fits = [one for one in offers if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
     if not fits:
         raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")
     return fits

@@ -13,15 +13,12 @@ from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
-GPU, NUM_GPUS = "B200", 8  # the default machine
 
 
 def request_on(
     candidates: Sequence[Provider], spec: MachineSpec, run: str, nodes: int = 1, pool: str = "", host: str = ""
 ) -> Request:
-    """Return the request of a run to one of these providers; GPUs default to those of rented machines."""
-    if candidates[0].is_rented and not spec.gpu and not spec.instance_type:
-        spec = replace(spec, gpu=GPU, num_gpus=spec.num_gpus or NUM_GPUS)
+    """Return the request of a run to one of these providers; what is not typed of the machine is open in it."""
     for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
         if value and not candidates[0].is_rented:
             raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
@@ -37,6 +34,15 @@ def request_on(
         wanted = counted(wanted)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
+
+
+def refuse_open(request: Request) -> None:
+    """Raise UsageError for a rented machine of which nothing is said, and that has no work from which it follows."""
+    if not (request.gpu or request.num_gpus or request.instance_type):
+        raise UsageError(
+            "which machine? There is no work from which it follows: name one by --gpu, --num-gpus or --instance-type; "
+            "what is on offer: inv offers; on which GPUs a recipe fits: inv fit"
+        )
 
 
 def counted(wanted: Request) -> Request:

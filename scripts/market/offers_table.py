@@ -19,6 +19,7 @@ from scripts.cli import prompts, render
 from scripts.cli.render import columns
 
 GB = 10**9
+MOST_NAMED = 3  # kinds of GPU in the title of a table
 INSTEAD = "the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST"
 
 
@@ -40,7 +41,7 @@ def show(
 
 
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:
-    gpu = f"{request.gpu} " if request.gpu else ""
+    gpu = f"{request.gpu} " if request.gpu and request.gpu.count(",") < MOST_NAMED else ""
     render.say(f"=== Available {gpu}Instances (sorted by price) ===")
     render.say(render.clean(table(offers[: prompts.SHOWN], time.time())))
     if len(offers) > prompts.SHOWN:

@@ -15,7 +15,7 @@ from infra.providers import registry
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
 from infra.selection import preflight
-from infra.selection.request import request_on
+from infra.selection.request import refuse_open, request_on
 from scripts.cli import context, plan_text, prompts, render, session
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
@@ -35,6 +35,8 @@ def create(spec: CreateFlags) -> None:
     is_rented = candidates[0].is_rented
     limits = preflight.with_most(preflight.limits_for(settings, is_rented, spec), is_rented, render.say)
     request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
+    if is_rented:
+        refuse_open(request)
     deploy((request,), False, limits, spec, settings)
 
 

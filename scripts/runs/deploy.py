@@ -24,17 +24,22 @@ from scripts.market import offers_table
 from scripts.runs.flags import NOT_OF_THE_PLAN
 
 
-def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: Any, settings: Settings) -> None:
+def deploy(
+    requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: Any, settings: Settings,
+    narrow: choose.Narrow = choose.as_found,
+) -> None:  # fmt: skip
     """Rent a machine and hold it. `spec`: flags of `pod.create`, or of a launch.
 
-    `requests`, `is_ordered`: what would do, as `choose.among` takes it.
+    `requests`, `is_ordered`, `narrow`: what would do, as `choose.among` takes it.
     """
     candidates = registry.candidates(settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
         name = partial(pods.name_of, requests[0], journal) if spec.wait else None
-        had = shares.offered(candidates, requests, is_ordered, name, journal, settings, render.tell)
+        had = shares.offered(candidates, requests, is_ordered, name, journal, settings, render.tell, narrow)
         request, offers = had.request, had.offers
+        if had.reason:
+            render.say(render.clean(had.reason))
         if offers[0].micro_usd_per_hour and not spec.json:
             offers_table.show_offers(request, offers)
             offers_table.show_ends(limits, offers[0], settings, "end", stays=True)

@@ -74,7 +74,8 @@ def launch(spec: LaunchFlags) -> None:
     if spec.deploy_only:
         is_rented = registry.candidates(settings)[0].is_rented
         limits = with_most(meant.limits, is_rented, render.tell)
-        deploy((meant.request, *meant.others), meant.is_ordered, limits, spec, settings)
+        narrow = use_case.narrow_held(meant, settings)
+        deploy((meant.request, *meant.others), meant.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
         with moving_line.waiting("looking at what exists, and what the rest costs"):
@@ -103,7 +104,7 @@ def launch(spec: LaunchFlags) -> None:
             found = replace(found, may_send=True)
         if found.offers:
             is_named = bool(spec.cloud and spec.region and spec.instance_type)
-            found = replace(found, offers=tuple(prompts.pick(list(found.offers), is_named, spec.yes)))
+            found = use_case.picked(found, prompts.pick(list(found.offers), is_named, spec.yes), settings)
             if not found.offers:
                 render.say("nothing was rented")
                 return

@@ -14,6 +14,7 @@ from typing import Any
 
 from invoke import Exit
 
+from flows.jobs import machine_choice
 from infra.agent.process import send
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import cost as costs
@@ -23,13 +24,13 @@ from infra.money import in_usd, micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.rehearsal.pods import find_sshd
-from infra.selection import request
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
 from scripts.runs.flags import RehearseFlags
+from trainer.plan import profile_named
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
@@ -110,11 +111,12 @@ def fitting_speed(spec: RehearseFlags) -> float:
 
     limit_s = context.seconds(spec.ttl) or math.inf
     if spec.spend_limit:
-        kind, number = spec.gpu or request.GPU, spec.num_gpus or (0 if spec.gpu else request.NUM_GPUS)
+        wished, _ = machine_choice.with_recipe(spec, profile_named(context.settings_of(spec).profile))
+        kind, number = wished.gpu, wished.num_gpus
         prices = [
             one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # RunPod sells single GPUs
             for one in read_offers(Path(spec.offers) if spec.offers else BUNDLED)
-            if spec.provider in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
+            if spec.provider in ("", MARKET, one.vendor) and (not kind or gpus.is_asked(kind, one.gpu))
             if one.vendor == "runpod" or number in (0, one.num_gpus)
         ]
         cheapest = min(prices, default=0)

@@ -13,10 +13,11 @@ from invoke import Exit
 
 from flows.apply import wanted
 from flows.follow import DETACHED
+from flows.limits.sweep_limit import default_of
 from flows.pods import scale_of
 from flows.supervisor import supervisor_client
 from flows.sweeps import answer as answers
-from flows.sweeps import carry, configurations, pods, prices
+from flows.sweeps import carry, configurations, pods, prices, shared_machine
 from flows.sweeps import plan as planning
 from flows.sweeps import results as kept
 from flows.sweeps.begin import begin
@@ -147,21 +148,28 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
         return planning.plan(asked, journal, settings, again, render.tell), settings
     running = context.settings(provider=HELD, store=spec.store)
     machines: dict[str, tuple[int, Offer | None]]
+    offers: dict[str, Offer] = {}
     if spec.no_deploy:
         settle(journal, settings, render.tell)
         found = pods.there(asked, journal, render.tell)
         machines = {op.run: (gpus_of(op), None) for op in found[: None if asked.pods else spec.pods]}
         shared = pods.SweepPods(asked.name, there=tuple(machines))
     else:
-        shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
+        asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
+        shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider)
         pods.check_names(shared, journal)
         offers = pods.find_offers(shared, journal, settings, render.tell)
-        show_pods(spec, shared, offers, settings)
         machines = {
             name: (one.gpu_count or (offers[name].num_gpus if name in offers else 0), offers.get(name))
             for name, one in shared.entries.items()
         }
-    return planning.plan_on(asked, machines, shared, running, again, render.tell), running
+    planned = planning.plan_on(asked, machines, shared, running, again, render.tell)
+    if shared.entries:
+        if shared.is_open:
+            highs = shared_machine.highs_of(planned, offers, settings)
+            planned.shared = shared = shared.with_limit(default_of(asked.name, highs or [None], journal, render.tell))
+        show_pods(spec, shared, offers, settings)
+    return planned, running
 
 
 def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Offer], settings: Settings) -> None:
@@ -178,8 +186,11 @@ def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Off
 def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> None:
     """Rent the pods of a sweep and hold them. Raises Exit unless all are there."""
     is_shared(spec, asked, settings)
-    shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
+    asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
+    shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider)
     pods.check_names(shared, journal)
+    if shared.is_open:
+        shared = shared.with_limit(default_of(asked.name, [None], journal, render.tell))
     show_pods(spec, shared, pods.find_offers(shared, journal, settings, render.tell), settings)
     if spec.dry_run:
         render.say("dry run: nothing was rented")

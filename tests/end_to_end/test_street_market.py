@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -371,14 +372,34 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
 
 def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     before = user.calls("create")
-    user.inv("launch", "--rehearse", "--dry-run")
+    cheapest = {"runpod": "1 x RTX4090 at 0.34274", "shadeform": "1 x A6000 at 0.50",
+                "lium": r"1 x RTX(4090|3090) at 0.(28|35|40)"}  # fmt: skip  # other tests have some of its machines
+    for name, machine in cheapest.items():
+        (note,) = (one for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
+                   if one.startswith("machine: "))  # fmt: skip
+        assert re.match(f"machine: {machine} USD/h; the price decides: the plan needs ", note), note
     short = user.begin("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
     _, said = short.communicate(timeout=60)
     assert short.returncode == 2 and "before its work could begin" in said and "0.17 USD" in said, said
-    refused = user.begin("launch", "--rehearse")
+    guide = ("launch", "--rehearse", "--provider", "shadeform", "--profile", "d20", "--phase", "base")
+    refused = user.begin(*guide)
     _, said = refused.communicate(timeout=60)
+    assert "recipe d20 names 8 x B200" in said and "Available B200 Instances" in said
     assert refused.returncode == 2 and "pass --yes, or name --cloud, --region and --instance-type" in said
     assert "hyperstack" in said and said.index("33.60") < said.index("35.84") < said.index("38.40")
+    alone = user.begin(*guide, "--gpu", "H100", "--dry-run")
+    _, said = alone.communicate(timeout=60)
+    assert alone.returncode == 0 and "machine: 8 x H100-SXM at 31.92 USD/h; recipe d20 names 8 GPUs" in said, said
+    open_pod = user.begin("pod.create", "--rehearse", "--dry-run")
+    _, said = open_pod.communicate(timeout=60)
+    assert open_pod.returncode == 2 and "which machine? There is no work from which it follows" in said, said
+    held = user.begin("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
+    _, said = held.communicate(timeout=60)
+    assert held.returncode == 0 and re.search(f"machine: {cheapest['lium']} USD/h", said), said
+    large = user.begin("launch", "--rehearse", "--provider", "lium", "--profile", "qwen3_4b", "--phase", "base",
+                       "--gpu", "RTX4090", "--num-gpus", "1", "--dry-run")  # fmt: skip
+    _, said = large.communicate(timeout=60)
+    assert large.returncode == 2 and "The smallest change: --gpu RTXPRO6000 (1 x RTXPRO6000, 1.29 USD/h)" in said, said
     assert user.calls("create") == before
 
 

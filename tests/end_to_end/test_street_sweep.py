@@ -176,6 +176,17 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert refused.returncode == 2 and "15.00 USD in all at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
+    each = {"profile": "tiny", "phase": "base"}  # neither a machine nor a limit
+    (user.folder / "open.yaml").write_text(
+        json.dumps({"each": each, "runs": [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]})
+    )
+    for more, machine in (((), "open.a and 1 other run: machine: 1 x RTX4090 at 0.28 USD/h"),
+                          (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.34137 USD/h")):  # fmt: skip
+        planning = user.begin("sweep", str(user.folder / "open.yaml"), "--rehearse", "--dry-run", *more)
+        _, err = planning.communicate(timeout=60)
+        assert planning.returncode == 0 and machine in err, err
+        assert "all runs together: neither --ttl nor --spend-limit is given: the limit is " in err, err
+        assert 5 <= float(err.partition("the limit is ")[2].partition(" USD")[0]) < 50 and "rests on a table" in err
     assert user.truth()["pods"] == []
 
 

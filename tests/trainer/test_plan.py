@@ -15,11 +15,13 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
-from trainer import fingerprints
+from trainer import fingerprints, memory
 from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.fingerprints import code_of, differences, differing, short
-from trainer.plan import Wanted, recipe, resolve
+from trainer.plan import Wanted, estimates, recipe, resolve
+from trainer.plan.smaller import smaller
+from trainer.recipes import PROFILES
 from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
@@ -374,9 +376,33 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
         return resolve(wanted, Inventory("somewhere"), ROOT, run="r", request=request, flops_per_s=1e15)
 
     one, eight, two = asked(num_gpus=1), asked(num_gpus=8), asked(num_gpus=8, nodes=2)
-    assert one.notes == () and one.gpu_memory_bytes > 4 * eight.gpu_memory_bytes
+    assert one.notes == ()
     assert "base: several GPUs: ddp with 41 GB on each GPU, else fsdp with" in eight.notes[0]
-    assert "else hybrid with" in two.notes[0] and two.gpu_memory_bytes < eight.gpu_memory_bytes
+    assert "else hybrid with" in two.notes[0]
+
+
+@pytest.mark.parametrize(("profile", "phase"), [("runpod_1b", "base"), ("runpod_4b", "base"), ("tiny", "sft")])
+@pytest.mark.parametrize(("num_gpus", "nodes"), [(1, 1), (8, 1), (8, 2)])
+def test_the_least_memory_of_a_phase_is_where_inv_fit_begins_to_find_a_micro_batch(profile, phase, num_gpus, nodes):
+    config = PROFILES[profile]().phases[phase]
+    least = estimates.least_bytes(config, num_gpus, nodes)
+    assert memory.largest(config, least, num_gpus, nodes).fits
+    assert not memory.largest(config, int(0.999 * least), num_gpus, nodes).fits
+    fixed = replace(config, fit=False)
+    assert estimates.least_bytes(fixed, num_gpus, nodes) >= least
+    assert memory.fits(fixed, estimates.least_bytes(fixed, num_gpus, nodes), num_gpus, nodes)
+
+
+def test_the_smallest_change_of_a_phase_that_is_too_large_fits_and_leaves_the_result_where_it_can():
+    base = PROFILES["runpod_1b"]().phases["base"]
+    fixed = replace(base, fit=False)
+    has = 40 * 10**9
+    assert estimates.least_bytes(fixed, 1) > has
+    assert smaller(fixed, has, 1) == "--set base.micro_rows=4"
+    whole = PROFILES["runpod_4b"]().phases["base"]
+    flags = smaller(whole, 73_500 * 10**6, 1)
+    assert flags == "--set base.sequence_len=1024"
+    assert smaller(whole, 10**9, 1) == ""
 
 
 def test_what_is_given_is_never_planned_and_must_be_there():

@@ -118,7 +118,6 @@ def resolve(
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     spread = [ways_of(phase, request) for phase in phases]
-    most = max((min(found.values()) for found in spread), default=0)
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     notes += about_bits(phases, wanted.init)
@@ -144,7 +143,7 @@ def resolve(
         data = fetched + data_bytes.made([nodes[name].spec for name in due], fetched)
     return Plan(
         target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, data_bytes=data,
-        gpu_memory_bytes=most, pointers=moved, doubtful=doubtful, untyped=untyped,
+        pointers=moved, doubtful=doubtful, untyped=untyped,
     )  # fmt: skip
 
 

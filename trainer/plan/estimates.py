@@ -4,8 +4,9 @@ In: a step and what the machine does of useful work; the GPUs that are asked for
 `infra.market.expected` learns from what steps have taken, of the same amount of work and of others.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from data.config import (
@@ -17,6 +18,22 @@ from trainer.config import PhaseConfig
 from trainer.fingerprints import digest
 from trainer.records.fields import what_counts
 from trainer.reuse import Node
+
+
+def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
+    """Return the memory that each GPU of a machine with so many has to have for a phase, as `inv fit` counts.
+
+    A training cuts its micro-batch down to one row, and recomputes, before it fails (`trainer.parallel.placement`); rl,
+    and a phase with `fit: false`, are taken as written.
+    """
+    if phase.rl is None and phase.fit:
+        tried = [replace(phase, micro_rows=1, recompute=one) for one in {phase.recompute, True}]
+    else:
+        tried = [phase]
+    training = num_gpus if phase.rl is None else len(phase.rl.divided(num_gpus)[0])
+    spreads = memory.ways(phase, max(1, training), nodes).values()
+    least = min(memory.estimate(one, **spread).total for one in tried for spread in spreads)
+    return math.ceil(least / memory.USABLE)
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:

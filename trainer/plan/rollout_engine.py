@@ -6,6 +6,8 @@ from infra.errors import UsageError
 from infra.records import Request
 from trainer.records.rl_config import RlConfig
 
+MOST_GPUS = 64  # of one machine: no vendor rents out more
+
 
 def environment_of(torch: str) -> str:
     """Return the environment of the engine vllm beside that build of PyTorch."""
@@ -38,6 +40,17 @@ def check(rl: RlConfig, request: Request) -> None:
     if not (training and answering):
         does = "answer" if training else "train"
         raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")
+
+
+def fewest(rl: RlConfig) -> int:
+    """Return the fewest GPUs of a machine on which the engine's GPUs can be named as they are."""
+    if rl.engine != "vllm":
+        return 1
+    for count in range(2, MOST_GPUS):
+        training, answering = rl.divided(count)
+        if training and max((*training, *answering)) < count and (answering or not _as_typed(rl)):
+            return count
+    return MOST_GPUS
 
 
 def words(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:

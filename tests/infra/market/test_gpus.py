@@ -68,6 +68,15 @@ def test_a_slice_is_never_the_whole_gpu_nor_one_kind_another(asked, theirs):
     assert not gpus.is_asked(asked, gpus.name(theirs)) and not same_gpu(asked, theirs)
 
 
+@pytest.mark.parametrize(("name", "is_one", "memory_gb"), [
+    ("RTX4090", True, 24), ("H100", True, 80), ("RTXPRO6000-MIG-1G.24GB", True, 24), ("MI300X", False, 192),
+    ("V100-32GB-SXM", False, 32), ("A2000", False, 6), ("GTX1080", False, 0), ("", False, 0),
+])  # fmt: skip
+def test_a_training_is_put_unasked_on_gpus_of_nvidia_whose_speed_is_known(name, is_one, memory_gb):
+    assert gpus.is_for_training(name) is is_one
+    assert gpus.memory_bytes(name) == memory_gb * 10**9
+
+
 def test_a_name_that_is_in_no_table_is_known_by_its_letters():
     assert same_gpu("A100-80GB", "nvidia_a100_80gb_pcie") and same_gpu("GB10", "NVIDIA GB10")
     assert not same_gpu("A100", "nvidia_a100_mig 1g.10gb") and not same_gpu("A100", "")

@@ -9,7 +9,7 @@ from infra.providers.offers import sources
 from infra.records import Request
 from infra.selection.choose import of_machines
 from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import request_on
+from infra.selection.request import refuse_open, request_on
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -19,6 +19,17 @@ def test_what_is_said_about_prices_is_refused_where_nothing_is_paid(tmp_path, fl
     flag = "--" + next(iter(flags)).replace("_", "-")
     with pytest.raises(UsageError, match=f"{flag} is for rented machines; nothing is paid here"):
         request_on([Local(tmp_path)], MachineSpec(**flags), "a-1")
+
+
+def test_nothing_is_asked_of_a_rented_machine_that_nobody_typed_and_without_work_that_is_refused(tmp_path):
+    settings = Settings.load(ROOT, {"provider": "runpod"}, environ={"RUNPOD_API_KEY": "k" * 20, "HOME": str(tmp_path)})
+    candidates = registry.candidates(settings)
+    wanted = request_on(candidates, MachineSpec(), "a-1")
+    assert (wanted.gpu, wanted.num_gpus, wanted.provider) == ("", 0, "runpod")
+    with pytest.raises(UsageError, match="which machine?.*--gpu, --num-gpus or --instance-type.*inv offers.*inv fit"):
+        refuse_open(wanted)
+    for named in ({"gpu": "B200"}, {"num_gpus": 8}, {"instance_type": "x"}):
+        refuse_open(request_on(candidates, MachineSpec(**named), "a-1"))
 
 
 @pytest.mark.process

@@ -1,0 +1,245 @@
+"""The choice of a rented machine for a plan: the cheapest offer whose GPUs hold every phase.
+
+    phases of a plan, a request that leaves GPUs open, offers
+        -> ChosenMachine: a request for one number of GPUs, its offers, the fact that decided
+
+In: the phases that are due, and what was typed or named by the recipe, which stands in the request. Out: the offers on
+which every phase fits by the estimate of `inv fit`, cheapest first, all with as many GPUs as the cheapest, so that one
+plan is right for each of them. `flows.launch.prepare` and `flows.sweeps.plan.price` narrow every survey of offers so,
+and plan again for the machine that is chosen. Memory decides before the price; where nothing fits, the refusal names
+the smallest change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from flows.jobs.memory_check import phases_of
+from infra.errors import NoOffer, UsageError
+from infra.market import gpus
+from infra.money import dollars, per_hour
+from infra.providers import Provider
+from infra.records import Offer, Plan, Request
+from infra.selection import choose
+from infra.selection.choose import ChosenMachine, Tell
+from infra.selection.machine_spec import MachineSpec
+from infra.settings import Settings
+from infra.units import count, size
+from trainer.config import PhaseConfig, Profile
+from trainer.plan import rollout_engine
+from trainer.plan.estimates import least_bytes
+from trainer.plan.smaller import smaller
+
+# Kinds of GPU that SkyPilot's catalogues and our table call by one name.
+OF_SKYPILOT = ("L4", "L40S", "A100-80GB", "H100", "H200", "B200")
+NUMBERS = (1, 2, 4, 8)  # of GPUs in one machine, as clouds rent them out
+OTHER = "another machine: --gpu, --num-gpus"
+PLACE = ("cloud", "region", "country", "city")
+S = TypeVar("S", bound=MachineSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineChoice:
+    """The needs of a plan's phases, and what else decides about its machine."""
+
+    phases: tuple[PhaseConfig, ...]
+    ask: Callable[[Request], Sequence[Offer]]
+    """Returns the offers of another request, for the smallest change. Raises NoOffer."""
+    named: str = ""
+    """The machine that a recipe names, in words; "" = none."""
+    any_number: bool = False
+    """True if offers with other numbers of GPUs stay beside the cheapest (`--all-configs`)."""
+
+    def narrow(self, request: Request, offers: Sequence[Offer]) -> ChosenMachine:
+        """Return the offers that hold the plan, and the request with their GPUs. Raises NoOffer where none does."""
+        if not self.phases:  # a job of one's own says itself what it needs
+            return choose.as_found(request, offers)
+        holding = self._holding(request, offers)
+        if not holding:
+            is_fixed = request.num_gpus and (request.gpu or request.instance_type)  # such a machine never will
+            raise (UsageError if is_fixed else NoOffer)(self._refusal(request, offers))
+        number = holding[0].num_gpus
+        left = [one for one in holding if self.any_number or one.num_gpus == number]
+        return ChosenMachine(
+            request=_with_gpus(request, left, number), offers=tuple(left), reason=self._reason(request, offers, left[0])
+        )
+
+    def find(self, request: Request, candidates: Sequence[Provider], settings: Settings, tell: Tell) -> ChosenMachine:
+        """Return the choice among what these providers offer now. Raises what `choose.find` raises."""
+        if not candidates[0].manages:
+            return self.narrow(request, choose.find(candidates, request, settings, tell))
+        kinds = self.of_kinds(request)
+        return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))
+
+    def of_kinds(self, request: Request) -> ChosenMachine:
+        """Return the request for SkyPilot, which takes the cheapest of several kinds, where no kind is named."""
+        if not self.phases or request.gpu or request.instance_type:
+            return ChosenMachine(request=request, offers=())
+        for number in (request.num_gpus,) if request.num_gpus else NUMBERS:
+            need = self.need(number, request.nodes)
+            if fitting := [kind for kind in OF_SKYPILOT if number >= self.fewest and gpus.memory_bytes(kind) >= need]:
+                said = (f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which SkyPilot takes the "
+                        f"cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}")  # fmt: skip
+                return ChosenMachine(
+                    request=replace(request, gpu=",".join(fitting), num_gpus=number), offers=(), reason=said
+                )
+        raise NoOffer(f"no machine of SkyPilot's holds the plan: {self._shortage(OF_SKYPILOT[-1], number, request)}; "
+                      "name another one: --gpu, --num-gpus")  # fmt: skip
+
+    @property
+    def fewest(self) -> int:
+        """Return the fewest GPUs with which every phase can run."""
+        return max(rollout_engine.fewest(one.rl) if one.rl else 1 for one in self.phases)
+
+    def need(self, num_gpus: int, nodes: int) -> int:
+        """Return the memory that each GPU of so many has to have."""
+        return max(least_bytes(one, num_gpus, nodes) for one in self.phases)
+
+    def _holding(self, request: Request, offers: Sequence[Offer]) -> list[Offer]:
+        return [one for one in _candidates(request, offers) if self._holds(one, request.nodes)]
+
+    def _holds(self, offer: Offer, nodes: int) -> bool:
+        """Return whether the plan fits on it; memory that nobody tells counts as enough: the user has named the GPU."""
+        has = _memory(offer)
+        return offer.num_gpus >= self.fewest and (not has or has >= self.need(offer.num_gpus, nodes))
+
+    def _reason(self, request: Request, offers: Sequence[Offer], first: Offer) -> str:
+        """Return the fact that decided for the cheapest machine; "" where somebody has typed which it is."""
+        machine = f"machine: {_words(first)} at {per_hour(first.micro_usd_per_hour)}"
+        is_kind_open, is_number_open = not (request.gpu or request.instance_type), not request.num_gpus
+        if not (is_kind_open or is_number_open):
+            return f"{machine}; {self.named}; {OTHER}" if self.named else ""
+        need = f"the plan needs {size(self.need(first.num_gpus, request.nodes))} of memory on each GPU"
+        of = "" if is_kind_open and is_number_open else f" with {request.gpu or count(request.num_gpus, 'GPU')}"
+        of += f" ({self.named})" if self.named else ""
+        small = [one for one in _candidates(request, offers) if not self._holds(one, request.nodes)]
+        cheaper = [one for one in small if one.micro_usd_per_hour < first.micro_usd_per_hour]
+        if cheaper:
+            least = cheaper[0]
+            lacks = (
+                f"has {size(_memory(least))}" if least.num_gpus >= self.fewest else f"has less than {self.fewest} GPUs"
+            )
+            other = f"{_words(least)} at {per_hour(least.micro_usd_per_hour)} {lacks}"
+            what = "memory decides" if least.num_gpus >= self.fewest else "the number of GPUs decides"
+            fact = f"{what}: {need}, and this is the cheapest offer{of} that holds the plan; {other}"
+        else:
+            fact = f"the price decides: {need}, and the cheapest offer{of} holds the plan"
+        return f"{machine}; {fact}; {OTHER}"
+
+    def _refusal(self, request: Request, offers: Sequence[Offer]) -> str:
+        """Return why no offer holds the plan, and the smallest change by which one would."""
+        among = _candidates(request, offers)
+        if not among:
+            kinds = ", ".join(dict.fromkeys(_words(one) for one in offers))
+            return (f"no GPU on offer is one that is chosen for a training without being named: {kinds}; those are "
+                    "NVIDIA's whose speed in bfloat16 is known; to take one all the same: --gpu KIND")  # fmt: skip
+        best = max(among, key=lambda one: _memory(one) / self.need(one.num_gpus, request.nodes))
+        said = f"no machine on offer holds the plan: {self._shortage(best.gpu, best.num_gpus, request, _memory(best))}"
+        change = self._other_machine(request) or self._smaller_plan(best, request.nodes)
+        return f"{said}. The smallest change: {change}"
+
+    def _shortage(self, gpu: str, number: int, request: Request, has: int = 0) -> str:
+        """Return what the phase that needs most needs of a machine that comes nearest, and what that has."""
+        if number < self.fewest:
+            return f"it needs {self.fewest} GPUs in one machine, and {number} x {gpu} is the nearest"
+        most = max(self.phases, key=lambda one: least_bytes(one, number, request.nodes))
+        need, has = least_bytes(most, number, request.nodes), has or gpus.memory_bytes(gpu)
+        return f"{most.phase} needs {size(need)} of memory on each of {count(number, 'GPU')}, and {gpu} has {size(has)}"
+
+    def _other_machine(self, request: Request) -> str:
+        """Return the flags by which another machine on offer would hold the plan; "" where none does."""
+        for other in _relaxed(request):
+            try:
+                holding = self._holding(other, self.ask(other))
+            except NoOffer:
+                continue
+            if holding:
+                one = holding[0]
+                return f"{_flags(request, other, one)} ({_words(one)}, {per_hour(one.micro_usd_per_hour)})"
+        return ""
+
+    def _smaller_plan(self, best: Offer, nodes: int) -> str:
+        """Return the options by which every phase fits on that offer."""
+        short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
+        flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
+        if not short or not all(flags):
+            return "a smaller recipe (--profile); which GPUs a recipe fits on: inv fit"
+        return f"{' '.join(flags)} (on {_words(best)})"
+
+
+def of_plan(
+    plan: Plan, candidates: Sequence[Provider], settings: Settings, named: str = "", any_number: bool = False
+) -> MachineChoice:  # fmt: skip
+    """Return the choice of the machine for a plan on these providers."""
+    ask = partial(choose.find, candidates, settings=settings, tell=lambda _: None)
+    phases = tuple(phases_of(plan.job.steps)) if plan.job else ()
+    return MachineChoice(phases=phases, ask=ask, named=named, any_number=any_number)
+
+
+def with_recipe(spec: S, profile: Profile) -> tuple[S, str]:
+    """Return the flags with the machine of the recipe where nobody has typed another one, and that machine in words."""
+    of_recipe = profile.machine
+    gpu = "" if spec.gpu or spec.instance_type else of_recipe.gpu
+    has_number = spec.num_gpus or spec.all_configs or spec.instance_type or ":" in spec.gpu
+    number = 0 if has_number else of_recipe.num_gpus
+    if not (gpu or number):
+        return spec, ""
+    what = f"{number} x {gpu}" if gpu and number else gpu or count(number, "GPU")
+    more = replace(spec, gpu=spec.gpu or gpu, num_gpus=spec.num_gpus or number)
+    return more, f"recipe {profile.name} names {what}"
+
+
+def _candidates(request: Request, offers: Sequence[Offer]) -> list[Offer]:
+    """Return the offers with GPUs that may be chosen: where no kind is named, those that trainings are known to run on.
+
+    Parts of one GPU do not work together.
+    """
+    if request.gpu or request.instance_type:
+        return [one for one in offers if one.num_gpus]
+    return [
+        one for one in offers
+        if one.num_gpus and _memory(one) and gpus.is_for_training(one.gpu)
+        if one.num_gpus == 1 or not gpus.is_slice(one.gpu)
+    ]  # fmt: skip
+
+
+def _with_gpus(request: Request, offers: Sequence[Offer], number: int) -> Request:
+    """Return the request for so many GPUs, of the kinds that are named in it, or that are left."""
+    kinds = [kind for kind, many in gpus.read_set(request.gpu) if many in (0, number)]
+    if not (kinds or request.instance_type):
+        kinds = list(dict.fromkeys(one.gpu for one in offers))
+    return replace(request, gpu=",".join(kinds), num_gpus=number)
+
+
+def _memory(offer: Offer) -> int:
+    """Return the memory of each GPU; 0 where neither the vendor nor our table tells."""
+    return offer.gpu_memory_bytes or gpus.memory_bytes(offer.gpu)
+
+
+def _words(offer: Offer) -> str:
+    return f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
+
+
+def _relaxed(request: Request) -> Iterator[Request]:
+    """Yield the request without one of its conditions on GPUs, price and place, then without any of them."""
+    kinds = ",".join(kind for kind, _ in gpus.read_set(request.gpu))
+    ways: list[dict[str, Any]] = [
+        {"gpu": kinds, "num_gpus": 0}, {"gpu": "", "instance_type": ""}, {"max_micro_usd_per_hour": 0},
+        dict.fromkeys(PLACE, ""),
+    ]  # fmt: skip
+    ways.append({name: value for way in ways for name, value in way.items()})
+    yield from (other for way in ways if (other := replace(request, **way)) != request)
+
+
+def _flags(request: Request, other: Request, offer: Offer) -> str:
+    """Return the flags that make the one request the other, for that offer."""
+    found = []
+    if (request.gpu, request.instance_type) != (other.gpu, other.instance_type) and not other.gpu:
+        found.append(f"--gpu {offer.gpu}")
+    if request.num_gpus != other.num_gpus or request.gpu != other.gpu and other.gpu:
+        found.append(f"--num-gpus {offer.num_gpus}")
+    if request.max_micro_usd_per_hour != other.max_micro_usd_per_hour:
+        found.append(f"--max-price {dollars(offer.micro_usd_per_hour)}")
+    left = [f"--{name}" for name in PLACE if getattr(request, name) != getattr(other, name)]
+    return " ".join([*found, *([f"without {' '.join(left)}"] if left else [])])
