@@ -318,6 +318,7 @@ class PodView:
     age_s: float | None = None  # age of `progress`; None = never read
     micro_usd_per_hour: int = 0
     spent_micro_usd: int = 0
+    told_micro_usd: int | None = None  # what its vendor says now that its newest pod has cost
     limit_micro_usd: int | None = None  # limit of this pod, plus the cost of those before it
     limit_in_s: float | None = None  # time until its time or money is used up, on its provider's clock
     over_limit_micro_usd: int = 0  # money that a live pod may have cost beyond its limit

@@ -1,9 +1,10 @@
 """Spending: the ledger's lines and monthly sums, with the vendors' latest bills where these are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
+from flows.reading import timeline
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import cost as costs
@@ -12,6 +13,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import Market, offers
+from infra.records import PodView
+from infra.runs import pods
 from infra.settings import Settings
 
 ASK_S = 60.0
@@ -30,9 +33,32 @@ class Spending:
     """Vendors that did not answer, each with the reason."""
 
 
+@dataclass(frozen=True)
+class RunCost:
+    """The cost of a run, on all of its pods and nodes."""
+
+    micro_usd: int
+    curve: list[tuple[float, float]]
+    """Minutes and US dollars, as `timeline.cost_curve` has them; its last point is `micro_usd`."""
+
+
+def of_run(op: Op, view: PodView, journal: Journal, settings: Settings) -> RunCost:
+    """Return the cost of the run of this row, whose newest pod is shown as `view`."""
+    run, now, scale = pods.run_of(op), read_clocks(), settings.clock_scale
+    rows = [one for one in journal.ops() if run in (one.run, pods.run_of(one))]
+    told = journal.told("vendor")
+    if view.told_micro_usd is not None:
+        told = {**told, op.token: (int(now.wall_s), view.told_micro_usd)}
+    total = costs.total(rows, told, now, clock_scale=scale)
+    return RunCost(total, timeline.cost_curve(rows, told, now, scale))
+
+
 def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "", asks: bool = False) -> Spending:
-    """Return the spending of one run or all, in one month or ever; `asks`: vendors are asked for their bills."""
-    rows = [op for op in journal.ops() if not run or op.run == run]
+    """Return the spending of one run or all, in one month or ever; `asks`: vendors are asked for their bills.
+
+    The pods of a run's nodes are its own.
+    """
+    rows = [replace(op, run=pods.run_of(op)) for op in journal.ops() if not run or run in (op.run, pods.run_of(op))]
     problems = ask_bills(rows, journal, settings) if asks else []
     now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale
     lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)

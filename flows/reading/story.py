@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.find_model import find_model
-from flows.reading import measures, status, timeline
+from flows.reading import measures, spending, status, timeline
 from flows.reading.run_figures import gpu_memory, places, read
-from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
-from infra.runs import pods
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -113,9 +111,9 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
         if "keeping" in one.config  # a phase, of ours or of an extension
     ]
     marks = [(at, words) for at, _, words in timeline.marks_of(op, view, journal)]
-    rows = [one for one in journal.ops() if one.run == op.run or pods.run_of(one) == op.run]
-    cost = timeline.cost_curve(rows, read_clocks(), settings.clock_scale)
-    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost, gpu_memory(spoken, view.clock_scale))
+    cost = spending.of_run(op, view, journal, settings)
+    about, memory = list(facts(view, cost.micro_usd)), gpu_memory(spoken, view.clock_scale)
+    return Story(op.run, about, phases, now(), view.note, marks, cost.curve, memory)
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
@@ -128,10 +126,11 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
     ]  # fmt: skip
 
 
-def facts(view: PodView) -> Iterator[tuple[str, str]]:
+def facts(view: PodView, micro_usd: int) -> Iterator[tuple[str, str]]:
+    """Yield what is told of a run beside its figures. `micro_usd`: its cost."""
     yield "state", view.state
     yield "provider", view.provider
-    yield "cost", in_usd(view.spent_micro_usd)
+    yield "cost", in_usd(micro_usd)
     if view.micro_usd_per_hour:
         yield "price", per_hour(view.micro_usd_per_hour)
     yield "time", duration(view.elapsed_s)

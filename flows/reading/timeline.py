@@ -3,12 +3,12 @@
 In: its rows in the journal, and how it is shown now. Out: times with words; points of a curve. Asks nobody.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from infra.agent.limits import Clocks
 from infra.ledger import spend
+from infra.ledger.cost import ledger
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import FAILED
 from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs.pods import folder_of
@@ -30,29 +30,32 @@ def marks_of(op: Op, view: PodView | None, journal: Journal) -> list[Mark]:
     return sorted(found)
 
 
-def cost_curve(rows: Sequence[Op], now: Clocks, scale: float) -> list[tuple[float, float]]:
+def cost_curve(
+    rows: Sequence[Op], told: Mapping[str, tuple[int, int]], now: Clocks, scale: float
+) -> list[tuple[float, float]]:
     """Return minutes since the first pod was asked for, and the US dollars that all of them had cost by then.
 
-    Both by the vendor's clock, which runs `scale` times as fast as ours. [] where nothing costs money.
+    Both by the vendor's clock, which runs `scale` times as fast as ours. The last point is the sum of the ledger, to
+    which each pod adds evenly while it is there. `told`: as the journal has it. [] where nothing costs money.
     """
-    spans = list(_spans(rows, now, scale))
+    costs = {one.token: one.micro_usd for one in ledger(rows, told, now, clock_scale=scale) if one.micro_usd}
+    spans = [(*_span(op, now, scale), costs[op.token]) for op in rows if op.token in costs]
     if not spans:
         return []
     first = min(begin for begin, _, _ in spans)
-    moments = sorted({at for begin, end, _ in spans for at in (begin, end)} | {first})
-    points = []
-    for at in moments:
-        micro_usd = sum(rate * max(0.0, min(at, end) - begin) / 3600 for begin, end, rate in spans)
-        points.append(((at - first) / 60, micro_usd / 1e6))
-    return points
+    moments = sorted({at for begin, end, _ in spans for at in (begin, end)})
+    return [((at - first) / 60, sum(_by(at, *span) for span in spans) / 1e6) for at in moments]
 
 
-def _spans(rows: Iterable[Op], now: Clocks, scale: float) -> Iterator[tuple[float, float, int]]:
-    """Yield from when until when each pod cost, in seconds of the vendor's clock, and how much in an hour."""
-    for op in rows:
-        if op.rate and op.state != FAILED:
-            end = float(op.sent_at or op.intent_at) * scale + spend.since_request_s(op, now, scale)
-            yield end - spend.age_s(op, now, scale), end, op.rate
+def _by(at: float, begin: float, end: float, micro_usd: int) -> float:
+    """Return what a pod had cost by a moment."""
+    return float(micro_usd) if at >= end else micro_usd * max(0.0, at - begin) / (end - begin)
+
+
+def _span(op: Op, now: Clocks, scale: float) -> tuple[float, float]:
+    """Return from when until when a pod cost, in seconds of the vendor's clock."""
+    end = float(op.sent_at or op.intent_at) * scale + spend.since_request_s(op, now, scale)
+    return end - spend.age_s(op, now, scale), end
 
 
 def _checkpoints_here(op: Op) -> Iterator[tuple[str, float]]:

@@ -85,8 +85,9 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
     """
     progress, verdict = seen.progress, seen.verdict
     before = sum(spend.spent(row, now, seen.clock_scale) for row in rows if row.token != op.token)
-    if seen.pod and seen.pod.spent_micro_usd is not None:
-        told = {**told, op.token: (int(now.wall_s), seen.pod.spent_micro_usd)}
+    told_now = seen.pod.spent_micro_usd if seen.pod else None
+    if told_now is not None:
+        told = {**told, op.token: (int(now.wall_s), told_now)}
     uploads = progress.get("uploads") or {}
     ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
@@ -101,6 +102,7 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
         age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
         spent_micro_usd=cost.total(rows, told, now, clock_scale=seen.clock_scale),
+        told_micro_usd=told_now,
         limit_micro_usd=None if op.cap is None else op.cap + before,
         limit_in_s=spend.left_s(op, now, seen.clock_scale) if op.is_live else None,
         over_limit_micro_usd=over.micro_usd,

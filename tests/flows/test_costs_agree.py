@@ -1,0 +1,64 @@
+"""One run costs the same wherever that is told: report, chart, `why`, `cost` and the page, with all pods and nodes."""
+
+import pytest
+
+from flows.history import why
+from flows.reading import spending, status, story
+from infra.agent.job import Job, NodeGroup
+from infra.ledger.journal import Journal
+from infra.money import in_usd
+from infra.settings import Settings
+from tests.world import ROOT
+from ui.desk import Desk
+from ui.views import pods as page
+from ui.views.ask import ViewQuery
+
+HOUR, RATE = 3600, 36_000_000  # a cent a second
+MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a minute that has begun as a whole
+
+
+@pytest.fixture
+def settings(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
+               "SLIPWAY_PODS": str(tmp_path / "pods"), "SHADEFORM_API_KEY": ""}  # fmt: skip
+    return Settings.load(ROOT, environ=environ)
+
+
+def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, since: int = 0):
+    """Write down a pod that is gone."""
+    group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
+    op = journal.plan(token=token, run=run, vendor="shadeform", rate=RATE, slot=rank,
+                      job=Job(run, token, (), group=group).to_json())  # fmt: skip
+    for event in ("sending", "created", "armed"):
+        op = journal.advance(op, event, **({"remote_id": token} if event == "created" else {}))
+    op = journal.advance(journal.advance(op, "end", reason="its work has ended", outcome="stopped"), "gone")
+    began = op.intent_at - 100_000 + since
+    return journal.note(op, intent_at=began, sent_at=began, del_requested_at=began + seconds, ended_at=began + seconds,
+                        lived_s=float(seconds))  # fmt: skip
+
+
+def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
+    with Journal.open(settings.state_file) as journal:
+        ended(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0])
+        ended(journal, "sw1-node", "calm-1.1", 1, HOUR, since=2 * HOUR)
+        op = ended(journal, "sw1-last", "calm-1", 0, HOUR, since=2 * HOUR)
+        ended(journal, "sw1-other", "otter-1", 0, HOUR)
+        journal.note(journal.op("sw1-other"), job=Job("otter-1", "sw1-other", ()).to_json())
+        journal.tell("sw1-last", "vendor", 30 * 10**6)
+        expected = 10_000 * MINUTE_BEGUN[1] + 10_000 * HOUR + 30 * 10**6
+
+        (view,) = (one for one in status.status(journal, settings, "calm-1") if one.run == "calm-1")
+        told = story.of_run(op, view, journal, settings, print)
+        assert dict(told.facts)["cost"] == in_usd(expected) == "102.60 USD"
+        assert told.cost[-1][1] == pytest.approx(expected / 1e6)
+        assert [minutes for minutes, _ in told.cost] == pytest.approx([0, 3601 / 60, 120, 180])
+        assert told.cost[1][1] == pytest.approx(36.6) == told.cost[2][1]
+        assert any(line.startswith(f"cost: {in_usd(expected)}") for line in why.of_run(op, journal, settings).text)
+
+        for asked in ("calm-1", ""):
+            ledger = spending.spent(journal, settings, run=asked)
+            assert spending.by_run(ledger.lines)["calm-1"] == expected
+        assert {line.token for line in spending.spent(journal, settings, run="calm-1").lines} == {
+            "sw1-lost", "sw1-node", "sw1-last"
+        }  # fmt: skip
+        assert page.money(Desk(settings), ViewQuery({}))["runs"]["calm-1"] == "102.60"
