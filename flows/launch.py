@@ -232,9 +232,12 @@ def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch
 
 
 def narrow_held(meant: Meant, settings: Settings) -> choose.Narrow:
-    """Return the choice of the machine that is rented for the work and held without it. Raises UsageError."""
+    """Return the choice of the machine that is rented for the work and held without it. Raises UsageError.
+
+    A job of one's own says itself which machine it needs.
+    """
     candidates = registry.candidates(settings)
-    if not candidates[0].is_rented:
+    if not candidates[0].is_rented or not isinstance(meant.work, Work):
         return choose.as_found
     first = meant.work.draft(meant.request, settings)
     plan = meant.work.plan(settings, first, candidates[0], meant.limits)

@@ -11,6 +11,8 @@ from flows.specs.launch import LaunchSpec, with_preset
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.records import Offer
 from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store
@@ -162,3 +164,40 @@ def test_a_preset_says_what_the_launch_does_not():
     assert (given.steps, given.ttl) == (7, "2h")
     with pytest.raises(UsageError, match="--preset large: known: small"):
         with_preset(LaunchSpec(preset="large"))
+
+
+@pytest.fixture
+def renting(tmp_path):
+    mine = {"SLIPWAY_STATE_FILE": "journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
+    environ = {name: str(tmp_path / path) for name, path in mine.items()}
+    return Settings.load(ROOT, {"profile": "tiny", "provider": "runpod"},
+                         environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20})  # fmt: skip
+
+
+def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_least(renting):
+    def drafted(**flags) -> int:
+        one = meant(renting, provider="runpod", **flags)
+        return one.work.draft(one.request, renting).num_gpus
+
+    assert drafted() == 1 and drafted(gpu="H100") == 1 and drafted(num_gpus=4) == 4
+    answering = {"phase": "rl", "engine": "vllm", "init": ""}
+    assert drafted(**answering) == 2 and drafted(**answering, engine_devices="2,3") == 4
+    one = meant(renting, provider="runpod", gpu="H100")
+    vendor = registry.provider(renting, "runpod")
+    plan = one.work.plan(renting, one.work.draft(one.request, renting), vendor, one.limits)
+    assert (plan.job.torch, plan.job.num_gpus) == ("cuda", 1)
+    bare = one.work.plan(renting, one.request, vendor, one.limits)
+    assert bare.job.torch == "cpu" and bare.request.work_disk_bytes < plan.request.work_disk_bytes
+
+
+def test_of_all_configurations_the_launch_is_planned_for_the_one_that_is_picked(renting):
+    one, two, again = (Offer(provider="runpod", offer_id=f"offer-{at}", gpu="L40S", num_gpus=many)
+                       for at, many in enumerate((1, 2, 2)))  # fmt: skip
+    vendor = registry.provider(renting, "runpod")
+    for all_configs, offers, number in ((True, (two, again), 2), (False, (two, one, again), 1)):
+        asked = meant(renting, provider="runpod", all_configs=all_configs, on_failure="keep")
+        asked = replace(asked, request=replace(asked.request, gpu="L40S", num_gpus=1))
+        plan = asked.work.plan(renting, asked.request, vendor, asked.limits, one)
+        found = launch.picked(launch.Launch(meant=asked, plan=plan), [two, one, again], renting)
+        assert found.offers == offers and found.plan.job.num_gpus == found.plan.request.num_gpus == number
+    assert launch.picked(found, [], renting).offers == ()
