@@ -196,7 +196,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
             return _kept(limited(found, offers, journal, settings))
         name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
         need = plan.request.work_disk_bytes
-        requests = [replace(one, work_disk_bytes=need) for one in (meant.request, *meant.others)]
+        requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (meant.request, *meant.others)]
         had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell, fit.narrow)
         found = chosen(found, had, settings)
         found = replace(limited(found, had.offers, journal, settings), turn=had.turn)

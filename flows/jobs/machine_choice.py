@@ -65,9 +65,22 @@ class MachineChoice:
             request=_with_gpus(request, left, number), offers=tuple(left), reason=self._reason(request, offers, left[0])
         )
 
+    def asked(self, request: Request) -> Request:
+        """Return the request by which vendors are asked: for spot, with the fewest GPUs that may hold the plan.
+
+        RunPod tells a spot price of one kind and number at a time: all of them would take longer than a survey waits.
+        """
+        is_open = not (request.num_gpus or request.gpu or request.instance_type or self.any_number)
+        if not (request.spot and is_open and self.phases):
+            return request
+        largest = max(gpus.memory_bytes(one.name) for one in gpus.GPUS if gpus.is_for_training(one.name))
+        numbers = [one for one in NUMBERS if one >= self.fewest and self.need(one, request.nodes) <= largest]
+        return replace(request, num_gpus=next(iter(numbers), 0))
+
     def find(self, request: Request, candidates: Sequence[Provider], settings: Settings, tell: Tell) -> ChosenMachine:
         """Return the choice among what these providers offer now. Raises what `choose.find` raises."""
         if not candidates[0].manages:
+            request = self.asked(request)
             return self.narrow(request, choose.find(candidates, request, settings, tell))
         kinds = self.of_kinds(request)
         return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))

@@ -97,6 +97,18 @@ def test_what_is_typed_stays_and_the_other_follows_from_the_plan():
     assert (by_type.request.gpu, by_type.request.num_gpus, by_type.offers[0].instance_type) == ("", 1, "h")
 
 
+def test_spot_machines_are_asked_for_with_the_fewest_gpus_that_may_hold_the_plan():
+    open_one = Request(run="r", provider="runpod", spot=True)
+    assert fit("tiny", "base").asked(open_one).num_gpus == 1
+    large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=32)
+    sizes = [fit("tiny", "base", market=()).need(number, 1) for number in (1, 2)]
+    assert max(sizes) < 288 * GB < replace(fit("tiny", "base"), phases=(large,)).need(1, 1)
+    assert replace(fit("tiny", "base"), phases=(large,)).asked(open_one).num_gpus == 2
+    for said in ({"spot": False}, {"gpu": "H100"}, {"num_gpus": 4}, {"instance_type": "x"}):
+        assert fit("tiny", "base").asked(replace(open_one, **said)) == replace(open_one, **said)
+    assert fit("tiny", "base", any_number=True).asked(open_one) == open_one
+
+
 def test_all_configurations_stay_on_offer_where_they_are_asked_for():
     found = narrowed(fit("tiny", "base", any_number=True))
     assert {one.num_gpus for one in found.offers} == {1, 4, 8} and found.request.num_gpus == 1
