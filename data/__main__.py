@@ -6,7 +6,8 @@ problems or push (a folder to the hub). FILE is JSON, either of
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
 
-Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1: something failed; 130: interrupted.
+Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1: something failed; 69: the hub
+cannot be reached; 130: interrupted.
 """
 
 import argparse

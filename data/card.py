@@ -145,6 +145,8 @@ def _of_lines(folder: Path) -> CardFacts | None:
 
 def origin(manifest: Mapping[str, Any]) -> str:
     """Return the origin of the documents of a manifest, in one line."""
+    if manifest.get("fallback"):
+        return f"{manifest['source']}, since the hub could not be reached; this is not FineWeb"
     found = manifest.get("input", {})
     if "mixture" in found:
         return "; ".join(

@@ -207,6 +207,8 @@ class TextSpec:
     """`gzip` or `zstd`; parquet is always zstd inside."""
     source_fingerprint: str = ""
     """Digest of the content of local input files. Filled in by the plan."""
+    fallback: bool = field(default=False, metadata={"newer": True})
+    """True if FineWeb was asked for without a word and the hub could not be reached, so that `source` stands for it."""
     text_column: str = field(default="", metadata={"newer": True})
     """The column with the text where it is not `text`; `json.caption` is a field of a column."""
     filter: str = field(default="", metadata={"newer": True})

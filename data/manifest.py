@@ -4,6 +4,7 @@ schema              2 (1, which had neither raw_bytes nor tool, is still read)
 tool                what wrote it, with its version
 finished            false while shards are still being added
 source, options     what was asked for; input: the revision or the files that were read
+fallback            true if FineWeb was meant and the hub could not be reached, so that this is not FineWeb
 shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
 counts              documents read, and why some of them are not here
 skipped             the first lines that are no document (--skip-invalid), by file and line; counts.invalid are all

@@ -152,7 +152,10 @@ def plan_for(
         limits=limits, flops_per_s=rate, pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
-    plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))
+    plan = replace(
+        learned.learn(plan, settings, vendor, offer),
+        notes=(*plan.notes, *text_notes(plan, settings, there), *store_notes(there)),
+    )
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     plan = replace(plan, request=replace(plan.request, work_disk_bytes=work_disk.of_plan(plan)))
@@ -292,6 +295,17 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
         return notes
     unread = f", {size(there.unread_bytes)} of it unused (inv store.gc)" if there.unread_bytes else ""
     return (*notes, f"the store holds {count(len(there.kept), 'artifact')}, {size(there.num_bytes)}{unread}")
+
+
+def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, ...]:
+    """Return which text a plan trains on where nobody has named one; () where it makes or needs none."""
+    if settings.sources["source"] != "default" or f"datasets/{settings.source}/text" not in {
+        one.name for one in plan.artifacts
+    }:
+        return ()
+    where = " (the store holds its text)" if "datasets/fineweb/text" in there.artifacts else ""
+    return (f"the text is {settings.source}, Python's own documentation, since none is named; for FineWeb{where}: "
+            "--source fineweb",)  # fmt: skip
 
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:

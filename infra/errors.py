@@ -2,6 +2,7 @@
 
     SlipwayError            1  something failed
     ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
+    ├── HubUnreachable      1  no connection to the hub: there may be no network
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
     │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
@@ -20,6 +21,10 @@ class SlipwayError(Exception):
 
 
 class Ambiguous(SlipwayError):
+    pass
+
+
+class HubUnreachable(SlipwayError):
     pass
 
 

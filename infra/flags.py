@@ -36,6 +36,8 @@ class Flag:
     """True if its value may be given without the flag: `inv logs brave-otter-3`."""
     is_bare: bool
     """True if the flag may stand without a value."""
+    least: int | None
+    """The smallest value that may be given: its default may stand for a choice that nobody made."""
     read: Callable[[Sequence[str]], Any] | None
     """Converts the words that were typed to the field's value; None where the words are the value."""
 
@@ -45,18 +47,28 @@ class Flag:
         return self.read(words) if self.read else words
 
 
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """A record that knows which of its flags were given, with whatever value."""
+
+    typed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
+    """Names of the fields that were typed, or stood in a file of flags."""
+
+
 def flag(
     default: Any, about: str, *, unit: str = "", group: str = "", also: Sequence[str] = (), word: bool = False,
-    bare: bool = False, spelled: str = "", read: Callable[[Sequence[str]], Any] | None = None,
+    bare: bool = False, spelled: str = "", least: int | None = None,
+    read: Callable[[Sequence[str]], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return a field of a record that is a flag.
 
     `about`: its help. `unit`: of its value: "GB", "USD", "duration". `group`: the title under which it stands in the
     help. `also`: other spellings. `word`: it may be given as a bare word. `bare`: its value may be left out. `spelled`:
-    where it is not typed as the field is called. `read`: makes the value of repeated words.
+    where it is not typed as the field is called. `least`: the smallest value that may be given. `read`: makes the value
+    of repeated words.
     """
     meta = {"about": about, "unit": unit, "group": group, "also": tuple(also), "word": word, "bare": bare,
-            "spelled": spelled, "read": read}  # fmt: skip
+            "spelled": spelled, "least": least, "read": read}  # fmt: skip
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: MappingProxyType(dict(default)), metadata={"flag": meta})
     return dataclasses.field(default=default, metadata={"flag": meta})
@@ -85,7 +97,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
         found.append(
             Flag(name=one.name, spelled=spelled, also=meta["also"], kind=kind, is_many=is_many, default=default,
                  about=meta["about"], unit=meta["unit"], group=meta["group"], is_word=meta["word"],
-                 is_bare=meta["bare"], read=meta["read"])
+                 is_bare=meta["bare"], least=meta["least"], read=meta["read"])
         )  # fmt: skip
     return tuple(found)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from infra.agent.environments import environment
-from infra.errors import SlipwayError, UsageError
+from infra.errors import HubUnreachable, SlipwayError, UsageError
 from infra.interrupts import ToldToLeave
 from store.moving_line import waiting
 
@@ -25,6 +25,7 @@ POLL_S = 0.05
 LEAVING_S = 2.0
 GRACE_S = 30.0  # time for a step to save and leave before it is killed
 RESUMABLE = 75
+UNREACHABLE = 69  # of a step: the hub gives no answer
 PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
 
 
@@ -161,6 +162,8 @@ def _failure(name: str, code: int, last: str) -> SlipwayError:
     words = last.removeprefix(f"{name}: ")
     if code == 2:
         return UsageError(words)
+    if code == UNREACHABLE:
+        return HubUnreachable(words)
     if words != last:  # it knew what was wrong, and said it
         return SlipwayError(words)
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"

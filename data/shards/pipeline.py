@@ -144,7 +144,7 @@ class Run:
         identity += [one.uri for one in inputs.files if one.stream]  # the unit of a position
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
-        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
+        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._more_about()
         state = self._earlier()
         self.writers = self._writers(folders, state)
         if state is None:
@@ -252,7 +252,7 @@ class Run:
             raise InputError(f"validation {self.spec.validation}: none of its documents can be held out")
         self.keep()
         self.settle()
-        more = {"input": self.inputs.about, "counts": dict(self.counts), **_listed(self.skipped)} | self._whose()
+        more = {"input": self.inputs.about, "counts": dict(self.counts), **_listed(self.skipped)} | self._more_about()
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
         shutil.rmtree(self.draft)
@@ -267,8 +267,9 @@ class Run:
             self.seen.close()
             self.seen = None
 
-    def _whose(self) -> dict[str, int]:
-        return asdict(self.share) if self.share.world > 1 else {}
+    def _more_about(self) -> dict[str, Any]:
+        whose = asdict(self.share) if self.share.world > 1 else {}
+        return {**whose, **({"fallback": True} if self.spec.fallback else {})}
 
     def _take(self, made: Prepared, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
@@ -361,6 +362,7 @@ def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
 def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "source": spec.source,
+        **({"fallback": True} if spec.fallback else {}),
         "documents": sum(part["total_lines"] for part in parts.values()),
         "bytes": sum(part["total_bytes"] for part in parts.values()),
         "shards": sum(len(part["shards"]) for part in parts.values()),

@@ -6,12 +6,13 @@ Only the list of files comes from here; they are read by byte ranges like any ot
 import difflib
 import fnmatch
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
 from data.config import form_of
-from data.errors import DataError, InputError
+from data.errors import DataError, HubSilent, InputError, NotThere
 from data.text.remote import Again, Patience, hub, token_headers
 
 
@@ -23,17 +24,17 @@ class Unlisted(InputError):
         self.commit = commit
 
 
-PATIENCE_S = 6.0
+PATIENCE_S = 10.0
+SLOW_ANSWER_S = 10.0  # more time for a hub that has begun to answer
 INSTEAD = "type --source pydocs for text that needs no network"
 
 
 def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, list[str]]:
     """Return (commit, URLs of the files) of one split of one configuration, in the order of their names.
 
-    Raises InputError for a data set, revision, configuration or split that is not there, DataError within seconds when
-    the hub cannot be reached.
+    Raises InputError for a configuration or split that is not there, and as `info_of` does.
     """
-    info = in_time(lambda: ask(dataset, revision))
+    info = info_of(dataset, revision)
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])
     configs = {one["config_name"]: one for one in _configs(info)}
     if configs:
@@ -50,18 +51,57 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     return info.sha, [f"{hub()}/datasets/{dataset}/resolve/{info.sha}/{quote(name)}" for name in names]
 
 
-def ask(dataset: str, revision: str) -> Any:
-    """Return the hub's answer about a data set. Raises InputError, DataError."""
+def info_of(dataset: str, revision: str) -> Any:
+    """Return the hub's answer about a data set.
+
+    Raises NotThere for an answer of 401, 403 or 404, DataError for any other answer that is an error, HubSilent when
+    nothing answers within PATIENCE_S.
+    """
+    answer: list[Any] = []
+    heard = threading.Event()
+
+    def run() -> None:
+        try:
+            answer.append(_ask(dataset, revision, heard))
+        except Exception as error:  # any error is raised again below
+            answer.append(error)
+
+    asking = threading.Thread(target=run, daemon=True)  # because a name look-up knows no time limit
+    asking.start()
+    asking.join(PATIENCE_S + 1)
+    if not answer and heard.is_set():
+        asking.join(SLOW_ANSWER_S)
+    if not answer:
+        kind, seen = (DataError, "is too slow") if heard.is_set() else (HubSilent, "cannot be reached")
+        raise kind(f"source fineweb: {hub()} {seen}; {INSTEAD}")
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]
+
+
+def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
     import httpx2
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import HfApi, get_session
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     token = token_headers().get("authorization", "").removeprefix("Bearer ") or False
+    patience = Patience(hub(), PATIENCE_S, PATIENCE_S)
     found: list[Any] = []
+    client = get_session()
+    client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], lambda _: heard.set()]}
 
     def ask() -> int:
+        left_s = max(1.0, patience.deadline - time.monotonic())
         try:
-            found.append(HfApi(endpoint=hub(), token=token).dataset_info(dataset, revision=revision, timeout=8.0))
+            found.append(
+                HfApi(endpoint=hub(), token=token).dataset_info(dataset, revision=revision, timeout=min(8.0, left_s))
+            )
             return 0
         except HfHubHTTPError as error:
             code = error.response.status_code
@@ -71,39 +111,24 @@ def ask(dataset: str, revision: str) -> Any:
             raise
 
     try:
-        Patience(hub(), PATIENCE_S).ask(ask)
+        patience.ask(ask)
     except RevisionNotFoundError:
-        raise InputError(f"source fineweb: {dataset} has no revision {revision!r}") from None
-    except (RepositoryNotFoundError, HFValidationError):
+        raise NotThere(f"source fineweb: {dataset} has no revision {revision!r}") from None
+    except HFValidationError:
+        raise InputError(f"source fineweb: {dataset!r} is no such data set; expected user/name") from None
+    except RepositoryNotFoundError:
         names = "HUGGINGFACEHUB_API_TOKEN, HF_TOKEN"
         mine = f"the token that is set ({names}) may not read it" if token else f"it asks for a token ({names})"
         why = f"there is no such data set, or {mine}"
-        raise InputError(f"source fineweb: {hub()}/datasets/{dataset}: {why}") from None
+        raise NotThere(f"source fineweb: {hub()}/datasets/{dataset}: {why}") from None
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         raise DataError(f"source fineweb: {hub()}: {str(error).splitlines()[0]}; {INSTEAD}") from None
+    except (DataError, OfflineModeIsEnabled) as error:  # no answer, or an error again and again
+        kind = DataError if heard.is_set() else HubSilent
+        said = str(error).splitlines()[0] if isinstance(error, DataError) else "HF_HUB_OFFLINE is set"
+        seen = "gives no answer of use" if heard.is_set() else "cannot be reached"
+        raise kind(f"source fineweb: {hub()} {seen} ({said}); {INSTEAD}") from None
     return found[0]
-
-
-def in_time(ask: Any, patience_s: float = PATIENCE_S + 10) -> Any:
-    """Return what `ask` returns. It runs in a thread, because a name look-up knows no time limit."""
-    answer: list[Any] = []
-
-    def run() -> None:
-        try:
-            answer.append(ask())
-        except Exception as error:  # any error is raised again below
-            answer.append(error)
-
-    asking = threading.Thread(target=run, daemon=True)
-    asking.start()
-    asking.join(patience_s)
-    if not answer:
-        raise DataError(f"source fineweb: {hub()} cannot be reached (no answer in {patience_s:.0f} s); {INSTEAD}")
-    if isinstance(answer[0], DataError) and not isinstance(answer[0], InputError):
-        raise DataError(f"source fineweb: {hub()} cannot be reached ({answer[0]}); {INSTEAD}")
-    if isinstance(answer[0], Exception):
-        raise answer[0]
-    return answer[0]
 
 
 def _configs(info: Any) -> list[dict[str, Any]]:

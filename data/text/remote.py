@@ -268,8 +268,8 @@ def check(answer: Any, url: str) -> None:
 class Patience:
     """The deadline of one request and its retries."""
 
-    def __init__(self, url: str, patience_s: float = PATIENCE_S):
-        self.url, self.patience_s, self.began = url, patience_s, time.monotonic()
+    def __init__(self, url: str, patience_s: float = PATIENCE_S, stranger_s: float | None = None):
+        self.url, self.patience_s, self.stranger_s, self.began = url, patience_s, stranger_s, time.monotonic()
         self.renew()
 
     def renew(self) -> None:
@@ -288,7 +288,7 @@ class Patience:
             except httpx2.TransportError as error:
                 seen, wait_s = str(error) or type(error).__name__, None
                 if host(self.url) not in _answered:
-                    patience_s = min(patience_s, STRANGER_S)
+                    patience_s = min(patience_s, STRANGER_S if self.stranger_s is None else self.stranger_s)
                     until = min(until, self.began + patience_s)
             # The rule of `store.backoff`, not called: a change of that would make all text that was read "other code".
             if wait_s is None:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from data.config import form_of, is_on_disk
-from data.errors import DataError, InputError
+from data.errors import DataError, HubSilent, InputError, NotThere
 from data.events import emit
 from data.references import HUB, SetReference
 from data.text import fineweb
@@ -98,7 +98,7 @@ def _opened(reference: SetReference) -> "OpenedSet":
     is_offline = any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE)
     license = ""
     if not is_offline:
-        info = fineweb.in_time(lambda: fineweb.ask(reference.place, reference.revision))
+        info = fineweb.info_of(reference.place, reference.revision)
         license = license_of(info)
         reference = replace(reference, revision=info.sha)
     builder = datasets.load_dataset_builder(
@@ -316,15 +316,16 @@ def in_words(reference: SetReference) -> Iterator[None]:
         raise type(error)(said if said.startswith("source ") else f"{where}: {said}") from None
     except DatasetNotFoundError as error:
         if "gated" in str(error):
-            raise InputError(f"{where}: {gated(reference)}") from None
-        raise InputError(f"{where}: {first_line(error)}") from None
+            raise NotThere(f"{where}: {gated(reference)}") from None
+        raise NotThere(f"{where}: {first_line(error)}") from None
     except (DatasetsError, ValueError, FileNotFoundError, NotImplementedError) as error:
         raise InputError(f"{where}: {first_line(error)}") from None
     except (OSError, RuntimeError) as error:
         code = getattr(getattr(error, "response", None), "status_code", 0)
         if code in (401, 403):
-            raise InputError(f"{where}: {gated(reference)}") from None
-        raise DataError(f"{where}: {type(error).__name__}: {first_line(error)}") from None
+            raise NotThere(f"{where}: {gated(reference)}") from None
+        kind = HubSilent if isinstance(error, ConnectionError) else DataError
+        raise kind(f"{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
 def gated(reference: SetReference) -> str:

@@ -98,7 +98,7 @@ def understand(
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     found = same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
     name = check_name(spec.run_name) if spec.run_name else ""
-    nodes = spec.nodes or file.tasks[0].num_nodes
+    nodes = file.tasks[0].num_nodes if spec.nodes is None else spec.nodes
     if nodes < 1:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     notes = list(found.notes)
@@ -178,7 +178,8 @@ def _own_machine(file: JobFile, flag: str) -> UsageError:
 def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
     for one in flags_of(WorkSpec):
         value = getattr(spec, one.name)
-        if one.name != "store" and value != one.default and (value or not one.read):
+        is_given = one.name in spec.typed or value != one.default and (value or not one.read)
+        if one.name != "store" and is_given:
             raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
 
 

@@ -60,7 +60,7 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
         notes += said
     for note in dict.fromkeys(notes):
         tell(note)
-    nodes = spec.nodes or (task.num_nodes if task.num_nodes > 1 else None)
+    nodes = (task.num_nodes if task.num_nodes > 1 else None) if spec.nodes is None else spec.nodes
     asked = {one.name: getattr(machine, one.name) for one in flags_of(MachineSpec)}
     more = {"pool": spec.pool or found.wishes[0].pool, "nodes": nodes, **asked}
     return replace(spec, **_of_training(file, spec, variables(file, settings)), **more)
@@ -72,7 +72,8 @@ def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> 
     where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"
     own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
     default = {one.name: one.default for one in flags_of(LaunchSpec)}
-    found = {name: value for name, value in own.items() if name != "options" and getattr(spec, name) == default[name]}
+    left = {name for name in own if name not in spec.typed and getattr(spec, name) == default[name]} - {"options"}
+    found = {name: own[name] for name in own if name in left}
     options = phase_words.read(own.get("options", ()))
     return {**found, "options": {**options, **spec.options}}
 

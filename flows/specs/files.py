@@ -67,6 +67,8 @@ def _value(where: str, one: Flag, value: Any) -> Any:
     if one.kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     if type(value) is one.kind and one.kind is not float:
+        if one.least is not None and isinstance(value, int) and value < one.least:
+            raise UsageError(f"{where} is {value}; it must be at least {one.least}")
         return value
     if one.kind is str and type(value) in (int, float):
         return str(value)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from flows.specs.work import WorkSpec
 from infra.errors import UsageError
-from infra.flags import flag
+from infra.flags import Typed, flag
 from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
 
 RUN = "Run"
@@ -15,7 +15,7 @@ S = TypeVar("S", bound="LaunchSpec")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
+class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec, Typed):
     """A launch as somebody asks for it."""
 
     nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)
@@ -62,7 +62,7 @@ def with_preset(spec: S) -> S:
     if spec.preset not in ("", *PRESETS):
         raise UsageError(f"--preset {spec.preset}: known: {', '.join(PRESETS)}")
     values = PRESETS.get(spec.preset, {})
-    return replace(spec, **{name: value for name, value in values.items() if not getattr(spec, name)})
+    return replace(spec, **{name: value for name, value in values.items() if getattr(spec, name) in (None, "")})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ class MachineSpec:
     gpu: str = flag(
         "", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE, also=("accelerators",)
     )
-    num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE)
+    num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE, least=1)
     all_configs: bool = flag(False, "any number of GPUs, ignoring --num-gpus and the numbers in the set", group=MACHINE)
     cpus: str = flag("", "at least this many CPUs: 16 or 16+", group=MACHINE, unit="N")
     memory: str = flag("", "at least this much memory: 128 or 128+", group=MACHINE, unit="GB")

@@ -18,6 +18,7 @@ from invoke import Task
 from invoke.parser import Argument
 
 FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
+TYPED = "typed"  # names of the flags that were typed, beside the values of all: the field of `infra.flags.Typed`
 
 
 class Command(Task):
@@ -97,9 +98,14 @@ def command(
 
     def make(declared: Callable[..., Any]) -> Command:
         @functools.wraps(declared)
-        def body(c: Any, **typed: Any) -> Any:
-            values = made.values(typed)
+        def body(c: Any, **given: Any) -> Any:
+            # A call as a function names only what it gives.
+            typed = given.pop(TYPED, None)
+            typed = frozenset(given) if typed is None else typed
+            values = made.values(given)
             _choose_world(made, values)
+            if TYPED in getattr(made.record, "__dataclass_fields__", {}):
+                values[TYPED] = typed
             spec = [made.record(**values)] if made.record else []
             if does:
                 return getattr(importlib.import_module(does), declared.__name__)(*spec)

@@ -34,6 +34,7 @@ from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import Replaced, ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
+from scripts.cli.command import TYPED
 from store import word_wrap
 from store.manifest import StoreError
 
@@ -95,6 +96,16 @@ def print_json(document: Any, indent: int | None = 1) -> None:
     print(json.dumps(document, default=plain, indent=indent), flush=True)
 
 
+class FlagContext(ParserContext):
+    """The flags of one naming of a command; what the command is given names those that were typed."""
+
+    @property
+    def as_kwargs(self) -> dict[str, Any]:
+        # invoke's raw value of a repeatable flag that nobody typed is an empty list, that of any other is None.
+        typed = frozenset(one.name for one in self.args.values() if one.raw_value not in (None, []))
+        return {**super().as_kwargs, TYPED: typed}
+
+
 class Contexts(Mapping[str, Any]):
     """invoke's parser contexts by the names of commands; each is made when it is asked for, as few ever are."""
 
@@ -112,8 +123,9 @@ class Contexts(Mapping[str, Any]):
     def new(self, name: str) -> Any:
         """Return a context of that command for the flags of one naming of it."""
         primary = self._primary[name]
-        arguments = self._collection[primary].get_arguments()
-        return ParserContext(primary, self._collection.task_names[primary], arguments)
+        task = self._collection[primary]
+        kind = FlagContext if hasattr(task, "flags") else ParserContext
+        return kind(primary, self._collection.task_names[primary], task.get_arguments())
 
     def __contains__(self, name: object) -> bool:
         return name in self._primary
@@ -411,6 +423,7 @@ class Words:
         return self.words[0] not in self.contexts
 
     def give(self, here: Any, argument: Any, called: str, value: str) -> None:
+        task = self.collection[here.name]
         try:
             argument.value = value
             if argument.kind in KINDS and not -MOST < argument.value < MOST:  # nor `nan`
@@ -418,3 +431,6 @@ class Words:
         except ValueError:
             kind = KINDS.get(argument.kind, argument.kind.__name__)
             raise Exit(f"inv {here.name}: {called} {value[:40]!r} is not {kind}", code=2) from None
+        least = next((one.least for one in getattr(task, "flags", ()) if one.name == argument.name), None)
+        if least is not None and argument.value < least:
+            raise Exit(f"inv {here.name}: {called} is {value}; it must be at least {least}", code=2)

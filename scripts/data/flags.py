@@ -2,30 +2,34 @@
 
 from dataclasses import dataclass
 
-from infra.flags import flag
+from infra.flags import Typed, flag
 from scripts.cli.flags import Output
 
 WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardFlags(Output):
+class ShardFlags(Output, Typed):
     mode: str = flag(
-        "smoke", "smoke (a small sample), prod (everything, until interrupted) or split (OUT/train and OUT/val)"
+        "smoke",
+        "smoke (a small sample; of pydocs where the hub cannot be reached), prod (everything, until "
+        "interrupted) or split (OUT/train and OUT/val)",
     )
     source: str = flag(
         "",
-        "pydocs, fineweb, stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet, any data set as "
+        "instead of FineWeb, or of SLIPWAY_SOURCE: pydocs (Python's documentation, which needs no network), fineweb, "
+        "stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet, any data set as "
         "hf://user/name[@revision][/config][:split], or several by weight: hf://a/b=0.7,corpus.jsonl=0.3",
         group="What is read",
     )
     dataset: str = flag(
-        "HuggingFaceFW/fineweb", "user/name of a data set on the hub (without --source, or with fineweb)",
+        "HuggingFaceFW/fineweb", "user/name of the data set on the hub; one of these four flags means the hub, "
+        "and smoke never falls back",
         group="What is read",
     )  # fmt: skip
-    config: str = flag("sample-10BT", "--dataset: its configuration", group="What is read")
-    split: str = flag("train", "--dataset: its split, or a part of it: train[:10%]", group="What is read")
-    revision: str = flag("main", "--dataset: branch, tag or commit", group="What is read")
+    config: str = flag("sample-10BT", "hub: configuration of the data set", group="What is read")
+    split: str = flag("train", "hub: split of the data set, or a part of it: train[:10%]", group="What is read")
+    revision: str = flag("main", "hub: branch, tag or commit of the data set", group="What is read")
     text_column: str = flag(
         "", "name of the text column (default: `text`); json.caption is a field inside a column", group="What is read"
     )

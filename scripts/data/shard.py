@@ -1,24 +1,28 @@
 """The command `shard`: text shards in a folder of the user's choice."""
 
 import os
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flows.extensions import use_source
-from infra.errors import SlipwayError, Unsound, UsageError
+from infra.errors import HubUnreachable, SlipwayError, Unsound, UsageError
+from infra.flags import flags_of
 from infra.job_environment import secrets
 from infra.settings import Settings
-from scripts.cli import context, local_step
+from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import ShardFlags
 from store import credentials
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
-DATASET, CONFIG = "HuggingFaceFW/fineweb", "sample-10BT"
+FINEWEB, FALLBACK = "fineweb", "pydocs"
+DATASET = "HuggingFaceFW/fineweb"
+HUB = ("dataset", "config", "split", "revision")  # flags of which any, with any value, means the hub
 AS_TYPED = (
-    *("dataset", "config", "split", "revision", "seed", "min_score", "language", "dedup", "format", "workers"),
+    *(*HUB, "seed", "min_score", "language", "dedup", "format", "workers"),
     *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted", "skip_invalid"),
 )
 
@@ -39,24 +43,119 @@ def shard(spec: ShardFlags) -> None:
         raise UsageError("--license goes with --push")
     if spec.push:
         check_push(spec)
-        if not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):
+        if not spec.source and not hub_flags(spec) and has_something(folder_of(spec)):
             return send(spec)
-    from data.text.inputs import STDIN
-
-    if not spec.source and spec.dataset != DATASET:
-        spec = of_hub(spec)
-    settings = context.settings(source="" if spec.source in STDIN else spec.source)
     if spec.mode not in MODES:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
     if spec.gzip and spec.compression not in ("", "gzip"):
         raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
-    own = {**use_source(settings.source, settings), **use_source(spec.validation, settings)}
-    config = {"out": str(folder_of(spec)), "spec": as_asked(spec, settings, spec.source in STDIN)}
-    config |= {"extensions": own} if own else {}
-    made = local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
+    chosen = source_of(spec)
+    render.say(f"source: {chosen.told}")
+    try:
+        made = write(chosen)
+    except HubUnreachable as error:
+        made = write(instead_of(chosen, error))
     if spec.push:
         return send(spec)
     tell(made, spec.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenSource:
+    """The flags with the source that they mean, in words too."""
+
+    spec: ShardFlags
+    settings: Settings
+    told: str
+    is_stdin: bool = False
+    may_fall_back: bool = False
+    """True if nobody named a source, and a sample of other text does for a smoke test."""
+    is_fallback: bool = False
+
+
+def hub_flags(spec: ShardFlags) -> list[str]:
+    """Return the flags of the hub that were typed."""
+    return [name for name in HUB if name in spec.typed]
+
+
+def source_of(spec: ShardFlags) -> ChosenSource:
+    """Return the source: as typed, by the flags of the hub, as SLIPWAY_SOURCE says, else FineWeb. Raises UsageError."""
+    from data.text.inputs import STDIN
+
+    asked = hub_flags(spec)
+    if asked and spec.source and FINEWEB not in (spec.source, spec.validation):
+        raise UsageError(
+            f"--{asked[0]} means a data set of the hub, and --source {spec.source} another source; leave one of them "
+            "out; as a source a data set is written hf://user/name@revision/config:split"
+        )
+    if spec.source in STDIN:
+        return ChosenSource(spec=spec, settings=context.settings(), told=spec.source, is_stdin=True)
+    settings = context.settings(source=spec.source)
+    is_named = bool(spec.source or asked) or settings.sources["source"] != "default"
+    if not spec.source and (asked or not is_named):
+        spec = of_hub(spec)
+        settings = context.settings(source=spec.source)
+    may_fall_back = not is_named and spec.mode == "smoke" and not (spec.push or spec.engine or spec.world > 1)
+    return ChosenSource(spec=spec, settings=settings, told=told(spec, settings), may_fall_back=may_fall_back)
+
+
+def of_hub(spec: ShardFlags) -> ShardFlags:
+    """Return the same flags with the data set, which was typed in parts, as a source."""
+    dataset = spec.dataset.removeprefix("hf://")
+    if dataset == DATASET:
+        return replace(spec, source=FINEWEB, dataset=dataset)
+    at = f"@{spec.revision}" if "revision" in spec.typed else ""
+    config = f"/{spec.config}" if "config" in spec.typed or dataset.startswith(DATASET) else ""
+    default = {one.name: one.default for one in flags_of(ShardFlags) if one.name in HUB}
+    return replace(spec, source=f"hf://{dataset}{at}{config}:{spec.split}", **default)
+
+
+def told(spec: ShardFlags, settings: Settings) -> str:
+    """Return a source in words, for the first line of the output."""
+    if settings.source == FINEWEB:
+        from data.text.remote import hub
+
+        parts = f"configuration {spec.config}, split {spec.split}, revision {spec.revision}"
+        return f"FineWeb: {spec.dataset}, {parts}, of {hub()}"
+    words = "pydocs: Python's own documentation" if settings.source == FALLBACK else settings.source
+    where = settings.sources["source"]
+    return words if where == "--source" else f"{words} (SLIPWAY_SOURCE, {where})"
+
+
+def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
+    """Return the source that stands for FineWeb in a smoke test without a network.
+
+    Raises HubUnreachable where another text was named, or where shards of another text would be replaced.
+    """
+    from data.manifest import MANIFEST, parts, read_manifest
+    from data.text.fineweb import INSTEAD
+
+    seen = str(error).removesuffix(f"; {INSTEAD}")
+    if not chosen.may_fall_back:
+        raise HubUnreachable(f"{seen}; {INSTEAD}") from None
+    if not chosen.spec.out:
+        with suppress(OSError):  # FineWeb's shards of an earlier time may be there
+            folder_of(chosen.spec).rmdir()
+    spec = replace(chosen.spec, source=FALLBACK, out=chosen.spec.out or f"var/datasets/smoke-{FALLBACK}")
+    folder = folder_of(spec)
+    there = [one for one in parts(folder) if (one / MANIFEST).exists()]
+    if not all(read_manifest(one, finished=False).get("fallback") for one in there):
+        raise HubUnreachable(
+            f"{seen}; {folder} holds other shards, which pydocs would replace; {INSTEAD} and --out FOLDER"
+        )
+    render.say(f"{seen}; falling back to pydocs, Python's own documentation: this is NOT FineWeb; it goes to {folder}")
+    settings = context.settings(source=FALLBACK)
+    return replace(chosen, spec=spec, settings=settings, may_fall_back=False, is_fallback=True)
+
+
+def write(chosen: ChosenSource) -> dict[str, Any]:
+    """Write the shards; return what was made. Raises SlipwayError."""
+    spec, settings = chosen.spec, chosen.settings
+    own = {**use_source(settings.source, settings), **use_source(spec.validation, settings)}
+    asked = as_asked(spec, settings, chosen.is_stdin) | ({"fallback": True} if chosen.is_fallback else {})
+    config = {"out": str(folder_of(spec)), "spec": asked}
+    config |= {"extensions": own} if own else {}
+    return local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
 
 
 def folder_of(spec: ShardFlags) -> Path:
@@ -82,14 +181,6 @@ def send(spec: ShardFlags) -> None:
     config = {"out": str(folder_of(spec)), "spec": {"to": spec.push, "license": spec.license}}
     made = local_step.run("push", ("-m", "data", "push"), config, context.settings(), spec.json)
     print_json(made) if spec.json else print(made["pushed"])
-
-
-def of_hub(spec: ShardFlags) -> ShardFlags:
-    """Return the same flags with the data set, which was typed in parts, as a source."""
-    at = f"@{spec.revision}" if spec.revision != "main" else ""
-    config = f"/{spec.config}" if spec.config != CONFIG or spec.dataset.startswith("HuggingFaceFW/fineweb") else ""
-    source = f"hf://{spec.dataset.removeprefix('hf://')}{at}{config}:{spec.split}"
-    return replace(spec, source=source, dataset=DATASET, config=CONFIG, split="train", revision="main")
 
 
 def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from scripts.cli.command import command
     "scripts.data.flags:ShardFlags",
     world="",
     env=True,
-    example="inv shard --mode smoke --source pydocs",
+    example="inv shard --mode smoke --split train --take 1000",
 )
 def shard(c, spec):
-    """Write documents as text shards with a manifest.
+    """Write FineWeb, or other text, as shards with a manifest.
 
     A shard has one document per line. Run it again to continue after an interruption.
     """

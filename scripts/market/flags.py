@@ -57,7 +57,7 @@ class EstimateFlags:
     tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
     e: tuple[str, ...] = flag((), "estimate: TOKENS=N, as SkyPilot spells it", group="Estimates")
     gpu: str = flag("", "estimate: kind of GPU, or several to compare: H100,B200", group="Estimates")
-    num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates")
+    num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates", least=1)
     hours: float | None = flag(None, "estimate: how long the work takes, if known", group="Estimates", unit="HOURS")
     price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")
     use_spot: bool = flag(False, "estimate: at the price of machines that can be preempted", group="Estimates")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from flows.specs.work import SAVING, WORK, WorkSpec
-from infra.flags import again, flag
+from infra.flags import Typed, again, flag
 from scripts.cli.flags import Output
 from trainer.records.phase_registry import phase_names
 
@@ -78,7 +78,7 @@ class EvalFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags:
+class ExportFlags(Typed):
     model: str = flag(
         "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
     )

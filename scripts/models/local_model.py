@@ -149,9 +149,9 @@ def check_export(spec: ExportFlags) -> None:
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
         raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
-    if spec.bits == "gguf" and spec.dtype != "float32":
+    if spec.bits == "gguf" and (spec.dtype != "float32" or "dtype" in spec.typed):
         raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
-    if spec.bits != "gguf" and spec.gguf_type != "tq2_0":
+    if spec.bits != "gguf" and (spec.gguf_type != "tq2_0" or "gguf_type" in spec.typed):
         raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
     if not spec.out and spec.bits != "gguf":
         raise UsageError("--out is missing: the folder that the model goes to")

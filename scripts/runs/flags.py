@@ -72,7 +72,7 @@ class StatusFlags(OneRunFlags):
 class LogsFlags:
     run: str = flag("", "name of the run, or its beginning (default: the last run)", word=True)
     follow: bool = flag(False, "keep printing until the run ends, and exit with its code")
-    tail: int = flag(0, "only the last N lines of each log")
+    tail: int | None = flag(None, "only the last N lines of each log")
     since: str = flag("", "only what was written within this time: 90s, 10m, 2h", unit="DURATION")
     file: str = flag("", "only this log: the name of a step, or guard, agent, environment, gpus")
     errors: bool = flag(False, "only error logs; with --file, only that step's")

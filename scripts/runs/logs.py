@@ -41,7 +41,7 @@ LAST_S = 60.0  # time for which a pod that does not answer after its run has end
 
 
 def logs(spec: LogsFlags) -> None:
-    if spec.tail < 0:
+    if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -180,10 +180,12 @@ def stamp(word: str) -> float | None:
     return found.replace(tzinfo=timezone.utc).timestamp()
 
 
-def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
+def shares(begins: Mapping[Path, int], tail: int | None) -> dict[Path, int]:
     """Return the number of lines of each log among the last `tail` of all from the given offsets; {} = all of them."""
+    if tail is None:
+        return {}
     found, left = dict[Path, int](), tail
-    for path in reversed(list(begins) if tail else []):
+    for path in reversed(list(begins)):
         found[path] = min(left, len([*io.BytesIO(read_from(path, begins[path]))]))
         left -= found[path]
     return found

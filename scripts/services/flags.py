@@ -50,7 +50,7 @@ class ServeLogsFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
     controller: bool = flag(False, "show the controller's log")
-    tail: int = flag(0, "only the last N lines")
+    tail: int | None = flag(None, "only the last N lines")
     follow: bool = flag(False, "keep printing until Ctrl-C")
     json: bool = flag(False, "print requests as the gateway wrote them: one JSON object per line", group=TALK)
 

@@ -90,7 +90,7 @@ def show(
 
 
 def logs(spec: ServeLogsFlags) -> None:
-    if spec.tail < 0:
+    if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     if spec.controller and spec.replica_id is not None:
         raise UsageError("--controller and --replica-id exclude each other")
@@ -102,7 +102,7 @@ def logs(spec: ServeLogsFlags) -> None:
         offset = write(path(), 0, spec.tail, line)
         while spec.follow:
             time.sleep(FOLLOW_S)
-            offset = write(path(), offset, 0, line)
+            offset = write(path(), offset, None, line)
 
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
@@ -127,7 +127,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     return log if log.exists() else home.pod.log("environment")  # the folder of the log is made before
 
 
-def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) -> int:
+def write(path: Path, offset: int, tail: int | None, form: Callable[[str], str] = str) -> int:
     """Print from there on, each line in its form; return where it ends."""
     if not path.exists():
         return 0
@@ -137,7 +137,7 @@ def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) 
         file.seek(offset)
         text = file.read()
     lines = text.decode(errors="replace").splitlines(keepends=True)
-    for line in lines[-tail:] if tail else lines:
+    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
         print(render.clean(form(line.rstrip("\n"))), flush=True)
     return offset + len(text)
 

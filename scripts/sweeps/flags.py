@@ -25,7 +25,7 @@ class SweepFlags(Output, Questions):
     tag: str = flag("", "with --promote: the tag (default: the name of the sweep)", group=SWEEP)
     report: bool = flag(False, "only show the table and write the page, from the results so far", group=SWEEP)
     dry_run: bool = flag(False, "show which run goes where and what it costs, and stop", group=SWEEP)
-    pods: int | None = flag(None, "number of pods at once (ssh: all that are free; local: 1)", group=MACHINE)
+    pods: int | None = flag(None, "number of pods at once (ssh: all that are free; local: 1)", group=MACHINE, least=1)
     pack: int | None = flag(
         None, "rented: hold the pods from the first run to the last, with this many runs side by side on each, every "
         "one with GPUs of its own; a sweep that describes its pods always does this", group=MACHINE, unit="RUNS",

@@ -111,6 +111,7 @@ def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
             "on this or another machine of yours only if you ask for it: add --provider",
         ),
         ([file, "--phase", "base"], "--phase is for Slipway's own trainings"),
+        ([file, "--phase", "sft"], "--phase is for Slipway's own trainings"),
         ([file, "--cmd", "true"], "are two jobs; give one of them"),
         (["--workdir", str(tmp_path)], "--workdir is for a job of your own"),
         ([str(tmp_path / "words.txt")], "expected"),

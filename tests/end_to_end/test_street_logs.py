@@ -179,7 +179,7 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
 
 @pytest.mark.parametrize(
     ("tail", "shown"),
-    [(0, "a\nb\nc\nd"), (1, "d"), (2, "c\nd"), (3, "b\nc\nd"), (9, "a\nb\nc\nd")],
+    [(None, "a\nb\nc\nd"), (0, ""), (1, "d"), (2, "c\nd"), (3, "b\nc\nd"), (9, "a\nb\nc\nd")],
 )
 def test_the_last_lines_are_those_of_the_run_and_not_of_each_step(tmp_path, capsys, tail, shown):
     begins = {tmp_path / name: 0 for name in ("environment.log", "not-yet.log", "base.log")}

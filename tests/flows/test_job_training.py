@@ -61,6 +61,11 @@ def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
     assert spec.options["sft.steps"] == "3"
 
 
+def test_a_typed_value_outweighs_the_file_although_it_is_the_default(tmp_path):
+    spec, _ = asked(tmp_path, "train", "runpod", phase="sft", typed=frozenset({"phase"}))
+    assert (spec.phase, spec.profile) == ("sft", "qwen3_4b")
+
+
 BAD = {
     "slipway: {train: {phase: $STAGE}}": r"line 1: slipway.train.phase is '\$STAGE'; \$NAME stands for one of `envs`",
     "envs: {A: 1}\nslipway: {train: {phase: 'costs $'}}": r"\(here: A\), and \$\$ for a dollar",

@@ -7,12 +7,13 @@ import httpx2
 import pyarrow
 import pyarrow.parquet
 import pytest
+from huggingface_hub import constants
 
 from data.__main__ import main
 from data.errors import DataError
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
-from data.text import remote
+from data.text import fineweb, remote
 from tests.data.hub import COMMIT, Repo, serving
 
 pytestmark = pytest.mark.process
@@ -117,11 +118,9 @@ def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_
 @pytest.mark.parametrize(
     ("spec", "seen"),
     [
-        ({"dataset": "HuggingFaceFW/finweb"}, "no such data set"),
         ({"dataset": "not a name"}, "no such data set"),
         ({"config": "sample-10TB"}, "did you mean 'sample-10BT'?"),
         ({"split": "test"}, "has no split 'test'; known: train"),
-        ({"revision": "v9"}, "has no revision 'v9'"),
         ({"language": "en"}, "no column language; available: ballast, text, id, language_score"),
     ],
 )
@@ -129,6 +128,36 @@ def test_what_is_not_there_gives_one_line_and_exit_2(shard, spec, seen):
     code, said = shard(**spec)
     assert (code, said.count("\n")) == (2, 1)
     assert seen in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "seen"),
+    [
+        ({"dataset": "HuggingFaceFW/finweb"}, "no such data set"),
+        ({"revision": "v9"}, "has no revision 'v9'"),
+    ],
+)
+def test_a_refusal_of_the_hub_gives_one_line_and_exit_1(shard, spec, seen):
+    code, said = shard(**spec)
+    assert (code, said.count("\n")) == (1, 1)
+    assert seen in said
+
+
+@pytest.mark.parametrize("offline", ["", "1"])
+def test_a_hub_that_gives_no_answer_is_told_apart_from_one_that_refuses(shard, monkeypatch, offline):
+    monkeypatch.setattr(fineweb, "PATIENCE_S", 0.1)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", bool(offline))
+    code, said = shard()
+    assert (code, said.count("\n")) == (69, 1)
+    assert "http://127.0.0.1:9 cannot be reached" in said and "type --source pydocs" in said
+
+
+def test_an_error_again_and_again_is_an_answer(hub, shard, monkeypatch):
+    monkeypatch.setattr(fineweb, "PATIENCE_S", 0.1)
+    hub.faults = [("api", 429, 9)]
+    code, said = shard()
+    assert code == 1 and "it answers 429" in said and "cannot be reached" not in said
 
 
 def test_a_data_set_that_has_grown_is_read_again(hub, shard, tmp_path):

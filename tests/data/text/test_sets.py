@@ -132,10 +132,16 @@ def test_conversations_and_problems_come_from_the_same_references(compared):
         ("no config", ["hf://x/smoltalk", "all", "everyday-conversations"]),
         ("no config of text", ["hf://x/smoltalk", "all", "everyday-conversations"]),
         ("no split", ["no split 'validation'", "known: train, test"]),
-        ("gated", ["it asks for a token", "/datasets/x/gated", "set HF_TOKEN"]),
     ],
 )
 def test_what_may_not_be_read_is_refused_in_one_line(compared, case, seen):
     found = compared[0][case]
     assert found["code"] == 2 and found["said"].count("\n") == 1
     assert [words for words in seen if words not in found["said"]] == []
+
+
+def test_what_the_hub_refuses_is_told_in_one_line(compared):
+    found = compared[0]["gated"]
+    assert found["code"] == 1 and found["said"].count("\n") == 1
+    for words in ("it asks for a token", "/datasets/x/gated", "set HF_TOKEN"):
+        assert words in found["said"]

@@ -78,6 +78,30 @@ def test_a_file_that_is_not_there_is_refused(world):
         assert process.returncode == 2 and words[0] in err and "such as `gpu: H100`" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local"),
+            "--phase is for Slipway's own",
+        ),
+        (("launch", "--num-gpus", "0"), "--num-gpus is 0; it must be at least 1"),
+        (("export", "--bits", "gguf", "--dtype", "float32"), "--dtype is for folders"),
+        (("export", "--out", "x", "--gguf-type", "tq2_0"), "--gguf-type tq2_0 is for --bits gguf"),
+    ],
+)
+def test_a_typed_value_counts_although_it_is_the_default(world, words, said):
+    process = world.begin(*words)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and said in err, err
+
+
+def test_a_plan_names_its_text_where_nobody_has(world):
+    words = ("--phase", "base", "--provider", "local")
+    assert [one for one in planned(world, *words)["notes"] if one.startswith("the text is pydocs")]
+    assert not [one for one in planned(world, *words, "--source", "pydocs")["notes"] if "the text is" in one]
+
+
 def test_two_state_files_never_see_each_others_pods(world):
     one, other = (str(world.folder / name / "journal.sqlite") for name in ("one", "other"))
     process = world.begin("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")

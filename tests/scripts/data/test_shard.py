@@ -1,16 +1,18 @@
 """`inv shard` of a data set of the hub as it is typed, and back to the hub."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
 from tests.data import hub as published
-from tests.data.layouts import comma, text_of
+from tests.data.layouts import comma, fineweb_edu, text_of
 from tests.store import hub as stores
-from tests.world import World
+from tests.world import ROOT, World
 
 LOADED = """
 import datasets, json, sys
@@ -35,6 +37,116 @@ def test_a_tenth_of_a_data_set_becomes_a_folder_that_datasets_reads(tmp_path):
         world = World(tmp_path, {"HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_TOKEN": "token"})
         assert world.inv("shard", "--push", "hf://me/tenth", "--out", out) == "hf://me/tenth\n"
         assert "split train[:10%]" in hub.repos["me/tenth"].files["README.md"].content.decode()
+
+
+ROWS = 2100  # more than a smoke test takes
+LOADED_FROM_HUB = """
+import datasets, json
+rows = datasets.load_dataset("HuggingFaceFW/fineweb", "sample-10BT", split="train")
+print(json.dumps(rows["text"][:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def fineweb(tmp_path_factory):
+    """FineWeb's sample as its publisher lays it out."""
+    folder = tmp_path_factory.mktemp("fineweb")
+    fineweb_edu(folder, ROWS)
+    return published.Repo(folder)
+
+
+@pytest.fixture
+def typed(tmp_path):
+    """Return a function that types `inv shard` in an empty folder."""
+    quiet = dict.fromkeys(("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "SLIPWAY_SOURCE"), "")
+
+    def run(*words, **environ):
+        world = World(tmp_path, {"no_proxy": "*", "HF_HOME": str(tmp_path / "hf"), **quiet, **environ})
+        program = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "shard", *words]
+        done = subprocess.run(program, cwd=tmp_path, env=world.environ, capture_output=True, text=True, timeout=110)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (("--mode", "smoke"), 2000),
+        (("--mode", "smoke", "--split", "train", "--lines-per-shard", "50000", "--take", "100000"), ROWS),
+        (("--dataset", "HuggingFaceFW/fineweb", "--config", "sample-10BT", "--take", "10"), 10),
+        (("--split", "train[:20]", "--revision", "main"), 20),
+    ],
+)
+def test_shards_are_those_of_fineweb_that_the_library_datasets_reads(fineweb, typed, tmp_path, words, rows):
+    with published.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
+        done = typed(*words, HF_ENDPOINT=hub.url, SLIPWAY_SOURCE="pydocs" if "--dataset" in words else "")
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "no_proxy": "*", "HF_HOME": str(tmp_path / "theirs")}
+        loaded = subprocess.run(
+            [sys.executable, "-c", LOADED_FROM_HUB], env=environ, capture_output=True, text=True, check=True
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("source: FineWeb: HuggingFaceFW/fineweb, configuration sample-10BT, split train")
+    folder = tmp_path / "var" / "datasets" / "smoke"
+    assert list(read(shard_paths(folder))) == json.loads(loaded.stdout)[:rows]
+    manifest = read_manifest(folder)
+    assert manifest["source"] == "fineweb" and manifest["input"]["dataset"] == "HuggingFaceFW/fineweb"
+    assert "fallback" not in manifest
+
+
+@pytest.mark.process
+def test_a_smoke_test_without_a_hub_takes_other_text_and_says_so(typed, tmp_path):
+    done = typed("--mode", "smoke", "--take", "20", HF_ENDPOINT="http://127.0.0.1:9")
+    folder = tmp_path / "var" / "datasets" / "smoke-pydocs"
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached" in done.stderr and "this is NOT FineWeb" in done.stderr
+    manifest = read_manifest(folder)
+    assert (manifest["source"], manifest["fallback"]) == ("pydocs", True)
+    assert not (tmp_path / "var" / "datasets" / "smoke").exists()
+    asked = json.loads(typed("--source", "pydocs", "--take", "20", "--out", "meant", "--json").stdout)
+    assert asked["documents"] == 20 and "fallback" not in asked
+    meant = read_manifest(tmp_path / "meant")
+    assert "fallback" not in meant and meant["options"] != manifest["options"]
+    done = typed("--mode", "smoke", "--out", "meant", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "holds other shards" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--mode", "smoke", "--dataset", "HuggingFaceFW/fineweb"),
+        ("--mode", "smoke", "--config", "sample-10BT"),
+        ("--mode", "smoke", "--split", "train"),
+        ("--mode", "smoke", "--revision", "main"),
+        ("--mode", "smoke", "--source", "fineweb"),
+        ("--dataset", "other/set"),
+        ("--mode", "prod"),
+        ("--mode", "split"),
+    ],
+)
+def test_text_that_was_named_is_not_replaced_where_the_hub_cannot_be_reached(typed, tmp_path, words):
+    done = typed(*words, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and done.stderr.count("--source pydocs") == 1
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("answer", [401, 403, 404, 429])
+def test_a_hub_that_refuses_is_no_hub_that_cannot_be_reached(fineweb, typed, tmp_path, answer):
+    with published.serving({"HuggingFaceFW/fineweb": fineweb}) as hub:
+        hub.faults = [("api", answer, 60)] * 3
+        done = typed("--mode", "smoke", HF_ENDPOINT=hub.url)
+    assert done.returncode == 1 and "cannot be reached" not in done.stderr
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.process
+def test_a_flag_of_the_hub_beside_another_source_is_refused(typed):
+    done = typed("--source", "pydocs", "--split", "train")
+    assert done.returncode == 2 and "--split means a data set of the hub" in done.stderr
 
 
 @pytest.mark.process

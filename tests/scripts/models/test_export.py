@@ -60,7 +60,9 @@ def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
         ({"bits": "ggml"}, "--bits is 'ggml'; known: gguf, hf"),
         ({"bits": "gguf", "gguf_type": "q4"}, "--gguf-type is 'q4'; known: tq2_0"),
         ({"bits": "gguf", "dtype": "bfloat16"}, "--dtype is for folders; a GGUF file takes --gguf-type bf16"),
+        ({"bits": "gguf", "typed": frozenset({"dtype"})}, "--dtype is for folders"),
         ({"gguf_type": "f16", "out": "x"}, "--gguf-type f16 is for --bits gguf"),
+        ({"out": "x", "typed": frozenset({"gguf_type"})}, "--gguf-type tq2_0 is for --bits gguf"),
         ({"bits": "hf"}, "--out is missing"),
     ],
 )
