@@ -67,7 +67,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
-    said = revision.model_meant(service, spec.model, spec.tag, before)
+    said = revision.model_meant(service, spec.config, spec.model, spec.tag, before)
     source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = that_computes(version, bool(spec.engine), tell)

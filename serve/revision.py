@@ -125,10 +125,20 @@ def check_file(service: Service, tell: Say) -> None:
         tell(f"{name}: for sky serve up only; here {instead}")
 
 
-def model_meant(service: Service, model: str, tag: str, old: Version | None) -> str:
-    """Return the model as it is called: as it is typed, as it was, or as the file says; "" = the newest here."""
-    is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
-    return model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
+def model_meant(service: Service, config: str, model: str, tag: str, old: Version | None) -> str:
+    """Return the model as it is called: as it is typed, as the given file says, or as it was; "" = the newest here.
+
+    Raises UsageError for a file of a new service that names none.
+    """
+    said = model or (service_file.model_of(service) if config else "")
+    if said or tag:
+        return said
+    if old:
+        return old.model
+    if config:
+        raise UsageError(f"{config} names no model; add `slipway: {{model: hf://user/repo}}` to it, or type --model: "
+                         "sft, an artifact, a folder, hf://user/repo")  # fmt: skip
+    return ""
 
 
 def version_of(

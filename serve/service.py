@@ -257,6 +257,16 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
     return {name: document[name] for name in order if document.get(name) not in (None, {}, "")}
 
 
+def model_of(service: Service) -> str:
+    """Return the model that a file names: `slipway.model`, else $MODEL as SkyServe has it; "" = none."""
+    said = service.ours.model or service.envs.get("MODEL", "")
+    if said == MODEL_MOUNT:
+        mount = service.file.file_mounts.get(MODEL_MOUNT, "")
+        return mount if isinstance(mount, str) else ""
+    is_of_hub = not service.ours.model and re.fullmatch(r"[\w.-]+/[\w.-]+", said)
+    return f"hf://{said}" if is_of_hub else said
+
+
 def _mounted(model: str) -> tuple[str, dict[str, str]]:
     """Return the value of $MODEL on a replica, and the mounts for it. Raises UsageError."""
     if model.startswith("hf://"):

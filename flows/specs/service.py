@@ -19,12 +19,12 @@ class ServeSpec:
     model: str = flag(
         "",
         f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3:// or gs://bucket/folder "
-        "(default: what --config says, else the last phase there is)",
+        "(default: what --config says; without a file the last phase there is)",
     )
     tag: str = flag("", "name of the checkpoints in the store")
     config: str = flag(
-        "", "a service file (SkyServe's keys and ours; default serve/service.yaml); inv config --schema service "
-        "names all keys",
+        "", "a service file (SkyServe's keys and ours; default serve/service.yaml), also as a bare word that "
+        "ends in .yaml; inv config --schema service names all keys",
         unit="FILE",
     )  # fmt: skip
     engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what suits model and machine)")

@@ -26,7 +26,8 @@ class Command(Task):
 
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", speed: float = 0.0, is_here: bool = False, **options: Any,
+        example: str = "", flag_file: str = "", file_word: str = "", speed: float = 0.0,
+        is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
         self.is_here = is_here
@@ -36,6 +37,7 @@ class Command(Task):
         self.takes_env = env
         self.example = example
         self.flag_file = flag_file
+        self.file_word = file_word
         self.speed = speed
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
@@ -90,7 +92,8 @@ def command(
     record of its flags is, as `module:Name`. `world`: whether it deals with pods, and so has `--rehearse` and
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
-    file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
+    file with more flags. `file_word`: the flag that a bare word is for where it names a YAML file. `speed`: of the
+    rehearsal that it begins, where that is not the usual one.
     `rents`: it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word.
     `is_here`: it is about this very machine, and no control host does it. `listens`: the flag that names the port on
     which it listens, which is forwarded from a control host. Other options are invoke's.

@@ -378,6 +378,8 @@ class Words:
         taken = getattr(self.collection[here.name], "word", "") if here else ""
         if not here or not taken:
             raise wrong(f"no task {word!r}", word, self.contexts)
+        if Path(word).suffix in (".yaml", ".yml"):
+            taken = getattr(self.collection[here.name], "file_word", "") or taken
         argument = here.args[taken]
         if argument.raw_value is not None and argument.kind is not list:
             raise wrong(f"one {taken} is enough, and {word!r} is no task", word, self.contexts, here.name)

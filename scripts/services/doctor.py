@@ -29,7 +29,7 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
     unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
-    return [*nodes, *_clouds(settings), _model(service, shipped, name, settings), *unread, _replicas(service, own),
+    return [*nodes, *_clouds(settings), _model(service, config, name, settings), *unread, _replicas(service, own),
             _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
 
 
@@ -54,10 +54,10 @@ def _clouds(settings: Settings) -> list[DoctorLine]:
     return found
 
 
-def _model(service: Service, shipped: Service, name: str, settings: Settings) -> DoctorLine:
+def _model(service: Service, config: str, name: str, settings: Settings) -> DoctorLine:
     """Return the line of the model that serve.up would take."""
-    said = "" if service.ours.model == shipped.ours.model else service.ours.model
     try:
+        said = revision.model_meant(service, config, "", "", None)
         source = folder_of(said, "", settings, name, render.tell)
         if "://" in source:
             where, size = "every machine can fetch it", models.size_there(source)

@@ -9,6 +9,7 @@ from scripts.cli.command import BEGIN, command
     world=BEGIN,
     env=True,
     example="inv serve.up --name demo --model sft --replicas 2",
+    file_word="config",
     rents=True,
 )
 def up(c, spec):

@@ -1,0 +1,58 @@
+"""The model of a service: as its file names it, whichever model the shipped file names."""
+
+import json
+
+import pytest
+
+from infra.errors import UsageError
+from serve import revision, service
+from serve.policy.service_state import Version
+from tests.world import World
+
+HUB = "hf://Qwen/Qwen3-0.6B"  # which the shipped file and examples/service.yaml name
+OLD = Version(number=1, document={}, where="x", engine="fake", provider="local", model="/old", store="", weights="")
+
+
+def meant(document, config="service.yaml", model="", tag="", old=None):
+    return revision.model_meant(service.parse("x", {"service": {}, **document}), config, model, tag, old)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"slipway": {"model": HUB}}, HUB),
+        ({"envs": {"MODEL": "Qwen/Qwen3-0.6B"}}, HUB),
+        ({"envs": {"MODEL": "/model"}, "file_mounts": {"/model": "s3://bucket/model"}}, "s3://bucket/model"),
+        ({"envs": {"MODEL": "Qwen/Qwen3-0.6B"}, "slipway": {"model": "sft"}}, "sft"),
+    ],
+)
+def test_the_model_of_a_given_file_is_the_one_that_it_names(document, said):
+    assert meant(document) == meant(document, old=OLD) == said
+    assert meant(document, model="base") == "base"
+
+
+def test_without_a_file_the_newest_model_here_is_taken_or_the_one_that_is_served():
+    assert meant({"slipway": {"model": HUB}}, config="") == ""
+    assert meant({}, config="", old=OLD) == meant({}, old=OLD) == "/old"
+    assert meant({}, tag="mine", old=OLD) == ""
+
+
+def test_a_file_that_names_no_model_is_refused():
+    with pytest.raises(UsageError, match="service.yaml names no model; add `slipway"):
+        meant({})
+
+
+@pytest.mark.process
+def test_a_file_is_taken_by_its_flag_and_as_a_bare_word(tmp_path):
+    world = World(tmp_path)
+    model = tmp_path / "mine"
+    model.mkdir()
+    (model / "fake.json").write_text(json.dumps({"words": [" a"]}))
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"service": {"replicas": 1}, "slipway": {"model": str(model)}}))
+    for words in ((str(file),), ("--config", str(file))):
+        shown = world.json("serve.up", *words, "--name", "demo", "--provider", "local", "--dry-run")
+        assert shown["model"] == str(model)
+    file.write_text(json.dumps({"service": {"replicas": 1}, "slipway": {"model": HUB}}))
+    shown = world.json("serve.up", str(file), "--name", "demo", "--provider", "local", "--engine", "fake", "--dry-run")
+    assert shown["model"] == HUB
