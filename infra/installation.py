@@ -72,6 +72,11 @@ def others(file: Path) -> list[JournalClaim]:
     return [one for one in found if one and one.file != file]
 
 
+def everyone(environ: Mapping[str, str]) -> list[JournalClaim]:
+    """Return all journals that the user's configuration knows of."""
+    return others(folder(environ, "XDG_CONFIG_HOME", ".config") / "installation_id@")
+
+
 def rivals(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
     """Return the journals of other machines that have that id."""
     me = this_machine().key

@@ -26,8 +26,7 @@ class Command(Task):
 
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", file_word: str = "", speed: float = 0.0,
-        is_here: bool = False, **options: Any,
+        example: str = "", flag_file: str = "", speed: float = 0.0, is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
         self.is_here = is_here
@@ -37,7 +36,7 @@ class Command(Task):
         self.takes_env = env
         self.example = example
         self.flag_file = flag_file
-        self.file_word = file_word
+        self.file_word: str = options.pop("file_word", "")
         self.speed = speed
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 

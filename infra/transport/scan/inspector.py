@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.transport.scan import git_files, names, own_keys
+from infra.transport.scan import git_files, names, own_keys, own_records
 from infra.transport.scan.contents import ContentScanner, Needles, needles
+from infra.transport.scan.own_records import OwnRecords
 
 PIECE_BYTES = 1 << 20
 MOST_KNOWN = 200_000  # files whose inspection is remembered in this process
@@ -31,19 +32,24 @@ class FileInspector:
 
     root: Path
     own: Needles
+    records: OwnRecords
     anyway: tuple[str, ...] = ()
 
     @staticmethod
     def of(root: Path, anyway: Sequence[str] = ()) -> "FileInspector":
-        """Return the inspector of a folder, with the keys of this installation. Raises UsageError for a bad `.env`."""
-        return FileInspector(root, needles(own_keys.of_installation()), named(root, anyway))
+        """Return the inspector of a folder, with the keys and records of this installation.
+
+        Raises UsageError for a bad `.env`.
+        """
+        own = needles(own_keys.of_installation())
+        return FileInspector(root, own, own_records.in_folder(root), named(root, anyway))
 
     def inspect(self, path: str, seen: os.stat_result) -> tuple[str, str]:
         """Return (sha256 of what would be sent, why it may not be: "" when it may).
 
         The answer for a file that has not changed since is remembered in this process.
         """
-        if reason := why_unfit(self.root, path, seen):
+        if reason := self.records.reason(path) or why_unfit(self.root, path, seen):
             return "", reason
         sha, reason = self._remembered(path, seen)
         if reason and path in self.anyway:
