@@ -18,6 +18,7 @@ where it is imported.
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -89,7 +90,7 @@ class Saver:
 
         None on every rank but 0. A checkpoint of that step that is there already is replaced.
         """
-        if os.environ.get("RANK", os.environ.get("SKYPILOT_NODE_RANK", "0")) != "0":
+        if not _is_first_rank():
             yield None
             return
         draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
@@ -173,21 +174,37 @@ def verify(folder: Path) -> Dict[str, Any]:
 def save_checkpoint(
     save_dir: Union[str, Path] = "", max_checkpoints: int = 5, checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a function that returns the state of a step save it: `@save_checkpoint()` above `def state(step, model)`.
+    """Make a function save the checkpoint of a step: `@save_checkpoint(save_dir="checkpoints")` above `def save(step)`.
 
     `step` is the argument of that name, else the first one; without one the function is only called. What the function
-    returns is saved, and returned.
+    returns is saved as the state of the step, and returned. A function that returns None has written files of its own
+    into `save_dir`, which is there; they are noted as a checkpoint, and the oldest are removed. A function that raises
+    is called once more.
     """
     saver = Saver(checkpoint_prefix, save_dir, max_checkpoints)
+    files = OwnFiles(saver.folder.parent, checkpoint_prefix, max_checkpoints)
+    if save_dir:
+        files.folder.mkdir(parents=True, exist_ok=True)
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> T:
             step = kwargs.get("step", args[0] if args else None)
-            state = function(*args, **kwargs)
-            if step is not None:
-                model = kwargs.get("model", args[1] if len(args) > 1 else None)
-                saver.save(state, int(step), model_type="" if model is None else type(model).__name__)
+            if step is None:
+                return function(*args, **kwargs)
+            files.folder.mkdir(parents=True, exist_ok=True)
+            before = files.stamps()
+            try:
+                state = function(*args, **kwargs)
+            except Exception as error:  # a disk that fails for a moment, as any other error of the function
+                log.error("Failed to save checkpoint at step %s: %s; once more", step, error)
+                state = function(*args, **kwargs)
+            model = kwargs.get("model", args[1] if len(args) > 1 else None)
+            model_type = "" if model is None else type(model).__name__
+            if state is None:
+                files.note(int(step), before, model_type)
+            else:
+                saver.save(state, int(step), model_type=model_type)
             return state
 
         return wrapper
@@ -198,21 +215,32 @@ def save_checkpoint(
 def load_checkpoint(
     save_dir: Union[str, Path] = "", checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a function `(step, ..., state=None)` get the newest checkpoint that it can load, and its step.
+    """Make a function get the newest checkpoint that it can load.
 
-    One that raises is passed over for the one before. With no checkpoint at all the function is called as it is.
+    A function with an argument `state` gets the saved state and its step. Any other gets the step alone, and reads the
+    files that a function under `save_checkpoint` has written. One that raises is passed over for the one before. With
+    no checkpoint at all the function is called as it is.
     """
     saver = Saver(checkpoint_prefix, save_dir)
+    files = OwnFiles(saver.folder.parent, checkpoint_prefix)
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        takes_state = any(
+            one.name == "state" or one.kind is one.VAR_KEYWORD
+            for one in inspect.signature(function).parameters.values()
+        )
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> T:
-            def read(folder: Path, step: int) -> Tuple[T]:
+            def call(step: int, more: Mapping[str, Any]) -> Tuple[T]:
                 if "step" in kwargs or not args:
-                    return (function(*args, **{**kwargs, "step": step, "state": _read(folder)}),)
-                return (function(step, *args[1:], **{**kwargs, "state": _read(folder)}),)
+                    return (function(*args, **{**kwargs, "step": step, **more}),)
+                return (function(step, *args[1:], **{**kwargs, **more}),)
 
-            found = saver.load(read)
+            if takes_state:
+                found = saver.load(lambda folder, step: call(step, {"state": _read(folder)}))
+            else:
+                found = files.load(lambda step: call(step, {}))
             return function(*args, **kwargs) if found is None else found[0]
 
         return wrapper
@@ -220,10 +248,124 @@ def load_checkpoint(
     return decorate
 
 
+class OwnFiles:
+    """The checkpoints of functions that write files themselves: `PREFIX_step_STEP_metadata.json` names those of a step.
+
+    Files called `PREFIX_step_STEP.pt` are found without it.
+    """
+
+    def __init__(self, folder: Path, prefix: str, keep: int = 5) -> None:
+        self.folder, self.prefix, self.keep = folder, prefix, max(1, keep)
+        self.known = re.compile(rf"{re.escape(prefix)}_step_([0-9]+)(\.pt|_metadata\.json)")
+
+    def stamps(self) -> Dict[str, Tuple[int, int, int]]:
+        """Return size, time and inode of each file of functions, by its path in the folder."""
+        ours = self.folder / self.prefix  # of the saver
+        found = {}
+        for path in self.folder.rglob("*"):
+            if path.name.endswith("_metadata.json") or ours in path.parents or not path.is_file():
+                continue
+            seen = path.stat()
+            found[path.relative_to(self.folder).as_posix()] = (seen.st_size, seen.st_mtime_ns, seen.st_ino)
+        return found
+
+    def note(self, step: int, before: Mapping[str, Tuple[int, int, int]], model_type: str) -> None:
+        """Note the files that were written since `before` as a checkpoint of `step`, and remove the oldest ones.
+
+        Nothing is noted where nothing was written: there would be nothing to load.
+        """
+        if not _is_first_rank():
+            return
+        now = self.stamps()
+        written = {name: seen[0] for name, seen in now.items() if before.get(name) != seen and seen[0]}
+        if not written:
+            log.warning(
+                "step %d is no checkpoint: nothing was returned, and no file was written in %s", step, self.folder
+            )
+            return
+        for name in written:
+            _sync(self.folder / name)
+        about = {
+            "step": step,
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "model_type": model_type,
+            "files": {**self._files(step), **written},
+        }
+        target = self.folder / f"{self.prefix}_step_{step}_metadata.json"
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+        draft.write_text(json.dumps(about), encoding="utf-8")
+        _sync(draft)
+        draft.rename(target)
+        _sync(self.folder)
+        self._tidy()
+        log.info("Saved checkpoint at step %d", step)
+
+    def load(self, read: Callable[[int], T]) -> Optional[T]:
+        """Return the result of `read` for the newest step that it can read; None when there is no checkpoint.
+
+        Raises CheckpointError when there are some, and none can be read.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                found = read(step)
+            except Exception as error:  # any error of the reader at a file that is damaged
+                log.warning("Failed to load checkpoint at step %d, trying previous checkpoint: %s", step, error)
+                continue
+            log.info("Successfully loaded checkpoint from step %d", step)
+            return found
+        if steps:
+            log.error("Failed to load any checkpoint")
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} can be loaded (steps {steps}); remove them to begin again"
+            )
+        log.warning("No checkpoints found in %s", self.folder)
+        return None
+
+    def steps(self) -> List[int]:
+        """Return the steps of which there is a file, oldest first."""
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        noted = {int(found[1]) for found in map(self.known.fullmatch, names) if found}
+        return sorted(step for step in noted if any((self.folder / name).is_file() for name in self._files(step)))
+
+    def _files(self, step: int) -> Dict[str, int]:
+        """Return the files of a step with their sizes, as noted and as their names tell."""
+        path = self.folder / f"{self.prefix}_step_{step}.pt"
+        found = {path.name: path.stat().st_size} if path.is_file() else {}
+        try:
+            about = json.loads(path.with_name(f"{self.prefix}_step_{step}_metadata.json").read_text(encoding="utf-8"))
+            return {**found, **about["files"]}
+        except (OSError, ValueError, KeyError, TypeError):  # written by another program
+            return found
+
+    def _tidy(self) -> None:
+        steps = self.steps()
+        kept = {name for step in steps[-self.keep :] for name in self._files(step)}
+        for step in steps[: -self.keep]:
+            for name in self._files(step):
+                if name not in kept:
+                    with contextlib.suppress(OSError):
+                        (self.folder / name).unlink()
+            with contextlib.suppress(OSError):
+                (self.folder / f"{self.prefix}_step_{step}_metadata.json").unlink()
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", os.environ.get("SKYPILOT_NODE_RANK", "0")) == "0"
+
+
 def _write(folder: Path, state: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.save(state, folder / "state.pt")
+        try:
+            # Mapped, so that no tensor is read: what the loader refuses is among the plain values.
+            torch.load(folder / "state.pt", map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise ValueError(
+                f"the state could not be loaded again ({str(error).splitlines()[0]}); save tensors and plain values, "
+                "or write files with draft()"
+            ) from None
         return
     try:
         (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")

@@ -101,3 +101,128 @@ def test_tensors_come_back_bit_for_bit(monkeypatch):
     (found, step) = saver.load_latest()
     assert step == 5 and torch.equal(found["model"]["w"], weights)
     assert os.listdir(saver.folder / "step-000000005").count("state.pt") == 1
+
+
+def test_no_state_is_saved_that_could_not_be_loaded(monkeypatch):
+    monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
+    saver = checkpoint.Saver("tensors")
+    with pytest.raises(ValueError, match="could not be loaded again"):
+        saver.save({"path": Path("a")}, 5)
+    assert saver.steps() == [] and list(saver.folder.iterdir()) == []
+
+
+@pytest.fixture
+def guide(monkeypatch, tmp_path):
+    """The names that the examples of SkyPilot's training guide use, in an empty folder."""
+    monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
+    monkeypatch.chdir(tmp_path)
+    return {"torch": torch, "Dict": dict, "save_checkpoint": checkpoint.save_checkpoint,
+            "load_checkpoint": checkpoint.load_checkpoint}  # fmt: skip
+
+
+SAVERS = {  # as the guide has them
+    "save_model": """
+@save_checkpoint(save_dir="checkpoints")
+def save_model(step: int, model: torch.nn.Module):
+    torch.save(model.state_dict(), f"checkpoints/model_{step}.pt")
+""",
+    "save_training_state": """
+@save_checkpoint(save_dir="checkpoints")
+def save_training_state(step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+    torch.save({
+        'model': model.state_dict(),
+        'optimizer': optimizer.state_dict(),
+        'step': step
+    }, f"checkpoints/training_{step}.pt")
+""",
+    "save_with_metrics": """
+@save_checkpoint(save_dir="checkpoints", checkpoint_prefix="experiment1")
+def save_with_metrics(step: int, model: torch.nn.Module, metrics: Dict[str, float]):
+    torch.save({
+        'model': model.state_dict(),
+        'metrics': metrics,
+        'step': step
+    }, f"checkpoints/experiment1_step_{step}.pt")
+""",
+}
+LOADERS = {
+    "save_model": """
+@load_checkpoint(save_dir="checkpoints")
+def load(step: int, model: torch.nn.Module):
+    model.load_state_dict(torch.load(f"checkpoints/model_{step}.pt"))
+""",
+    "save_training_state": """
+@load_checkpoint(save_dir="checkpoints")
+def load(step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+    checkpoint = torch.load(f"checkpoints/training_{step}.pt")
+    model.load_state_dict(checkpoint['model'])
+    optimizer.load_state_dict(checkpoint['optimizer'])
+    return checkpoint['step']
+""",
+    "save_with_metrics": """
+@load_checkpoint(save_dir="checkpoints", checkpoint_prefix="experiment1")
+def load(step: int, model: torch.nn.Module):
+    checkpoint = torch.load(f"checkpoints/experiment1_step_{step}.pt")
+    model.load_state_dict(checkpoint['model'])
+    return checkpoint['metrics']
+""",
+}
+FILES = {"save_model": "model", "save_training_state": "training", "save_with_metrics": "experiment1_step"}
+
+
+@pytest.mark.parametrize("name", SAVERS)
+def test_the_examples_of_the_guide_save_and_load_with_older_files_behind(guide, tmp_path, name):
+    model, loads = torch.nn.Linear(2, 1), {"save_model": [None] * 2, "save_training_state": [60, 50],
+                                           "save_with_metrics": [{"loss": 60.0}, {"loss": 50.0}]}  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec(SAVERS[name] + LOADERS[name], guide)
+    assert (tmp_path / "checkpoints").is_dir()
+    for step in range(10, 70, 10):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        more = {"save_model": (), "save_training_state": (optimizer,), "save_with_metrics": ({"loss": float(step)},)}[
+            name
+        ]
+        assert guide[name](step, model, *more) is None
+    kept = {f"{FILES[name]}_{step}.pt" for step in range(20, 70, 10)}
+    assert {path.name for path in (tmp_path / "checkpoints").glob("*.pt")} == kept  # five, as the guide says
+    about = json.loads(next((tmp_path / "checkpoints").glob("*_step_60_metadata.json")).read_text())
+    assert about["step"] == 60 and about["model_type"] == "Linear" and about["timestamp"]
+    fresh = torch.nn.Linear(2, 1)
+    more = (torch.optim.SGD(fresh.parameters(), lr=0.2),) if name == "save_training_state" else ()
+    assert guide["load"](0, fresh, *more) == loads[name][0] and fresh.weight[0, 0] == 60
+    (tmp_path / "checkpoints" / f"{FILES[name]}_60.pt").write_bytes(b"half a file")
+    assert guide["load"](0, fresh, *more) == loads[name][1] and fresh.weight[0, 0] == 50
+    for path in (tmp_path / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"half a file")
+    with pytest.raises(checkpoint.CheckpointError, match="remove them to begin again"):
+        guide["load"](0, fresh, *more)
+
+
+def test_two_functions_of_one_folder_share_their_steps(guide, tmp_path):
+    exec(SAVERS["save_model"] + SAVERS["save_training_state"] + LOADERS["save_model"], guide)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, 9):
+        guide["save_model"](step, model)
+        guide["save_training_state"](step, model, optimizer)
+    assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 10
+    assert guide["load"](0, model) is None
+
+
+def test_a_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_path, caplog):
+    tries = []
+
+    @checkpoint.save_checkpoint(save_dir=tmp_path / "own")
+    def nothing(step):
+        tries.append(step)
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+
+    @checkpoint.load_checkpoint(save_dir=tmp_path / "own")
+    def load(step):
+        return step
+
+    nothing(7)
+    assert tries == [7, 7] and "once more" in caplog.text and "step 7 is no checkpoint" in caplog.text
+    assert load(0) == 0 and list((tmp_path / "own").iterdir()) == []
