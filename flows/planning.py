@@ -37,6 +37,7 @@ from store.manifest import Artifact
 from trainer import plan as planning
 from trainer.config import ImportSpec, PhaseConfig
 from trainer.plan import rollout_engine
+from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, PROMPTS, checkpoint_folders, phases_reading
 
@@ -62,7 +63,8 @@ class Work:
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
         """Return the work that the flags of a training ask for. Raises UsageError for an impossible one."""
-        init = init_model.look(spec.init, settings) if spec.init else None
+        named = init_named(spec, settings)
+        init = init_model.look(named, settings) if named else None
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def draft(self, request: Request, settings: Settings) -> Request:
@@ -120,6 +122,11 @@ class Work:
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
         )
+
+
+def init_named(spec: WorkSpec, settings: Settings) -> str:
+    """Return the model to begin from: `hub` is the published one of the profile; "" = none."""
+    return PUBLISHED.get(settings.profile, "") if spec.init == "hub" else spec.init
 
 
 def of_blocks(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:

@@ -214,6 +214,14 @@ PROFILES = {
 }
 
 
+PUBLISHED = {
+    "smollm2_135m": "hf://HuggingFaceTB/SmolLM2-135M",
+    "qwen3_0_6b": "hf://Qwen/Qwen3-0.6B",
+    "qwen3_4b": "hf://Qwen/Qwen3-4B",
+}
+"""The published models whose shapes profiles have."""
+
+
 def is_file(name: str) -> bool:
     """Return whether a profile is meant as a file."""
     return name.endswith((".yaml", ".yml"))

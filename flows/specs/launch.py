@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from flows.specs.work import WorkSpec
 from infra.errors import UsageError
-from infra.flags import Typed, flag
+from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
 
 RUN = "Run"
@@ -15,7 +15,7 @@ S = TypeVar("S", bound="LaunchSpec")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec, Typed):
+class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     """A launch as somebody asks for it."""
 
     nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)

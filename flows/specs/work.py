@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flows.specs import phase_words
-from infra.flags import flag
+from infra.flags import Typed, flag
 from trainer.records.phase_registry import phase_names
 
 WORK = "What is made"
@@ -13,7 +13,7 @@ SAVING = "Checkpoints and artifacts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkSpec:
+class WorkSpec(Typed):
     """The work that somebody asks for, as flags; "" and None leave it to the profile and to the settings."""
 
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
@@ -22,7 +22,8 @@ class WorkSpec:
         "rented GPUs begin with the smallest: runpod_1b, then 2b and 4b", group=WORK
     )  # fmt: skip
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
-    init: str = flag("", "start from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
+    init: str = flag("", "start from somebody else's model: a Hugging Face folder, hf://user/repo[@revision], or hub: "
+                     "the published model of the profile, where there is one",
                      group=WORK)  # fmt: skip
     source: str = flag(
         "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=WORK

@@ -12,6 +12,7 @@ from flows.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usu
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
+from flows.specs import variables
 from infra.agent import host
 from infra.agent.job import Limits
 from infra.checkout import ROOT
@@ -50,6 +51,7 @@ def train(spec: TrainFlags) -> None:
     for one, same in ((("profile", spec.profile), ("config", spec.config)), (("store", spec.store), ("out", spec.out))):
         if one[1] and same[1]:
             raise UsageError(f"--{one[0]} and --{same[0]} mean the same; choose one")
+    spec = variables.applied(spec, context.settings().given)
     settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store or spec.out)
     work = Work.of(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)

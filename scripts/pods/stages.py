@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flows import pods, run_leases
 from flows.planning import Work
+from flows.specs import variables
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
@@ -50,6 +51,7 @@ def setup(spec: OnPodFlags) -> None:
 
 
 def run(spec: RunFlags) -> None:
+    spec = variables.applied(spec, context.settings().given)
     settings = context.settings_of(spec)
     work = Work.of(spec, settings)
     with open_journal(settings) as journal:

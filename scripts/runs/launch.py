@@ -24,6 +24,7 @@ from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
+from flows.specs import variables
 from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client
 from infra.agent.limits import read_clocks
@@ -69,6 +70,9 @@ def launch(spec: LaunchFlags) -> None:
         names_tag = not spec.tag
         context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
         spec, file = training.spec_of(file, spec, settings, render.tell), None
+        settings = context.settings_of(spec)
+    elif not file:
+        spec = variables.applied(spec, settings.given)
         settings = context.settings_of(spec)
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, names_tag)
     if spec.deploy_only:

@@ -1,0 +1,58 @@
+"""The variables of SkyPilot's job files, typed without a file: `inv launch -e MODEL=qwen3_4b -e STAGE=2`.
+
+In: the flags of a training, and the variables that were typed. Out: the flags that they mean. What has no effect on
+the work is refused with the command that does it: a variable of these names is never only handed to the job.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from flows.specs.work import WorkSpec
+from infra.errors import UsageError
+from trainer import plan as planning
+
+W = TypeVar("W", bound=WorkSpec)
+FLAGS = {"MODEL": "profile", "STAGE": "phase", "INIT": "init"}
+OF_BLOCKS = ("TOKENS", "BLOCK_SIZE", "BATCH_SIZE", "GRAD_ACCUM")
+OF_FILES = {
+    "HAAR_ENABLED": "examples/jobs/ablation_haar.yaml",
+    "SALIENCY_ENABLED": "examples/jobs/ablation_saliency.yaml",
+    "EXPERIMENT": "examples/jobs/ablation_haar.yaml",
+}
+OF_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+
+
+def applied(spec: W, given: Mapping[str, str]) -> W:
+    """Return a training without a job file as its variables mean it. Raises UsageError."""
+    for name, file in OF_FILES.items():
+        if name in given:
+            raise UsageError(f"-e {name}: {file} has that variable: ./inv launch {file} -e {name}={given[name]}")
+    found: dict[str, Any] = {}
+    for name, flag in FLAGS.items():
+        if name not in given:
+            continue
+        if flag in spec.typed:
+            raise UsageError(f"-e {name} and --{flag} mean the same; choose one")
+        found[flag] = given[name]
+    if OF_HUB.fullmatch(model := found.get("profile", "")) and not model.endswith((".yaml", ".yml")):
+        if found.get("init") or "init" in spec.typed:
+            raise UsageError(f"-e MODEL={model} is a model of the hub, and INIT names another one; choose one")
+        found["init"] = f"hf://{found.pop('profile')}"
+    elif model.startswith("hf://"):
+        found["init"] = found.pop("profile")
+    spec = replace(spec, **found)
+    blocks = [name for name in OF_BLOCKS if name in given]
+    if blocks and "dlm" not in planning.parse_phases(spec.phase):
+        raise UsageError(f"-e {blocks[0]}: for the phase dlm, as in --phase {spec.phase}+dlm")
+    return spec
+
+
+def check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable of these names that a job file of a training does not have."""
+    for name in (*FLAGS, *OF_BLOCKS, *OF_FILES):
+        if name in given and name not in known:
+            there = OF_FILES.get(name, "")
+            other = f"; {there} has it" if there else ""
+            raise UsageError(f"-e {name}: {file} has no such variable (known: {', '.join(known) or 'none'}){other}")

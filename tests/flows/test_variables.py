@@ -1,0 +1,76 @@
+"""Variables of the sources' job files, typed without a file: known, or refused with the command that does it."""
+
+import pytest
+
+from flows.jobs import training
+from flows.planning import init_named
+from flows.specs import variables
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.jobs import job_file
+from infra.settings import Settings
+from tests.world import ROOT, World
+
+
+def test_model_and_stage_mean_a_profile_and_a_phase():
+    spec = variables.applied(LaunchSpec(), {"MODEL": "qwen3_4b", "STAGE": "2", "INIT": "hf://a/b"})
+    assert (spec.profile, spec.phase, spec.init) == ("qwen3_4b", "2", "hf://a/b")
+    assert variables.applied(LaunchSpec(), {"MODEL": "examples/jobs/profiles/toy.yaml"}).init == ""
+
+
+@pytest.mark.parametrize("model", ["1bitLLM/bitnet_b1_58-large", "hf://1bitLLM/bitnet_b1_58-large"])
+def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
+    spec = variables.applied(LaunchSpec(), {"MODEL": model})
+    assert (spec.profile, spec.init) == ("", "hf://1bitLLM/bitnet_b1_58-large")
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "said"),
+    [
+        ({"HAAR_ENABLED": "true"}, (), "./inv launch examples/jobs/ablation_haar.yaml -e HAAR_ENABLED=true"),
+        ({"SALIENCY_ENABLED": "true"}, (), "examples/jobs/ablation_saliency.yaml -e SALIENCY_ENABLED=true"),
+        ({"EXPERIMENT": "haar"}, (), "ablation_haar.yaml has that variable"),
+        ({"TOKENS": "5"}, (), "-e TOKENS: for the phase dlm, as in --phase sft.dlm"),
+        ({"STAGE": "2"}, ("phase",), "-e STAGE and --phase mean the same"),
+        ({"STAGE": "7", "TOKENS": "5"}, (), "the stages of 1.58 bits are 1, 1.9, 2 and 3"),
+        ({"MODEL": "a/b", "INIT": "hf://c/d"}, (), "INIT names another one"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given, typed, said):
+    with pytest.raises(UsageError, match=said):
+        variables.applied(LaunchSpec(typed=frozenset(typed)), given)
+
+
+def loaded(name, *given, profile=""):
+    environ = {"HOME": "/nonexistent", "RUNPOD_API_KEY": "k" * 20}
+    file = job_file.load(ROOT / "examples" / "jobs" / f"{name}.yaml")
+    return file, Settings.load(ROOT, {"provider": "local", "profile": profile}, given, environ=environ)
+
+
+def test_a_variable_that_a_job_file_does_not_have_is_refused():
+    file, settings = loaded("train", "HAAR_ENABLED=true")
+    with pytest.raises(
+        UsageError, match="has no such variable .known: MODEL, STAGE, INIT.; .*ablation_haar.yaml has it"
+    ):
+        training.variables(file, settings)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("model", "init"),
+    [
+        ("qwen3_4b", "hf://Qwen/Qwen3-4B"),
+        ("smollm2_135m", "hf://HuggingFaceTB/SmolLM2-135M"),
+        ("examples/jobs/profiles/toy.yaml", ""),
+    ],
+)
+def test_a_stage_goes_on_from_the_published_model_of_its_profile(model, init):
+    file, settings = loaded("train", f"MODEL={model}", profile=model)
+    spec = training.spec_of(file, LaunchSpec(provider="local"), settings, lambda _: None)
+    assert init_named(spec, settings) == init
+
+
+@pytest.mark.process
+def test_the_plan_without_a_file_is_that_of_the_stage(tmp_path):
+    plan = World(tmp_path).json("launch", "-e", "MODEL=smoke_bits", "-e", "STAGE=2", "--provider", "local", "--dry-run")
+    assert plan["artifacts"][-1]["name"] == "bits2_checkpoints/smoke_bits"
