@@ -29,6 +29,7 @@ from trainer.errors import Preempted, Refused, TrainerError
 from trainer.parallel.allocator import let_segments_grow
 from trainer.records.own_phase import WORD, adopt
 from trainer.records.phase_registry import PHASES
+from trainer.reporting.jsonl_log import FOLLOWED
 
 
 def main(words: list[str] | None = None) -> int:
@@ -37,7 +38,10 @@ def main(words: list[str] | None = None) -> int:
     It is 0, 1, 2 for what was asked wrongly, 4 without a key of the store, 75 to be started again, 130 interrupted.
     """
     flags = parser().parse_args(words)
-    die_with(os.environ.pop(PARENT, ""))  # when the inv that started it is killed, it saves and ends
+    parent = os.environ.pop(PARENT, "")
+    if parent:  # its terminal shows the figures, so they need no lines in its output
+        os.environ[FOLLOWED] = "1"
+    die_with(parent)  # when the inv that started it is killed, it saves and ends
     # The number of spins of a waiting thread before it sleeps. At the default, two programs that share the cores each
     # run at a sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

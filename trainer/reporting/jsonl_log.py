@@ -13,6 +13,7 @@ from typing import Any
 from store import outside
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
+FOLLOWED = "SLIPWAY_FOLLOWED"  # set where a terminal shows the figures of a step as they come
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
 OBJECTS = ("config", "conversations")  # keys of a first line whose values are objects
 LINE_BYTES = outside.MIB

@@ -7,9 +7,12 @@ In: the figures of a step, and now and then what the model says. Out: one line p
 of those that were read (over the last steps; the first line of a process says under `mfu_of` of what), `step_s`,
 `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds). The first line
 of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived; and
-`conversations`, counts of those that it learns from.
+`conversations`, counts of those that it learns from. The log of the step has loss and tokens per second of every
+few steps.
 """
 
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,12 +25,13 @@ import torch
 from data.chat.talk_counts import TalkCounts
 from data.events import emit
 from trainer.config import PhaseConfig
-from trainer.reporting.jsonl_log import SAID, StepLines, read
+from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, read
 from trainer.reporting.peak_flops import Peak
 
 RECORD_EVERY_S = 0.3
 WINDOW = 20  # steps that a rate is the mean of
 POINTS = 32  # points of the short curve
+LINES, MOST_STEPS = 100, 100  # lines of a phase in its log, and the steps between two of them at most
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class Metrics:
         )
         self.arrived = {}
         self.curve.add(step, figures.get("reward", figures["loss"]))  # the loss of rl says nothing
+        self._log(step, figures)
         if now - self.told_at < RECORD_EVERY_S and step < config.steps:
             return
         self.told_at = now
@@ -111,6 +116,16 @@ class Metrics:
             each = config.rows * config.sequence_len
             count = {"done": step * each, "total": config.steps * each, "unit": "tokens"}
         emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points())
+
+    def _log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Print the line of a step every few steps: `inv logs --tail`, the hub and `tail -f` over SSH show those."""
+        steps = self.config.steps
+        each = max(1, min(MOST_STEPS, steps // LINES))
+        if os.environ.get(FOLLOWED) or (step % each and step not in (self.first + 1, steps)):
+            return
+        reward = f", reward {figures['reward']:.3f}" if "reward" in figures else ""
+        rate = f"{figures['tokens_per_s']:,.0f} tokens/s"
+        print(f"step {step} of {steps}: loss {figures['loss']:.4f}{reward}, {rate}", file=sys.stderr, flush=True)
 
     def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
         """Write what the model says after `step` steps: prompts and texts. The time that it took is no training."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from trainer.device import Machine
 from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
 from trainer.reporting import peak_flops
-from trainer.reporting.jsonl_log import SAID, StepLines, parse, read
+from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, parse, read
 from trainer.reporting.metrics import POINTS, Curve, Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import TALK, Sampler, is_due
@@ -165,3 +166,22 @@ def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_an
     assert (first["step"], first["config"]) == (1, json.loads(json.dumps(asdict(config))))
     assert [one["step"] for one in rest] == [2, 3] and not any("config" in one for one in rest)
     assert parse('{"step": 1, "tokens": 1, "loss": 1.0, "config": 3}\n') == []
+
+
+def test_the_log_has_a_line_of_every_few_steps_unless_a_terminal_shows_them(tmp_path, monkeypatch, capfd):
+    def told(steps, **figures):
+        metrics = Metrics(tmp_path / str(steps), 0, tiny(steps=steps))
+        for step in range(1, steps + 1):
+            metrics.step(step, StepTokens(8, 8, 8), loss=2.0, **figures)
+        metrics.close()
+        return capfd.readouterr().err.splitlines()
+
+    lines = told(3, reward=0.5)
+    assert [
+        re.fullmatch(r"step (\d) of 3: loss 2.0000, reward 0.500, [\d,]+ tokens/s", one)[1] for one in lines
+    ] == list("123")
+    many = told(450)
+    assert [one.split(":")[0] for one in many[:3]] == ["step 1 of 450", "step 4 of 450", "step 8 of 450"]
+    assert many[-1].startswith("step 450 of 450") and len(many) == 114
+    monkeypatch.setenv(FOLLOWED, "1")
+    assert told(4) == []
