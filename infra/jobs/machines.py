@@ -81,7 +81,8 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     if not found:
         raise UsageError(
             f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
-            f"--provider runpod, or write `infra: runpod` (known: {', '.join(OURS)})"
+            "--provider skypilot, which rents there, --provider runpod, or write `infra: runpod` "
+            f"(known: {', '.join(OURS)})"
         )
     notes += _without_effect(task, is_rented, provider) if provider != SKYPILOT else []
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)

@@ -1,5 +1,7 @@
 """Commands in messages, with the flags that whoever reads them has to type: `--rehearse` or `--state-file`.
 
+Words that other tools have for what is here called otherwise stand here, too: an error names ours, nothing is guessed.
+
 In: text of ours with commands in it. Out: the same text; each command has those of the two flags that the line which is
 running was typed with.
 """
@@ -8,6 +10,25 @@ import re
 import shlex
 from collections.abc import Callable, Collection
 
+THEIR_TASKS = {
+    "cancel": "inv down RUN",
+    "queue": "inv status",
+    "exec": "inv ssh RUN -- COMMAND",
+    "autostop": "inv launch --idle-stop 15m",
+}
+THEIR_FLAGS = {
+    "--gpu-type": "--gpu",
+    "--gpu-count": "--num-gpus",
+    "--inspect-executors": "inv offers --provider lium --gpu A100",
+    "--destroy": "inv down --all",
+    "--job": "inv launch examples/jobs/train.yaml",
+    "--stage": "--phase, or -e STAGE=2",
+    "--service-name": "--name",
+}
+OF_COMMANDS = {
+    ("pipeline", "--mode"): "nothing: inv pipeline always lays its folders out as --mode cloud does; leave it out",
+    ("config", "--job"): "--config examples/jobs/dlm_train.yaml",
+}
 _carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
 _taken: list[Callable[[str], Collection[str]]] = []  # tells which flags a command takes
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
@@ -35,3 +56,10 @@ def as_typed(text: str) -> str:
     if not _carried:
         return text
     return _COMMAND.sub(lambda found: " ".join([found[1], *map(shlex.quote, flags(found[2]))]), text)
+
+
+def ours(word: str, command: str) -> str:
+    """Return our words for another tool's; "" for a word that no tool is known to have."""
+    if not command:
+        return THEIR_TASKS.get(word, "") or THEIR_FLAGS.get(word, "")
+    return OF_COMMANDS.get((command, word), "") or THEIR_FLAGS.get(word, "") or THEIR_TASKS.get(word, "")

@@ -312,7 +312,14 @@ def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Ex
     """Return an Exit with code 2 that names the nearest word that would have been right."""
     bare = {one.lstrip("-"): one for one in known}  # the dashes that all flags share make none of them alike
     near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
-    hint = f"did you mean {bare[near[0]]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+    meant = command_hints.ours(word, task_name)
+    hint = (
+        f"here that is: {meant}"
+        if meant
+        else f"did you mean {bare[near[0]]}?"
+        if near
+        else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+    )
     return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
 
 

@@ -150,7 +150,10 @@ def test_what_has_no_effect_is_told(tmp_path):
     ("resources", "why"),
     [
         ("{infra: awz}", "unknown cloud 'awz'; did you mean aws?"),
-        ("{infra: aws}", "aws is a cloud of SkyPilot's, where Slipway rents nothing; it is left out. Type a provider"),
+        (
+            "{infra: aws}",
+            "it is left out. Type a provider instead: --provider skypilot",
+        ),
         ("{accelerators: 'A100:1 A100-80GB:1'}", "write accelerators: {A100: 1, A100-80GB: 1}"),
         ("{accelerators: H100:-1}", "H100:-1: it must be a whole number"),
         ("{accelerators: H100:0.5}", "no vendor rents a part of a GPU"),
