@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from scripts.project import debian
 from tests import pure, seeds
+from tests.failures import Failures
 from tests.needs import needs
 from tests.slowest import Slowest
 
@@ -43,6 +44,7 @@ def pytest_configure(config):
     config.pluginmanager.register(Skips(config))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Slowest())
+        config.pluginmanager.register(Failures(config))
     settings.register_profile("day", derandomize=True)
     if "not nightly" in config.option.markexpr:
         settings.load_profile("day")

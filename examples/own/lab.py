@@ -2,10 +2,11 @@
 
 SLIPWAY_EXTENSIONS=examples/own/lab.py LAB_URL=https://rack.example LAB_KEY=... ./inv offers --provider lab
 
-    GET    /kinds         [{"kind", "gpu", "gpus", "gpu_memory_gb", "disk_gb", "usd_per_hour", "free"}] POST   /machines
-    {"kind", "token", "run", "ssh_key", "seconds"}: a machine, whose own timer ends it GET    /machines      every
-    machine: [{"id", "token", "run", "state", "user", "host", "port", "usd_per_hour", ...}] GET    /machines/ID   one of
-    them; 404 when it is gone DELETE /machines/ID   ends it; 404 when it is gone
+    GET    /kinds        [{"kind", "gpu", "gpus", "gpu_memory_gb", "disk_gb", "usd_per_hour", "free"}]
+    POST   /machines     {"kind", "token", "run", "ssh_key", "seconds"}: a machine, whose own timer ends it
+    GET    /machines     every machine: [{"id", "token", "run", "state", "user", "host", "port", "usd_per_hour", ...}]
+    GET    /machines/ID  one of them; 404 when it is gone
+    DELETE /machines/ID  ends it; 404 when it is gone
 """
 
 import math
