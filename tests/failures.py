@@ -12,5 +12,5 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         terminal = self.plugins.get_plugin("terminalreporter")  # not there yet when the run is configured
         if report.failed and terminal is not None:
-            terminal.ensure_newline()
+            terminal.line("")
             terminal.line(f"failed in its {report.when}: {report.nodeid}", red=True)
