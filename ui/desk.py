@@ -102,7 +102,8 @@ class Desk:
         began = time.monotonic()
         with self.journal() as journal:
             over = end_over_limit(journal, self.settings, self.tell)
-            views = status.with_excess(status.status(journal, self.settings, ended=ENDED), over)
+            had_to = [one for one in over if one.had_to_be_ended]
+            views = status.with_excess(status.status(journal, self.settings, ended=ENDED), had_to)
         for one in over:
             self.tell(one.words)
         is_here = all(one.provider == "local" for one in views if one.ended_at is None)

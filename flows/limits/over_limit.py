@@ -40,6 +40,8 @@ class OverLimit:
     """Time and money beyond the limit, when the pod was found."""
     heard_s: float | None = None
     """Age of the last report of its guard, by its vendor's clock; None = there is none."""
+    was_gone: bool = False
+    """True if its vendor showed no such machine any more when it was found: another end had come before."""
     problem: str = ""
     """Reason why the pod is not proven gone, where its row is live."""
 
@@ -48,8 +50,18 @@ class OverLimit:
         return not self.op.is_live
 
     @property
+    def had_to_be_ended(self) -> bool:
+        """Return whether none of its other ends came in time, or may not have."""
+        return not (self.is_ended and self.was_gone)
+
+    @property
     def words(self) -> str:
         """Return all of it in one sentence."""
+        if not self.had_to_be_ended:
+            said = (
+                "its limit has passed, and its machine was gone already; when it ended is not told: counted until now"
+            )
+            return f"{self.op.run}: {heard_words(self.heard_s)}; {said}"
         over = f"over its limit by {self.excess.words}" if self.excess.words else "at its limit"
         if self.is_ended:
             return f"{self.op.run}: {heard_words(self.heard_s)}; {over}; it was ended, and nothing of it bills"
@@ -93,7 +105,10 @@ def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, n
         problem = "another process is ending it"
     except Exception as error:  # an error about one must not keep the others from being ended
         problem = in_words(error)
-    return OverLimit(journal.op(op.token), spend.excess(op, now, settings.clock_scale), heard_s, problem)
+    return OverLimit(
+        op=journal.op(op.token), excess=spend.excess(op, now, settings.clock_scale), heard_s=heard_s,
+        was_gone=seen.is_there is False, problem=problem,
+    )  # fmt: skip
 
 
 def age_of_report(op: Op, seen: Sight, settings: Settings, now: Clocks) -> float | None:

@@ -40,18 +40,19 @@ def open_journal(settings: Settings) -> Journal:
 
 
 def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
-    """End what is past its limit, and tell each change of it once; return all of it that this line has found."""
+    """End what is past its limit, and tell each change of it once; return what `found_over_limit` has."""
     for one in over_limit.end_over_limit(journal, settings, render.tell):
         before = _over.get(one.op.token)
         if before is None or before.is_ended is not one.is_ended:
             render.say(render.clean(one.words))
         _over[one.op.token] = one
-    return list(_over.values())
+    return found_over_limit(journal)
 
 
 def found_over_limit(journal: Journal) -> list[OverLimit]:
-    """Return what this line has found past its limit, each with its row as it is now."""
-    return [replace(one, op=journal.op(token)) for token, one in _over.items()]
+    """Return what this line has found past its limit and has to end, each with its row as it is now."""
+    found = [replace(one, op=journal.op(token)) for token, one in _over.items()]
+    return [one for one in found if one.had_to_be_ended]
 
 
 def past_limit_words(over: Sequence[OverLimit]) -> str:

@@ -445,7 +445,7 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("export", "--out", "x", "--dtype", "int8"), "known: float32, bfloat16"),
         (("launch", "--seed", "-1"), "seed is -1"),
         (("launch", "--steps", "0"), "steps is 0"),
-        (("launch", "--num-gpus", "-1"), "cannot be negative"),
+        (("launch", "--num-gpus", "-1"), "must be at least 1"),
         (("launch", "--tag", "../x"), "is not a valid name"),
         (("launch", "--phase", "all+sft"), "unknown phase 'all'; known"),
         (("shard", "--take", "0"), "take is 0"),

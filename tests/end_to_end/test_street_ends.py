@@ -73,6 +73,21 @@ def test_with_guard_and_timer_gone_the_supervisor_ends_a_pod_at_its_limit(user, 
     assert ended(user.world, limit_of(op)) == "client"
 
 
+def test_a_pod_that_its_timer_has_ended_is_not_told_as_one_past_its_limit(user):
+    """The laptop was closed: the next command finds the limit passed, and the machine gone."""
+    user.inv("launch", "--rehearse", *LAUNCH)
+    with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
+        (op,) = journal.ops(run="otter")
+        keeper = until(lambda: journal.leases.holder(keeper_lease("otter")), "a keeper")
+    assert send(keeper, signal.SIGKILL)
+    until(lambda: not sum(send(one, signal.SIGKILL) for one in find(op.token)), "the end of its guard")
+    assert ended(user.world, limit_of(op)) != "client"
+    process = user.begin("status", "--rehearse")
+    said = " ".join(process.communicate(timeout=120)[1].split())
+    assert process.returncode == 0, said
+    assert "its limit has passed, and its machine was gone already" in said and "over its limit" not in said, said
+
+
 @pytest.mark.parametrize("renting", [SPEED], indirect=True)
 def test_a_control_host_ends_a_machine_that_hangs_at_its_limit(renting):
     renting.up()
