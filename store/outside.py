@@ -98,7 +98,9 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
     """Return the bytes of a regular file. Raises Unreadable when it is none or larger, OSError."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        read = b"" if size > most_bytes else file.read(most_bytes + 1)
+        read = b"" if size > most_bytes else file.read(size + 1)  # a read of so many bytes takes a buffer of that size
+        if size < len(read) <= most_bytes:  # it grows, or its file system tells no size
+            read += file.read(most_bytes + 1 - len(read))
         if max(size, len(read)) > most_bytes:
             raise Unreadable(f"it has {max(size, len(read))} bytes, at most {most_bytes} are read")
         return read

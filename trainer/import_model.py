@@ -30,9 +30,9 @@ from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
-from trainer.model.bitnet_layouts import is_stored_rounded
 from trainer.model.decoder import Decoder
 from trainer.nanochat.convert import convert
+from trainer.records.bitnet_layouts import is_stored_rounded
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from infra.ledger.journal import Journal
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import ROOT, until
@@ -82,7 +83,8 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
 def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(user):
     words = ("-n", "spent", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
     told(user, "launch", *words, "--spend-limit", "0.25")
-    until(lambda: user.status()["spent"]["state"] in ("limit", "stopped"), "its limit", 120)
+    with Journal.open(user.world.folder / attach.JOURNAL, user.environ) as journal:
+        until(lambda: not journal.ops(run="spent")[-1].is_live, "its end at its limit", 120)
     for line in (("resume", "spent", "--yes"), ("launch", *words)):
         said = told(user, *line, code=5)
         assert "inv resume --rehearse spent --spend-limit 1" in said, said

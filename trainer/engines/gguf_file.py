@@ -24,8 +24,8 @@ from store import local_files
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
 from trainer.errors import Refused
-from trainer.model.bitnet_layouts import name_of
 from trainer.model.huggingface import differences, is_spare, model_config
+from trainer.records.bitnet_layouts import name_of
 from trainer.records.model_config import ModelConfig, Ternary
 
 LEAST = 1e-5  # the same as in trainer.model.ternary

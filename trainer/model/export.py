@@ -21,7 +21,6 @@ from store.outside import Unreadable
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.model.bitnet_layouts import SCALE, divides, name_of
 from trainer.model.decoder import Decoder, unfilled
 from trainer.model.huggingface import (
     EMBEDDING,
@@ -36,6 +35,7 @@ from trainer.model.huggingface import (
     written,
 )
 from trainer.model.ternary import masters, unpack
+from trainer.records.bitnet_layouts import SCALE, divides, name_of
 from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

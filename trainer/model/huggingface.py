@@ -11,7 +11,7 @@ from typing import Any
 from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
-from trainer.model.bitnet_layouts import ROUNDED, refuse_rounding, spelt, unpacked
+from trainer.records.bitnet_layouts import ROUNDED, refuse_rounding, spelt, unpacked
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 

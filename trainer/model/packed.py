@@ -11,9 +11,9 @@ import torch
 
 from trainer.errors import Refused
 from trainer.model import export
-from trainer.model.bitnet_layouts import PER_BYTE
 from trainer.model.huggingface import OURS, kind_of
 from trainer.model.ternary import layers_of, pack, ternary
+from trainer.records.bitnet_layouts import PER_BYTE
 from trainer.records.model_config import ModelConfig
 
 

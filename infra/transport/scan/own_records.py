@@ -18,7 +18,17 @@ from infra.settings import Settings
 # Endings of files and folders beside a journal, by what they are added to.
 OF_NAME = ("", "-wal", "-shm", "-journal", ".lock", "-pace-", ".moving", ".coming", ".copy", ".moved-")
 OF_STEM = (
-    *("-keys", "-hosts.json", "-prices.json", "-ssh-config", "-rehearsal", "-timings", "-drills", "-notices"),
+    *(
+        "-keys",
+        "-hosts.json",
+        "-owners.json",
+        "-prices.json",
+        "-ssh-config",
+        "-rehearsal",
+        "-timings",
+        "-drills",
+        "-notices",
+    ),
     *("-supervisor.json", "-supervisor.log", "-control", "-skypilot"),
 )
 BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # of names that go on differently
