@@ -87,6 +87,7 @@ def start_command(ends_at: int, calls: Sequence[Call], start_script: str = START
     `ends_at`: UTC epoch seconds by the container's clock. `calls`: of the pod's self-termination, tried in turn.
     """
     timer = timer_script(ends_at, calls)
+    # The second one takes the place of the first where there is no setsid, and once where the first is killed.
     script = (
         f"(setsid sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1 || "
         f"sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1) &\nexec {shlex.quote(start_script)}\n"

@@ -15,6 +15,7 @@ import pytest
 from infra.agent.job import Call
 from infra.agent.lifecycle import start_timer
 from infra.machines import dead_man
+from tests.faults.ends import end_timer
 from tests.hosts import until
 
 pytestmark = pytest.mark.process
@@ -113,7 +114,6 @@ def test_the_start_command_is_one_line_that_starts_the_timer_and_becomes_the_sta
     assert "\n" not in command and command.count('"') == 2 and "secret" not in command
     environ = {**os.environ, "HOME": str(tmp_path), "POD_ID": "p-1", "POD_KEY": "rpa_secret"}
     first = subprocess.Popen(shlex.split(command), env=environ, stdin=subprocess.DEVNULL)
-    timer = 0
     try:
         until((tmp_path / "pid").exists, "the start script")
         until(lambda: (tmp_path / "pid").read_text() == f"{first.pid}\n", "the first process")
@@ -124,5 +124,4 @@ def test_the_start_command_is_one_line_that_starts_the_timer_and_becomes_the_sta
     finally:
         first.kill()
         first.wait()
-        if timer:
-            os.killpg(os.getsid(timer), 9)
+        assert end_timer(tmp_path) == 2  # the start command begins another where the first is killed
