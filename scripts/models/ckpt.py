@@ -7,12 +7,14 @@ import contextlib
 import difflib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
+from flows.find_model import find_model
 from flows.reading import status as runs
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -36,6 +38,7 @@ from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest
+from trainer.records.phase_registry import PHASES
 
 AT_WORK = ("planned", "idle", "running", "ending")
 FOUND = 5  # an audit found something
@@ -131,7 +134,8 @@ def ckpt_push(spec: CkptPushFlags) -> None:
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
     lend_for(spec.to, settings)
     there = {one.name: one for one in source.artifacts()}
-    chosen = list(spec.models) or [name for name in sorted(there) if not there[name].problem]
+    chosen = [meant(name, there, source, settings) for name in spec.models]
+    chosen = chosen or [name for name in sorted(there) if not there[name].problem]
     for name in chosen:
         if name not in there:
             raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
@@ -153,6 +157,15 @@ def ckpt_push(spec: CkptPushFlags) -> None:
         render.say(f"{name} is in {target.uri}, read back")
     if spec.json:
         print_json({"to": target.uri, "pushed": pushed})
+
+
+def meant(name: str, there: Collection[str], source: Store, settings: Settings) -> str:
+    """Return the artifact that a word means: a name, or a phase, as other commands take it. Raises UsageError."""
+    if name in there or name not in PHASES:
+        return name
+    found, _ = find_model(replace(settings, store=source.uri), name, "", render.say)
+    assert found is not None, "a phase is no folder"
+    return found.name
 
 
 def ckpt_init(spec: CkptInitFlags) -> None:

@@ -59,7 +59,7 @@ def export(c, spec):
     """Write a model as a Hugging Face folder, or as a GGUF file."""
 
 
-@command("scripts.models.ckpt", "scripts.models.flags:CkptListFlags", name="list", world="", example="inv ckpt.list")
+@command("scripts.models.ckpt", "scripts.models.flags:CkptListFlags", name="list", example="inv ckpt.list")
 def ckpt_list(c, spec):
     """List every checkpoint, published or of a live run."""
 
@@ -68,7 +68,6 @@ def ckpt_list(c, spec):
     "scripts.models.ckpt",
     "scripts.models.flags:CkptShowFlags",
     name="show",
-    world="",
     example="inv ckpt.show chatsft_checkpoints/smoke",
 )
 def ckpt_show(c, spec):
@@ -91,9 +90,7 @@ def ckpt_status(c, spec):
     """
 
 
-@command(
-    "scripts.models.ckpt", "scripts.models.flags:CkptVerifyFlags", name="verify", world="", example="inv ckpt.verify"
-)
+@command("scripts.models.ckpt", "scripts.models.flags:CkptVerifyFlags", name="verify", example="inv ckpt.verify")
 def ckpt_verify(c, spec):
     """Read every byte of checkpoints, and compare.
 
@@ -105,7 +102,6 @@ def ckpt_verify(c, spec):
     "scripts.models.ckpt",
     "scripts.models.flags:CkptPullFlags",
     name="pull",
-    world="",
     example="inv ckpt.pull --latest --from s3://bucket/runs --to model",
 )
 def ckpt_pull(c, spec):
@@ -116,7 +112,6 @@ def ckpt_pull(c, spec):
     "scripts.models.ckpt",
     "scripts.models.flags:CkptPushFlags",
     name="push",
-    world="",
     example="inv ckpt.push --to hf://user/repo",
 )
 def ckpt_push(c, spec):

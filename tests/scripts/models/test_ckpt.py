@@ -154,6 +154,26 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
         ckpt.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
 
 
+def test_a_phase_means_its_model_as_for_chat_and_serve(home, capsys):
+    assert told(capsys, "ckpt_push", to=str(home / "elsewhere"), models=("base",))["pushed"] == [
+        "base_checkpoints/smoke"
+    ]
+    with pytest.raises(UsageError, match="no model 'sft' in .*base_checkpoints/smoke"):
+        told(capsys, "ckpt_push", to=str(home / "elsewhere"), models=("sft",))
+
+
+@pytest.mark.process
+@pytest.mark.needs("sshd", "ssh-keygen")
+def test_a_rehearsal_has_checkpoints_of_its_own(home, tmp_path):
+    world = World(tmp_path / "user", {"SLIPWAY_STORE": str(home / "artifacts"), "SLIPWAY_PODS": str(home / "pods")})
+    assert "base_checkpoints/smoke" in [one["name"] for one in world.json("ckpt.list")]
+    world.json("offers", "--rehearse")  # which begins one
+    try:
+        assert world.json("ckpt.list", "--rehearse") == []
+    finally:
+        world.inv("rehearse", "--stop")
+
+
 def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):
     pulled = told(capsys, "ckpt_pull", model="step-000000020", to=str(home / "here"))
     folder = home / "here" / "step-000000020"
