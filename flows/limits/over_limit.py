@@ -51,16 +51,14 @@ class OverLimit:
 
     @property
     def had_to_be_ended(self) -> bool:
-        """Return whether none of its other ends came in time, or may not have."""
+        """Return whether the machine still ran when it was found, or may have."""
         return not (self.is_ended and self.was_gone)
 
     @property
     def words(self) -> str:
         """Return all of it in one sentence."""
         if not self.had_to_be_ended:
-            said = (
-                "its limit has passed, and its machine was gone already; when it ended is not told: counted until now"
-            )
+            said = "the limit has passed, and the machine was gone already; its cost is counted until now, at most"
             return f"{self.op.run}: {heard_words(self.heard_s)}; {said}"
         over = f"over its limit by {self.excess.words}" if self.excess.words else "at its limit"
         if self.is_ended:

@@ -111,24 +111,13 @@ class Saver:
 
     def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
         """Return the result of `read` on the folder and the step of the newest checkpoint that is whole."""
-        steps = self.steps()
-        for step in reversed(steps):
+
+        def whole(step: int) -> T:
             folder = self.folder / f"step-{step:09d}"
-            try:
-                verify(folder)
-                found = read(folder, step)
-            except Exception as error:  # any error of the reader at a file that has changed
-                log.warning("checkpoint %d unreadable (%s), trying the one before", step, error)
-                continue
-            log.info("Successfully loaded checkpoint from step %d", step)
-            return found
-        if steps:
-            log.error("Failed to load any checkpoint")
-            raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded (steps {steps}); remove it to begin again"
-            )
-        log.warning("No checkpoints found in %s", self.folder)
-        return None
+            verify(folder)
+            return read(folder, step)
+
+        return _newest(self.folder, self.steps(), whole)
 
     def _publish(self, draft: Path, step: int, metrics: Mapping[str, float], model_type: str) -> None:
         paths = sorted(path for path in draft.rglob("*") if path.is_file())
@@ -305,22 +294,7 @@ class OwnFiles:
 
         Raises CheckpointError when there are some, and none can be read.
         """
-        steps = self.steps()
-        for step in reversed(steps):
-            try:
-                found = read(step)
-            except Exception as error:  # any error of the reader at a file that is damaged
-                log.warning("Failed to load checkpoint at step %d, trying previous checkpoint: %s", step, error)
-                continue
-            log.info("Successfully loaded checkpoint from step %d", step)
-            return found
-        if steps:
-            log.error("Failed to load any checkpoint")
-            raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded (steps {steps}); remove them to begin again"
-            )
-        log.warning("No checkpoints found in %s", self.folder)
-        return None
+        return _newest(self.folder, self.steps(), read)
 
     def steps(self) -> List[int]:
         """Return the steps of which there is a file, oldest first."""
@@ -397,3 +371,25 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _newest(folder: Path, steps: List[int], read: Callable[[int], T]) -> Optional[T]:
+    """Return the result of `read` for the last of the steps that it can read; None when there is no step.
+
+    Raises CheckpointError when there are some, and none can be read.
+    """
+    for step in reversed(steps):
+        try:
+            found = read(step)
+        except Exception as error:  # any error of the reader at a file that is damaged
+            log.warning("Failed to load checkpoint at step %d, trying previous checkpoint: %s", step, error)
+            continue
+        log.info("Successfully loaded checkpoint from step %d", step)
+        return found
+    if steps:
+        log.error("Failed to load any checkpoint")
+        raise CheckpointError(
+            f"none of the checkpoints in {folder} can be loaded (steps {steps}); remove them to begin again"
+        )
+    log.warning("No checkpoints found in %s", folder)
+    return None
