@@ -1,5 +1,7 @@
 """One run costs the same wherever that is told: report, chart, `why`, `cost` and the page, with all pods and nodes."""
 
+import time
+
 import pytest
 
 from flows.history import why
@@ -24,25 +26,28 @@ def settings(tmp_path):
     return Settings.load(ROOT, environ=environ)
 
 
-def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, since: int = 0):
-    """Write down a pod that is gone."""
+def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began: int):
+    """Write down a pod that is gone.
+
+    began: when its request was sent, in seconds since 1970.
+    """
     group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
     op = journal.plan(token=token, run=run, vendor="shadeform", rate=RATE, slot=rank,
                       job=Job(run, token, (), group=group).to_json())  # fmt: skip
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event, **({"remote_id": token} if event == "created" else {}))
     op = journal.advance(journal.advance(op, "end", reason="its work has ended", outcome="stopped"), "gone")
-    began = op.intent_at - 100_000 + since
     return journal.note(op, intent_at=began, sent_at=began, del_requested_at=began + seconds, ended_at=began + seconds,
                         lived_s=float(seconds))  # fmt: skip
 
 
 def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
     with Journal.open(settings.state_file) as journal:
-        ended(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0])
-        ended(journal, "sw1-node", "calm-1.1", 1, HOUR, since=2 * HOUR)
-        op = ended(journal, "sw1-last", "calm-1", 0, HOUR, since=2 * HOUR)
-        ended(journal, "sw1-other", "otter-1", 0, HOUR)
+        first = int(time.time()) - 100_000
+        ended(journal, "sw1-lost", "calm-1", 0, MINUTE_BEGUN[0], first)
+        ended(journal, "sw1-node", "calm-1.1", 1, HOUR, first + 2 * HOUR)
+        op = ended(journal, "sw1-last", "calm-1", 0, HOUR, first + 2 * HOUR)
+        ended(journal, "sw1-other", "otter-1", 0, HOUR, first)
         journal.note(journal.op("sw1-other"), job=Job("otter-1", "sw1-other", ()).to_json())
         journal.tell("sw1-last", "vendor", 30 * 10**6)
         expected = 10_000 * MINUTE_BEGUN[1] + 10_000 * HOUR + 30 * 10**6

@@ -15,6 +15,9 @@ from tests.world import ROOT
 
 pytestmark = pytest.mark.process
 TERMINAL, PIPES = [True, True, True], [False, False, False]
+# A signal that arrives after the interpreter's last look and before its sleep is handled when that sleep ends, so every
+# sleep is short (seen as two failures of one run, of commands that slept for a minute).
+WAIT = "time.sleep(0.05) for _ in range(1200)"
 ABOUT = """
 import os, sys
 found = [os.isatty(number) for number in (0, 1, 2)]
@@ -98,7 +101,7 @@ def test_keys_reach_a_prompt_and_ctrl_c_the_command():
 def test_a_terminal_that_changes_its_size_does_so_there():
     code = (
         "import os, signal, sys, time; signal.signal(28, lambda *_: sys.exit(print(os.get_terminal_size(0)))); "
-        "print('ready', flush=True); time.sleep(60)"
+        f"print('ready', flush=True); [{WAIT}]"
     )
     talk = Talk(code, tty=TERMINAL)
     talk.hear(lambda one: "ready" in one.of(OUT))
@@ -108,7 +111,7 @@ def test_a_terminal_that_changes_its_size_does_so_there():
 
 
 def test_signals_reach_a_command_in_pipes_and_a_reader_that_leaves_is_noticed():
-    talk = Talk("import time; print('ready', flush=True); time.sleep(60)", tty=PIPES)
+    talk = Talk(f"import time; print('ready', flush=True); [{WAIT}]", tty=PIPES)
     talk.hear(lambda one: "ready" in one.of(OUT))
     talk.send(frame(SIGNAL, b"15"))
     assert talk.end() == 128 + 15
@@ -130,7 +133,7 @@ def leave(*_):
     sys.exit(3)
 signal.signal(signal.SIGHUP, leave)
 print("ready", flush=True)
-time.sleep(60)
+[{WAIT}]
 """
     talk = Talk(code, tty=tty)
     talk.hear(lambda one: "ready" in one.of(OUT))
