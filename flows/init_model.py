@@ -1,7 +1,8 @@
-"""The model that `--init` names: a local Hugging Face folder or a repository of the hub, inspected before planning.
+"""The model that `--init` names: a folder, a repository of the hub or an imported artifact, inspected before planning.
 
-In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub a few small files are read, the weights
-come where the steps run.
+In: `FOLDER`, `hf://user/repo[@revision]` or `imported/NAME`. Out: an `ImportSpec`; of the hub a few small files are
+read, the weights come where the steps run. An artifact tells the `ImportSpec` that it was made of, so that the plan
+finds that artifact without the folder.
 """
 
 import hashlib
@@ -10,17 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.config import ENDS_ANSWER, SPECIALS, ConfigError
+from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files, vocabulary
+from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.nanochat import look as nanochat
 
+IMPORTED = "imported/"
 TIMEOUT_S = 20.0
 MOST_BYTES = 64 << 20  # of an answer of the hub: the list of the files of a model
 
@@ -28,9 +31,26 @@ MOST_BYTES = 64 << 20  # of an answer of the hub: the list of the files of a mod
 def look(init: str, settings: Settings) -> ImportSpec:
     """Return the import that `--init` means. Raises UsageError when there is no model that our decoder can be."""
     try:
-        return on_hub(init, settings) if init.startswith("hf://") else in_folder(init)
+        if init.startswith("hf://"):
+            return on_hub(init, settings)
+        is_stored = init.startswith(IMPORTED) and not Path(init).exists()
+        return in_store(init, settings) if is_stored else in_folder(init)
     except ConfigError as error:
         raise UsageError(f"--init {init}: {error}") from None
+
+
+def in_store(init: str, settings: Settings) -> ImportSpec:
+    """Return the import that made an artifact of the settings' store. Raises UsageError, ConfigError, StoreError."""
+    found = Store(settings.store).check(init)
+    if found.problem:
+        raise UsageError(
+            f"--init {init}: {settings.store}: {found.problem}; put the model there: "
+            f"inv ckpt.push FOLDER --to {settings.store}"
+        )
+    told = found.about.get("import")
+    if not isinstance(told, Mapping):
+        raise UsageError(f"--init {init}: {settings.store} does not say what that was made of; import it again")
+    return load(ImportSpec, told, "import")
 
 
 def in_folder(init: str) -> ImportSpec:

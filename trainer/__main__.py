@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--config", type=Path, required=True)
     one = command(commands, "import", adopt_model, "take over a Hugging Face model and publish it")
     one.add_argument("--config", type=Path, required=True)
+    one = command(commands, "tokenizer", take_tokenizer, "write a pickled tokenizer of nanochat as tokenizer.json")
+    one.add_argument("--pickled", type=Path, required=True)
+    one.add_argument("--out", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     add_talk(one)
@@ -132,6 +135,12 @@ def train(flags: argparse.Namespace) -> None:
         about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks), second_name)
     if "bits_per_byte" in about:
         print(side_by_side(about))
+
+
+def take_tokenizer(flags: argparse.Namespace) -> None:
+    from trainer.nanochat.convert import convert_tokenizer
+
+    convert_tokenizer(flags.pickled, flags.out)
 
 
 def adopt_model(flags: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
             "params": config.num_params,
             "vocab": size,
             "tokenizer_sha256": tokenizers.load(words).sha256,
+            "import": asdict(spec),
         }
         Store(making.store).publish(draft, making.name, making.fingerprint, {**about, **making.provenance})
     return about

@@ -24,6 +24,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.models import ckpt_folder
 from scripts.models.flags import (
     CkptInitFlags,
     CkptListFlags,
@@ -134,17 +135,18 @@ def ckpt_push(spec: CkptPushFlags) -> None:
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
     lend_for(spec.to, settings)
     there = {one.name: one for one in source.artifacts()}
-    chosen = [meant(name, there, source, settings) for name in spec.models]
-    chosen = chosen or [name for name in sorted(there) if not there[name].problem]
+    folders = {word: found for word in spec.models if word not in there and (found := ckpt_folder.folder_of(word))}
+    pushed = [ckpt_folder.push(folder, spec.to, settings, quiet=spec.json) for folder in folders.values()]
+    chosen = [meant(name, there, source, settings) for name in spec.models if name not in folders]
+    chosen = chosen if spec.models else [name for name in sorted(there) if not there[name].problem]
     for name in chosen:
         if name not in there:
             raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
         if there[name].problem:
             raise UsageError(f"{name} in {source.uri}: {there[name].problem}; make it again: inv train")
-    if not chosen:
+    if not chosen and not folders:
         raise UsageError(f"{source.uri} holds nothing to push; make something: inv train --phase base")
-    have = {one.name: one for one in target.artifacts()}
-    pushed = []
+    have = {one.name: one for one in target.artifacts()} if chosen else {}
     for name in chosen:
         manifest = source.manifest(name)
         if name in have and not have[name].problem and have[name].fingerprint == manifest.fingerprint:

@@ -1,14 +1,22 @@
 """A job file whose work is a training of ours: what it comes to on this machine, and what is refused with its line."""
 
+import json
+
 import pytest
 
 from flows import launch
 from flows.jobs import training
 from flows.specs.launch import LaunchSpec
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.jobs import job_file
+from infra.providers import registry
+from infra.records import Request
 from infra.settings import Settings
+from tests.data.hub import Repo, serving
+from tests.trainer.model.test_init import models
 from tests.world import ROOT
+from trainer.plan.estimates import STATE_BYTES
 
 pytestmark = pytest.mark.process
 
@@ -84,3 +92,30 @@ def test_what_cannot_be_meant_is_refused_with_the_place(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UsageError, match=BAD[text]):
         training.spec_of(job_file.load(path), LaunchSpec(), settings(tmp_path, "local"), print)
+
+
+def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path, monkeypatch):
+    """The machine of the file has the disk that the plan of its stages needs, not that of all stages."""
+    (tmp_path / "theirs").mkdir()
+    shape = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 2560,
+             "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000, "rms_norm_eps": 1e-6,
+             "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False}  # fmt: skip
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "theirs" / "model.safetensors").touch()
+    with serving({"Qwen/Qwen3-4B": Repo(tmp_path / "theirs")}) as hub:
+        models(hub)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        disks = {}
+        for stages in ("2", "1+1.9+2+3"):
+            spec, _ = asked(tmp_path, "train", "runpod", f"STAGE={stages}")
+            found = settings(tmp_path, "local", f"STAGE={stages}", profile=spec.profile)
+            work, request = launch.Work.of(spec, found), Request(run="r", num_gpus=4)
+            assert work.init is not None and work.init.source == "hf://Qwen/Qwen3-4B"
+            plan = work.plan(found, request, registry.provider(found, "local"), Limits())
+            disks[stages] = plan.request.work_disk_bytes
+            params = work.init.model.num_params
+    assert spec.disk_size == ""
+    kept = 6  # five checkpoints, and the one that is being written
+    state_bytes = kept * STATE_BYTES * params
+    assert state_bytes < disks["2"] < 4 * state_bytes < disks["1+1.9+2+3"], disks

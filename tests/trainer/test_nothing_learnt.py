@@ -69,7 +69,7 @@ def test_what_is_lost_is_told_before_the_first_step_and_stands_in_the_artifact_a
     lines = read(world.store / "sft_checkpoints/tiny/metrics.jsonl")
     counts = lines[0]["conversations"]
     assert (counts["conversations"], counts["without_targets"], counts["answers"]) == (4, 1, 12)
-    assert counts["cut_answers"] > 1 and records[-1]["conversations"] == counts
+    assert counts["cut_answers"] > 1 and records[-1]["talk_counts"] == counts
     text = page(Story("brave-otter-1", (), [PhaseStory("sft", lines=lines)], "now"))
     assert "1 of 4 (25.0 %)" in text and f"{counts['cut_answers']} of 12" in text
     assert f"{lines[-1]['learnt_tokens']:,} (" in text

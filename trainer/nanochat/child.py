@@ -1,7 +1,7 @@
 """`python -m trainer.nanochat.child`: reads the pickles of a nanochat checkpoint, and writes what is in them.
 
-In, on stdin: {"weights", "tokenizer" ("" = none), "out", "model"}. Out: config.json, model.safetensors and the files of
-the tokenizer, then {"problem"} on stdout, "" when all is done.
+In, on stdin: {"weights", "tokenizer", "out", "model"}; "" as weights or tokenizer = none. Out: config.json and
+model.safetensors, the files of the tokenizer, then {"problem"} on stdout, "" when all is done.
 """
 
 import json
@@ -48,13 +48,14 @@ def main() -> None:
     """Convert what stdin names."""
     die_with(os.environ.pop(PARENT, ""))
     asked = json.loads(sys.stdin.read())
-    weights, out = Path(asked["weights"]), Path(asked["out"])
-    limit(weights.stat().st_size)
+    out = Path(asked["out"])
+    limit(Path(asked["weights"] or asked["tokenizer"]).stat().st_size)
     try:
-        model = load(ModelConfig, asked["model"], "model")
-        tensors = converted(read(weights), model)
-        tensor_file.write(out / "model.safetensors", tensors)
-        (out / "config.json").write_text(json.dumps(written(model, "float32", None, [])), encoding="utf-8")
+        if asked["weights"]:
+            model = load(ModelConfig, asked["model"], "model")
+            tensors = converted(read(Path(asked["weights"])), model)
+            tensor_file.write(out / "model.safetensors", tensors)
+            (out / "config.json").write_text(json.dumps(written(model, "float32", None, [])), encoding="utf-8")
         if asked["tokenizer"]:
             bpe.save(bpe.assemble(words_of(Path(asked["tokenizer"]))), out)
         problem = ""

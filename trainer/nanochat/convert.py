@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data.single_writer import PARENT
-from trainer.config import ImportSpec
+from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
 from trainer.nanochat.look import tokenizer_of
 
@@ -28,20 +28,34 @@ def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
     weights = folder / spec.nanochat
     if not weights.is_file():
         raise Refused(f"{weights} is not on this machine; the model is imported where the steps run")
-    out.mkdir()
     pickled = tokenizer_of(folder) if spec.has_tokenizer else None
-    asked = {"weights": str(weights), "out": str(out), "tokenizer": str(pickled or ""), "model": asdict(spec.model)}
+    _in_child(weights, pickled, out, spec.model)
+    return out
+
+
+def convert_tokenizer(pickled: Path, out: Path) -> Path:
+    """Write the pickled tokenizer of nanochat as a folder `out`, which is made. Raises Refused in words."""
+    _in_child(None, pickled, out, None)
+    return out
+
+
+def _in_child(weights: Path | None, pickled: Path | None, out: Path, model: ModelConfig | None) -> None:
+    out.mkdir()
+    read = weights or pickled
+    assert read is not None, "there is something to convert"
+    asked = {"weights": str(weights or ""), "tokenizer": str(pickled or ""), "out": str(out),
+             "model": asdict(model) if model else None}  # fmt: skip
     child = subprocess.Popen(
         [sys.executable, "-m", "trainer.nanochat.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True,
         env={**{name: os.environ[name] for name in KNOWN if name in os.environ}, PARENT: str(os.getpid()),
              "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    limit_s = START_S + weights.stat().st_size / BYTES_PER_S
+    limit_s = START_S + read.stat().st_size / BYTES_PER_S
     try:
         said, words = child.communicate(json.dumps(asked).encode(), timeout=limit_s)
     except subprocess.TimeoutExpired:
-        raise Refused(f"{weights} was not converted in {limit_s:,.0f} s") from None
+        raise Refused(f"{read} was not converted in {limit_s:,.0f} s") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -50,7 +64,6 @@ def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
         problem = json.loads(said.decode().splitlines()[-1])["problem"]
     except (ValueError, KeyError, IndexError, TypeError):
         last = (words.decode("utf-8", "replace").strip().splitlines() or ["no word"])[-1]
-        raise Refused(f"{weights} cannot be converted: its process ended with {child.returncode}: {last}") from None
+        raise Refused(f"{read} cannot be converted: its process ended with {child.returncode}: {last}") from None
     if problem:
-        raise Refused(f"{weights} cannot be converted: {problem}")
-    return out
+        raise Refused(f"{read} cannot be converted: {problem}")

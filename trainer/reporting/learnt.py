@@ -22,7 +22,8 @@ def about(metrics: Path) -> dict[str, Any]:
     tokens, learnt = token_counts(lines)
     counts = lines[0].get("conversations") if lines else None
     found = {"train_loss": last_loss(metrics), "read_tokens": tokens, "learnt_tokens": learnt}
-    return found | ({"conversations": counts} if counts else {})
+    # not "conversations", which is a number in the results of the steps that make them
+    return found | ({"talk_counts": counts} if counts else {})
 
 
 def check(metrics: Path, phase: str) -> None:

@@ -1,0 +1,100 @@
+"""Folders that others have made -> artifacts of a store: a model, as `--init` takes it, or a tokenizer.
+
+In: a checkpoint folder of nanochat, a Hugging Face folder, or a folder with `tokenizer.pkl` or `tokenizer.json`. Out:
+`imported/NAME`, the artifact that a plan with `--init FOLDER` makes first, so that later plans find that artifact;
+or `tokenizer`. Called by `inv ckpt.push FOLDER`, the initial setup before a first run on rented machines.
+"""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from flows.planning import Work, plan_for
+from flows.specs.work import WorkSpec
+from infra import train_env
+from infra.agent.job import Limits
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.providers import registry
+from infra.records import Request
+from infra.settings import Settings
+from scripts.cli import local_step, render
+from store import outside
+from store.artifacts import vocabulary
+from store.artifacts.artifacts import Store
+from trainer.nanochat import look as nanochat
+from trainer.records.phase_registry import INIT
+
+PICKLED = "tokenizer.pkl"
+WORDS = (vocabulary.TOKENIZER, "tokenizer_config.json", vocabulary.NAMED)
+BEGINS = "mid"  # the first of the phases that go on with somebody else's model
+
+
+def folder_of(word: str) -> Path | None:
+    """Return the folder that a word of `ckpt.push` names; None for the name of an artifact. Raises UsageError."""
+    path = Path(word).expanduser()
+    if path.is_file():
+        words = f"ckpt.push takes artifacts and folders, and {word} is a file"
+        if path.suffix == ".jsonl":
+            words += f"; conversations go along with a launch: inv launch --identity {word}, or --mixture {word}=1"
+        raise UsageError(words)
+    return path.absolute() if path.is_dir() else None
+
+
+def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
+    """Publish what the folder holds, and return the name of the artifact. Raises UsageError, StoreError."""
+    if nanochat.newest(folder) or any((one / "config.json").is_file() for one in (folder, folder / vocabulary.HF)):
+        return push_model(folder, replace(settings, store=to), quiet)
+    if any((folder / name).is_file() for name in (PICKLED, vocabulary.TOKENIZER)):
+        return push_tokenizer(folder, to, settings)
+    raise UsageError(
+        f"{folder} is neither a checkpoint of nanochat (model_*.pt and meta_*.json), nor a Hugging Face folder "
+        f"(config.json and .safetensors), nor a tokenizer ({PICKLED} or {vocabulary.TOKENIZER}); nothing was sent"
+    )
+
+
+def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
+    """Run the step of a plan that imports the model of `--init FOLDER`, into the store of the settings."""
+    work = Work.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
+    assert work.init is not None, "the flags name one"
+    if not work.init.has_tokenizer:
+        raise UsageError(
+            f"{folder}: there is no tokenizer with it ({PICKLED} or {vocabulary.TOKENIZER}, in the folder or, of "
+            "nanochat, in tokenizer/ beside the folders of the phases); without one the model means nothing"
+        )
+    here = registry.provider(settings, "local")
+    plan = plan_for(work, settings, Request(run="foreground"), here, Limits(reserve_bytes=settings.reserve_bytes))
+    for step in plan.job.steps if plan.job else ():
+        if step.name == INIT:
+            name = str(step.config["making"]["name"])
+            local_step.run(step.name, step.words, step.config, settings, quiet)
+            render.say(f"{name} is in {settings.store}, read back; train on: "
+                       f"inv launch --phase {BEGINS} --init {name} --store {settings.store}")  # fmt: skip
+            return name
+    (name,) = (one.name for one in plan.artifacts if one.name.startswith("imported/"))
+    render.say(f"{name} is in {settings.store} already")
+    return name
+
+
+def push_tokenizer(folder: Path, to: str, settings: Settings) -> str:
+    """Publish a tokenizer under the name that ours has, by its content. Raises UsageError, StoreError."""
+    with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
+        draft = Path(scratch, "tokenizer")
+        if (folder / vocabulary.TOKENIZER).is_file():
+            draft.mkdir()
+            for name in filter(lambda one: (folder / one).is_file(), WORDS):
+                shutil.copyfile(folder / name, draft / name)
+        else:
+            words = ["-m", "trainer", "tokenizer", "--pickled", str(folder / PICKLED), "--out", str(draft)]
+            for _ in train_env.run(words, None, root=ROOT, python=local_step.python(settings)):
+                pass
+        raw = outside.content(draft / vocabulary.TOKENIZER, vocabulary.MOST_BYTES)
+        if problem := vocabulary.import_problem(raw, (), keeps_ids=True):
+            raise UsageError(f"{folder}/{vocabulary.TOKENIZER}: {problem}; nothing was sent")
+        digest = sha256(raw).hexdigest()
+        about = {"source": folder.name, "tokenizer_sha256": digest}
+        Store(to).publish(draft, "tokenizer", digest[:12], about)
+    render.say(f"tokenizer is in {to}, read back")
+    return "tokenizer"
