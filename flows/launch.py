@@ -323,6 +323,24 @@ def _code_of_others(config: Mapping[str, Any]) -> str:
     return "--unsafe-rewards" if rl.get("unsafe_rewards") else ""
 
 
+def takes_self_end(found: Launch, settings: Settings) -> bool:
+    """Return whether `--self-end` would end a finished pod that nothing else on the pod ends."""
+    job = found.plan.job
+    if not found.offers or job is None or job.self_end or any(_code_of_others(step.config) for step in job.steps):
+        return False
+    vendors = [market(registry.provider(settings, name)) for name in {one.provider for one in found.offers}]
+    return not job.trackers and all(one and one.takes_self_end for one in vendors)
+
+
+def with_self_end(found: Launch, settings: Settings) -> Launch:
+    """Return the launch whose pod gets a key to delete itself. Raises UsageError for a key that cannot be used."""
+    assert found.plan.job is not None
+    meant = found.meant
+    meant = replace(meant, spec=replace(meant.spec, self_end=True), asked=meant.asked.with_self_end())
+    plan = replace(found.plan, job=replace(found.plan.job, self_end=True))
+    return replace(found, meant=meant, plan=plan, warnings=self_end_warnings(found.offers, settings))
+
+
 def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
     """Return warnings to accept before pods of these offers get a key. Raises UsageError for a bad key."""
     found = [market(registry.provider(settings, name)) for name in dict.fromkeys(one.provider for one in offers)]

@@ -63,6 +63,10 @@ class TypedLaunch:
         open_ones = {flag: value for flag, value in found.items() if flag not in self.typed}
         return replace(self, meant={**self.meant, **open_ones})
 
+    def with_self_end(self) -> "TypedLaunch":
+        """Return the launch whose pod deletes itself, as somebody has answered at the question."""
+        return replace(self, typed={**self.typed, "self_end": ""}, meant={**self.meant, "self_end": True})
+
     def check(self, op: Op) -> None:
         """Raise UsageError that names what differs from how the run of `op` was launched."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}

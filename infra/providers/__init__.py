@@ -177,6 +177,11 @@ class Market(Provider, Protocol):
         """
         return ()
 
+    @property
+    def takes_self_end(self) -> bool:
+        """Return whether its pods delete themselves by `self_end` alone."""
+        return self.can.self_terminate == "native" and bool(self.self_end("pod"))
+
     def check_self_end(self) -> str:
         """Return a warning before `self_end_key` goes to a pod; "" = none.
 

@@ -11,6 +11,7 @@ all commands loads none of them.
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from invoke import Task
 from invoke.parser import Argument
 
 FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
+DRY_RUN = "dry_run"  # the field of a record whose command shows what it would do, and stops
 TYPED = "typed"  # names of the flags that were typed, beside the values of all: the field of `infra.flags.Typed`
 
 
@@ -105,6 +107,12 @@ def command(
             typed = given.pop(TYPED, None)
             typed = frozenset(given) if typed is None else typed
             values = made.values(given)
+            if _is_dry(c):
+                if DRY_RUN not in getattr(made.record, "__dataclass_fields__", {}):
+                    name = declared.__name__.replace("_", ".", 1)
+                    print(f"--dry: {name} has no --dry-run, and was not run", file=sys.stderr)
+                    return None
+                values[DRY_RUN], typed = True, typed | {DRY_RUN}
             _choose_world(made, values)
             if TYPED in getattr(made.record, "__dataclass_fields__", {}):
                 values[TYPED] = typed
@@ -117,6 +125,12 @@ def command(
         return made
 
     return make
+
+
+def _is_dry(c: Any) -> bool:
+    """Return whether invoke's own `--dry` was given, which promises that nothing is done."""
+    config = getattr(c, "config", None)
+    return bool(config is not None and config.run.dry)
 
 
 def _choose_world(made: Command, values: dict[str, Any]) -> None:

@@ -218,7 +218,8 @@ class Polite(Program):
         with manners(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
             from scripts.cli import control_host
 
-            control_host.run_there(self.tasks, self.collection, self.core.unparsed, words_after_dashes())
+            dry = ["--dry"] if self.args.dry.value else []  # the core flags are not among the others
+            control_host.run_there(self.tasks, self.collection, [*dry, *self.core.unparsed], words_after_dashes())
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
             with manners(self.logs, one.name or "", as_json), heed(), last_words():

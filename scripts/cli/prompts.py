@@ -1,7 +1,7 @@
 """Questions at the terminal. Where nobody can be asked, the flag that answers is named."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from infra.errors import UsageError
 from infra.records import Offer, Plan, PlannedMount
@@ -15,6 +15,16 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
 
     Raises UsageError when nobody can be asked.
     """
+    found = pick_or(offers, is_named, yes, {})
+    assert not isinstance(found, str), "there are no other answers"
+    return found
+
+
+def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str, str]) -> list[Offer] | str:
+    """Return what `pick` does, or the letter of another answer.
+
+    others: the other answers, in words, by their letters. Raises UsageError when nobody can be asked.
+    """
     if yes or is_named:
         return offers
     if not sys.stdin.isatty():
@@ -23,12 +33,16 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
             "--region and --instance-type"
         )
     shown = offers[:SHOWN]
+    for letter, words in others.items():
+        print(f"{letter!r}: {words}", file=sys.stderr)
     while True:
         print(f"Select instance [1-{len(shown)}] or 'q' to quit: ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         said = line.strip().lower()
         if said == "q" or not line:
             return []
+        if said in others:
+            return said
         if said.isdecimal() and 1 <= int(said) <= len(shown):
             chosen = shown[int(said) - 1]
             return [chosen, *(one for one in offers if one is not chosen)]

@@ -20,7 +20,8 @@ from scripts.cli.render import columns
 
 GB = 10**9
 MOST_NAMED = 3  # kinds of GPU in the title of a table
-INSTEAD = "the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST"
+FOLLOWS = "An always-on machine of yours can follow instead: inv control.up HOST"
+ITSELF = "The pod can delete itself when its work is over: --self-end. "
 
 
 def show(
@@ -67,7 +68,8 @@ def show_ends(
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
     if not is_control_host:
-        render.say(INSTEAD)
+        is_open = vendor.takes_self_end and not stays and not self_end
+        render.say(f"the laptop is to be off? {ITSELF if is_open else ''}{FOLLOWS}")
 
 
 def show_laptop_off(
@@ -88,7 +90,7 @@ def show_laptop_off(
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
             render.say(f"  {when_nobody_looks(name, vendor.can_at(abilities.api_of(offer)), priced)}")
     if is_followed:
-        render.say(INSTEAD)
+        render.say(f"the laptop is to be off? {FOLLOWS}")
 
 
 def table(found: Sequence[Offer], now: float) -> str:

@@ -29,6 +29,8 @@ from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
+from infra.control.places import HostPlaces
+from infra.errors import UsageError
 from infra.flags import given
 from infra.jobs.job_file import JobFile
 from infra.ledger import service_rows, spend
@@ -107,8 +109,7 @@ def launch(spec: LaunchFlags) -> None:
             prompts.ask_to_send(found.to_ask, use_case.refusal(found.to_ask), spec.yes)
             found = replace(found, may_send=True)
         if found.offers:
-            is_named = bool(spec.cloud and spec.region and spec.instance_type)
-            found = use_case.picked(found, prompts.pick(list(found.offers), is_named, spec.yes), settings)
+            found = ask_which(found, spec, settings)
             if not found.offers:
                 render.say("nothing was rented")
                 return
@@ -124,6 +125,34 @@ def launch(spec: LaunchFlags) -> None:
                 leave(op, settings, spec.json)
                 return
             conclude(op, journal, settings, spec.json)
+
+
+def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> use_case.Launch:
+    """Return the launch on the offer that the user picks; without offers where the user wants none.
+
+    Where nothing on a finished pod would end that pod, the question offers the two ways that do with the laptop off.
+    """
+    is_named = bool(spec.cloud and spec.region and spec.instance_type)
+    while True:
+        takes_self_end = use_case.takes_self_end(found, settings)
+        is_followed_here = takes_self_end and not HostPlaces.of_world(settings).is_control_host
+        others = (
+            {"s": "the pod deletes itself when its work is over, also with the laptop off"} if takes_self_end else {}
+        )
+        others |= {"c": "an always-on machine follows the run instead of the laptop"} if is_followed_here else {}
+        picked = prompts.pick_or(list(found.offers), is_named, spec.yes, others)
+        if picked == "s":
+            try:
+                found = use_case.with_self_end(found, settings)
+                render.say("--self-end: the pod deletes itself when its work is over")
+            except UsageError as error:
+                render.say(f"{error}; nothing was rented yet")
+        elif picked == "c":
+            again = context.again("--control", "HOST")
+            render.say(f"make the machine a control host once: ./inv control.up HOST; then launch there: {again}")
+            return use_case.picked(found, [], settings)
+        else:
+            return use_case.picked(found, [one for one in picked if not isinstance(one, str)], settings)
 
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:

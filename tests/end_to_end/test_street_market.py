@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.process import identify
+from infra.ledger.journal import Journal
 from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
@@ -375,12 +376,12 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     before = user.calls("create")
     for name in ("runpod", "lium", "shadeform"):
         offers = user.json("offers", "--rehearse", "--provider", name)["offers"]  # earlier tests may have the cheapest
-        cheapest_usd = min(float(one["usd_per_hour"]) for one in offers)
-        kinds = "|".join({one["gpu"] for one in offers if float(one["usd_per_hour"]) == cheapest_usd})
+        usd_per_hour = min((one["usd_per_hour"] for one in offers), key=float)
+        kinds = "|".join({one["gpu"] for one in offers if one["usd_per_hour"] == usd_per_hour})
         (note,) = (one for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
                    if one.startswith("machine: "))  # fmt: skip
         said = (
-            rf"machine: 1 x ({kinds}) at {cheapest_usd:.2f} USD/h; the price decides: "
+            rf"machine: 1 x ({kinds}) at {usd_per_hour} USD/h; the price decides: "
             r"the plan needs 1\.2 GB of memory on each GPU, "
         )
         assert re.match(said, note), (said, note)
@@ -407,6 +408,30 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     _, said = large.communicate(timeout=60)
     assert large.returncode == 2 and "The smallest change: --gpu RTXPRO6000 (1 x RTXPRO6000, 1.29 USD/h)" in said, said
     assert user.calls("create") == before
+
+
+def test_the_question_offers_what_ends_a_finished_pod_and_dry_runs_do_nothing(user):
+    before = user.calls("create")
+    words = ("--phase", "base", "--run-name", "itself", "--spend-limit", "5", "--detach")
+    said = typed(user, ["c\n"], "--provider", "lium", *words)
+    assert "./inv control.up HOST" in said and "--detach --control HOST" in said and "nothing was rented" in said
+    said = typed(user, ["s\n", "q\n"], "--provider", "lium", *words)
+    assert said.count("'s': ") == said.count("'c': ") == 1, "once it is chosen, it is not offered again"
+    assert "--self-end: the pod deletes itself" in said and "nothing was rented" in said
+    said = typed(user, ["q\n"], "--provider", "runpod", *words)
+    assert "'s': " not in said, "its pods delete themselves"
+    for line_of in (("launch", "--provider", "lium", "--yes", *words), ("down", "--all"), ("status",)):
+        process = user.begin("--dry", *line_of, "--rehearse")
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert ("dry run: nothing was started" if line_of[0] == "launch" else f"{line_of[0]} has no --dry-run") in said
+    assert user.calls("create") == before
+    said = typed(user, ["s\n", "1\n", "y\n"], "--provider", "shadeform", *words)
+    assert "the key of your whole Shadeform account" in said and user.calls("create") == before + 1
+    with Journal.open(user.world.folder / attach.JOURNAL) as journal:
+        (op,) = (op for op in journal.ops() if op.run == "itself")
+    assert op.read_job().self_end and json.loads(op.asked)["meant"]["self_end"] is True
+    user.inv("down", "itself", "--rehearse")
 
 
 def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(filed):
@@ -446,7 +471,7 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
                 said += os.read(controller, 65536).decode(errors="replace")
             except OSError:  # the other end was closed
                 break
-        if rest and said.count("to quit: ") > len(answers) - len(rest):
+        if rest and said.count("to quit: ") + said.count("[y/N] ") > len(answers) - len(rest):
             os.write(controller, rest.pop(0).encode())
     os.close(controller)
     assert process.wait(60) == 0, said

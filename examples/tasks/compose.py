@@ -1,0 +1,27 @@
+"""Tasks of one's own that are made of ours: shards first, then the plan of a training; and all of ours beside them.
+
+./inv --search-root examples/tasks --collection compose plan
+./inv --search-root examples/tasks --collection compose slipway.status
+"""
+
+from invoke import Collection, call, task
+
+import tasks
+from scripts.data.tasks import shard
+from scripts.runs.tasks import launch
+
+
+@task(help={"out": "folder of the shards"})
+def shards(c, out="var/datasets/compose"):
+    """Shard 300 documents of Python's documentation."""
+    shard(c, mode="smoke", source="pydocs", take=300, out=out)
+
+
+@task(pre=[call(shard, mode="smoke", source="pydocs", take=300, out="var/datasets/compose")])
+def plan(c):
+    """Shard 300 documents, then show the plan of a training on this machine."""
+    launch(c, provider="local", phase="sft", profile="tiny", dry_run=True)
+
+
+namespace = Collection(shards, plan)
+namespace.add_collection(Collection.from_module(tasks), name="slipway")

@@ -1,0 +1,27 @@
+"""Tasks of one's own that are made of ours, as the example has them, and invoke's own --dry."""
+
+import pytest
+
+from tests.world import World
+
+pytestmark = pytest.mark.process
+OWN = ("--search-root", "examples/tasks", "--collection", "compose")
+
+
+def test_commands_are_pre_tasks_function_calls_and_a_collection(tmp_path):
+    world = World(tmp_path, {})
+    process = world.begin(*OWN, "shards", "--out", str(tmp_path / "shards"), "plan")
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert (tmp_path / "shards" / "manifest.json").is_file()
+    assert said.count("300 documents in 1 shard") == 2, "of the function call, and of the pre-task"
+    assert "dry run: nothing was started" in said and "chatsft_checkpoints/tiny" in out + said
+    assert world.inv(*OWN, "slipway.status", "--json").strip() == "[]"
+
+
+def test_with_dry_no_task_does_anything(tmp_path):
+    world = World(tmp_path, {})
+    process = world.begin("--dry", *OWN, "shards", "--out", str(tmp_path / "shards"), "plan")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and said.count("shard has no --dry-run, and was not run") == 2, said
+    assert "dry run: nothing was started" in said and not (tmp_path / "shards").exists()
