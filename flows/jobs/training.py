@@ -19,7 +19,7 @@ from flows import launch
 from flows.jobs import request as jobs
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
-from flows.specs.variables import check_known
+from flows.specs.variables import check_known, of_file
 from infra.errors import UsageError
 from infra.flags import flags_of
 from infra.jobs.job_file import JobFile
@@ -42,7 +42,9 @@ def variables(file: JobFile, settings: Settings) -> dict[str, str]:
     """Return the variables of the file, as they were typed or as it says. Raises UsageError for one without a value."""
     check_known(str(file.where), file.tasks[0].envs, settings.given)
     envs, _ = jobs.values_of(file, settings.given, set(), settings)
-    return {name: value for name, value in envs[0].items() if name in file.tasks[0].envs}
+    written = file.tasks[0].envs
+    values = {name: value for name, value in envs[0].items() if name in written}
+    return of_file(str(file.where), written, values, settings.given)
 
 
 def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:

@@ -36,17 +36,40 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
         if flag in spec.typed:
             raise UsageError(f"-e {name} and --{flag} mean the same; choose one")
         found[flag] = given[name]
-    if OF_HUB.fullmatch(model := found.get("profile", "")) and not model.endswith((".yaml", ".yml")):
+    if model := of_hub(found.get("profile", "")):
         if found.get("init") or "init" in spec.typed:
-            raise UsageError(f"-e MODEL={model} is a model of the hub, and INIT names another one; choose one")
-        found["init"] = f"hf://{found.pop('profile')}"
-    elif model.startswith("hf://"):
-        found["init"] = found.pop("profile")
+            raise UsageError(f"-e MODEL={found['profile']} is on the hub, and INIT names another model; choose one")
+        del found["profile"]
+        found["init"] = model
     spec = replace(spec, **found)
     blocks = [name for name in OF_BLOCKS if name in given]
     if blocks and "dlm" not in planning.parse_phases(spec.phase):
         raise UsageError(f"-e {blocks[0]}: for the phase dlm, as in --phase {spec.phase}+dlm")
     return spec
+
+
+def of_hub(model: str) -> str:
+    """Return the hf:// address of a MODEL that is one of the hub; "" for a profile's name or file."""
+    if model.startswith("hf://"):
+        return model
+    is_there = OF_HUB.fullmatch(model) and not model.endswith((".yaml", ".yml"))
+    return f"hf://{model}" if is_there else ""
+
+
+def of_file(
+    file: str, written: Mapping[str, str | None], values: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a job file; a MODEL of the hub becomes INIT, and MODEL the profile that the file names.
+
+    written: as the file has them; values: with what was typed. Raises UsageError where INIT names another model.
+    """
+    model = of_hub(values.get("MODEL", ""))
+    if not model or "INIT" not in written:
+        return dict(values)
+    if given.get("INIT") and "MODEL" in given:
+        raise UsageError(f"{file}: -e MODEL={given['MODEL']} is on the hub, and INIT names another model; choose one")
+    profile = written["MODEL"] or ""
+    return {**values, "MODEL": "" if of_hub(profile) else profile, "INIT": model}
 
 
 def check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:

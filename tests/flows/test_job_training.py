@@ -119,3 +119,12 @@ def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path,
     kept = 6  # five checkpoints, and the one that is being written
     state_bytes = kept * STATE_BYTES * params
     assert state_bytes < disks["2"] < 4 * state_bytes < disks["1+1.9+2+3"], disks
+
+
+def test_a_model_of_the_hub_is_what_the_training_begins_from(tmp_path):
+    spec, _ = asked(tmp_path, "dlm_train", "runpod", "MODEL=1bitLLM/bitnet_b1_58-large", "TOKENS=7")
+    assert (spec.init, spec.profile, spec.tokens) == ("hf://1bitLLM/bitnet_b1_58-large", "qwen3_0_6b", 7)
+    spec, _ = asked(tmp_path, "train", "runpod", "MODEL=hf://a/b@v1", "STAGE=2")
+    assert (spec.init, spec.profile) == ("hf://a/b@v1", "qwen3_4b")
+    with pytest.raises(UsageError, match="is on the hub, and INIT names another model"):
+        asked(tmp_path, "train", "runpod", "MODEL=a/b", "INIT=hf://c/d")

@@ -33,7 +33,7 @@ def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
         ({"TOKENS": "5"}, (), "-e TOKENS: for the phase dlm, as in --phase sft.dlm"),
         ({"STAGE": "2"}, ("phase",), "-e STAGE and --phase mean the same"),
         ({"STAGE": "7", "TOKENS": "5"}, (), "the stages of 1.58 bits are 1, 1.9, 2 and 3"),
-        ({"MODEL": "a/b", "INIT": "hf://c/d"}, (), "INIT names another one"),
+        ({"MODEL": "a/b", "INIT": "hf://c/d"}, (), "INIT names another model"),
     ],
 )
 def test_what_would_be_ignored_is_refused(given, typed, said):
