@@ -236,3 +236,26 @@ def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_repor
     assert "gpu-memory.png" in told["pictures"] and "GPU memory" in (tmp_path / "page" / "report.html").read_text()
     (gpu,) = world.json("status", "seen")[0]["gpus"]
     assert gpu["peak_bytes"] == max(line["used_bytes"][0] for line in lines)
+
+
+def test_a_secret_spelt_like_a_word_of_ours_is_masked_and_changes_no_state(tmp_path):
+    """Its value was struck out of the names of the agent's own records, which then told nothing any more."""
+    world = World(tmp_path)
+    for value in ("token", "succeeded", "state"):
+        words = (
+            "launch",
+            "--cmd",
+            'echo "{\\"kind\\": 1} $A_TOKEN"; exit 3',
+            "-n",
+            f"one-{value}",
+            "--provider",
+            "local",
+        )
+        process = world.begin(*words, "--env", f"A_TOKEN={value}", "--yes")
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 1 and f"one-{value} failed" in said, said
+        (row,) = (one for one in world.json("status") if one["run"] == f"one-{value}")
+        assert row["state"] == "failed"
+        progress = json.loads((tmp_path / "pods" / f"one-{value}" / "state" / "progress.json").read_text())
+        assert progress["run"] == f"one-{value}" and progress["steps"][-1]["state"] == "failed" and progress["token"]
+        assert "[A_TOKEN]" in world.inv("why", f"one-{value}")

@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line came to; `problem` is "" where that is what its entry says."""
+    """The result of a line; `problem` is "" where the line did what its entry says."""
 
     line: Line
     problem: str

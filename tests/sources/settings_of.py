@@ -1,4 +1,4 @@
-"""What the lines of each document need around them: a hub, keys, files. One function per document, named after it.
+"""Hubs, keys and files that the lines of each document need. One function per document, named after the document.
 
 In: the folder of the installation, a stack for what has to be ended. Out: variables of the environment.
 """

@@ -231,7 +231,7 @@ class Agent:
     def finish(self, ending: Dict[str, Any]) -> int:
         """Finish the job: no step is left; what was made is uploaded; then progress, then the verdict."""
         self.end_steps(ending, steps.LEFTOVER_GRACE_S)
-        ending = self.redact(ending)
+        ending = {name: self.redact(one) if name in ("reason", "tail") else one for name, one in ending.items()}
         if ending["state"] == "failed":
             self.write_error(ending)
         if ending["state"] == NODE_LOST and os.environ.get(ENGINE):  # the engine restarts all nodes

@@ -189,11 +189,17 @@ class Progress:
                 if step["started_at"]:
                     step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
             machine = self.figures.look()
-            said = {**self.whole, "steps": list(self.steps.values()), "machine": machine, "updated_at": now}
+            # Our own words are left as they are: a secret may be spelt like one of them, such as `token` or `running`.
+            steps = [
+                {**step, "record": self.redact(step["record"]), "result": self.redact(step["result"])}
+                for step in self.steps.values()
+            ]
+            said = {**self.whole, "steps": steps, "machine": machine, "updated_at": now}
             uploads = _uploads(self.waiting)
+            uploads["problem"] = self.redact(uploads["problem"])
             if self.tracking:
-                said["tracking"] = _tracked(self.tracking)
-            tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads}))
+                said["tracking"] = self.redact(_tracked(self.tracking))
+            tell(self.path, {**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads})
 
 
 def _agents_before(path: Path, token: str) -> int:
