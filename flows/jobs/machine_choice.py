@@ -24,6 +24,7 @@ from infra.records import Offer, Plan, Request
 from infra.selection import choose
 from infra.selection.choose import ChosenMachine, Tell
 from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import NO_GPU
 from infra.settings import Settings
 from infra.units import count, size
 from trainer.config import PhaseConfig, Profile
@@ -55,6 +56,11 @@ class MachineChoice:
         """Return the offers that hold the plan, and the request with their GPUs. Raises NoOffer where none does."""
         if not self.phases:  # a job of one's own says itself what it needs
             return choose.as_found(request, offers)
+        if request.without_gpu:
+            raise UsageError(
+                "--gpu none: a training is put on a rented machine with a GPU; without one it runs here, for nothing: "
+                "--provider local"
+            )
         holding = self._holding(request, offers)
         if not holding:
             is_fixed = request.num_gpus and (request.gpu or request.instance_type)  # such a machine never will
@@ -194,7 +200,7 @@ def with_recipe(spec: S, profile: Profile) -> tuple[S, str]:
     """Return the flags with the machine of the recipe where nobody has typed another one, and that machine in words."""
     of_recipe = profile.machine
     gpu = "" if spec.gpu or spec.instance_type else of_recipe.gpu
-    has_number = spec.num_gpus or spec.all_configs or spec.instance_type or ":" in spec.gpu
+    has_number = spec.num_gpus or spec.all_configs or spec.instance_type or ":" in spec.gpu or spec.gpu == NO_GPU
     number = 0 if has_number else of_recipe.num_gpus
     if not (gpu or number):
         return spec, ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.sweeps.experiment import on_pod
 from flows.sweeps.records import SweepSpec
-from infra.errors import NoOffer, SlipwayError
+from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
 from infra.providers import registry
 from infra.records import Request
@@ -87,13 +87,7 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
         candidates = registry.candidates(settings)
         if not candidates[0].is_rented:
             return None
-        try:
-            offers = choose.find(candidates, request, settings, tell)
-        except NoOffer as error:
-            if not (request.upload_mbps or request.download_mbps):
-                raise
-            tell(f"{str(error).splitlines()[0]}; priced without the bandwidth, which not every vendor publishes")
-            offers = choose.find(candidates, replace(request, upload_mbps=0, download_mbps=0), settings, tell)
+        offers = choose.find(candidates, request, settings, tell)
     except SlipwayError as error:
         tell(f"no offers: {str(error).splitlines()[0]}; priced by {CATALOGUE}")
         return None

@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import NO_GPU
 from infra.settings import SKYPILOT, VENDORS
 
 OURS = ("local", "ssh", "slurm", *VENDORS)
@@ -20,7 +21,6 @@ SKYPILOTS = (
     "aws azure gcp ibm lambda scp oci vast vsphere cudo fluidstack paperspace primeintellect do nebius "
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
 ).split()
-NO_GPU = "none"
 ANY = "*"
 MOST_GPUS = 1024
 RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")

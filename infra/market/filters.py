@@ -25,14 +25,24 @@ class Filter:
 
 
 def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that pass every filter, cheapest first."""
+    """Return the offers that pass every filter, cheapest first; those whose bandwidth is asked for and unknown last."""
     wishes = filters(request)
-    return sorted((one for one in offers if all(wish.accepts(one) for wish in wishes)), key=rank)
+    fit = (one for one in offers if all(wish.accepts(one) for wish in wishes))
+    return sorted(fit, key=lambda one: (bool(untold(request, one)), rank(one)))
 
 
 def rank(offer: Offer) -> tuple[int, str, str]:
     """Return the sort key of an offer: its price; then its name, so that equal prices keep one order."""
     return offer.micro_usd_per_hour, offer.provider, offer.offer_id
+
+
+def untold(request: Request, offer: Offer) -> str:
+    """Return the speeds that the request asks for and nobody tells of an offer, in words; "" where all are told."""
+    asked = (
+        ("upload", request.upload_mbps, offer.upload_mbps),
+        ("download", request.download_mbps, offer.download_mbps),
+    )
+    return " and ".join(name for name, least, told in asked if least and told is None)
 
 
 def filters(request: Request) -> list[Filter]:
@@ -41,6 +51,8 @@ def filters(request: Request) -> list[Filter]:
     found = []
     if request.gpu:
         found.append(_kind(request.gpu, tuple(gpu for gpu, _ in wished)))
+    if request.without_gpu:
+        found.append(Filter("--gpu none", lambda offer: not offer.num_gpus, lambda _: "leave out --gpu none"))
     if request.num_gpus or any(count for _, count in wished):
         found.append(_count(wished, request.num_gpus))
     size = 10**9
@@ -54,8 +66,8 @@ def filters(request: Request) -> list[Filter]:
         *_word("--cloud", request.cloud, lambda offer: offer.cloud),
         *_word("--region", request.region, lambda offer: offer.region),
         *_word("--instance-type", request.instance_type, lambda offer: offer.instance_type),
-        *_floor("--min-upload-mbps", request.upload_mbps, lambda offer: offer.upload_mbps or 0),
-        *_floor("--min-download-mbps", request.download_mbps, lambda offer: offer.download_mbps or 0),
+        *_speed("--min-upload-mbps", request.upload_mbps, lambda offer: offer.upload_mbps),
+        *_speed("--min-download-mbps", request.download_mbps, lambda offer: offer.download_mbps),
     ]
     if request.volume:
         found.append(
@@ -159,6 +171,19 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
         return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not say)"
 
     return [Filter(f"{flag} {least:g}", lambda offer: of(offer) >= least, relax)] if least else []
+
+
+def _speed(flag: str, least: float, of: Callable[[Offer], float | None]) -> list[Filter]:
+    """Return a filter for at least so many megabits per second; a speed that nobody tells passes, and is told."""
+
+    def relax(offers: Sequence[Offer]) -> str:
+        return f"{flag} {math.floor(max(of(one) or 0 for one in offers))}"
+
+    def accepts(offer: Offer) -> bool:
+        told = of(offer)
+        return told is None or told >= least
+
+    return [Filter(f"{flag} {least:g}", accepts, relax)] if least else []
 
 
 def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:

@@ -193,7 +193,8 @@ class Pod:
             memory=hardware.vram_gb * 1000_000_000 >> 20,
             driver=driver, cuda=cuda, load=0 if hardware.is_idle else 97, uuid=self.token[-8:],
         )  # fmt: skip
-        for path, text in ((home / "bin" / "nvidia-smi", smi), (self.folder / "enter", ENTER)):
+        programs = {self.folder / "enter": ENTER, **({home / "bin" / "nvidia-smi": smi} if hardware.gpu else {})}
+        for path, text in programs.items():
             path.write_text(text)
             path.chmod(0o755)
         if hardware.slow_disk:

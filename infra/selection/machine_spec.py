@@ -13,7 +13,10 @@ class MachineSpec:
     """The machine that is wanted, as flags; "" and 0 mean no preference."""
 
     gpu: str = flag(
-        "", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE, also=("accelerators",)
+        "",
+        "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1; none: machines without a GPU",
+        group=MACHINE,
+        also=("accelerators",),
     )
     num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE, least=1)
     all_configs: bool = flag(False, "any number of GPUs, ignoring --num-gpus and the numbers in the set", group=MACHINE)
@@ -25,8 +28,18 @@ class MachineSpec:
     cloud: str = flag("", "cloud or tier within the vendor: hyperstack, SECURE", group=MACHINE)
     region: str = flag("", "region, as the vendor spells it: canada-1", group=MACHINE)
     instance_type: str = flag("", "instance type, as the vendor spells it: B200x8", group=MACHINE)
-    min_upload_mbps: int = flag(0, "minimum measured upload speed, megabits per second", group=MACHINE, unit="MBPS")
-    min_download_mbps: int = flag(0, "minimum measured download speed, megabits per second", group=MACHINE, unit="MBPS")
+    min_upload_mbps: int = flag(
+        0,
+        "minimum measured upload speed, megabits per second; machines whose speed is unknown come last",
+        group=MACHINE,
+        unit="MBPS",
+    )
+    min_download_mbps: int = flag(
+        0,
+        "minimum measured download speed, megabits per second; machines whose speed is unknown come last",
+        group=MACHINE,
+        unit="MBPS",
+    )
     use_spot: bool = flag(False, "cheaper machines that can be preempted", group=MACHINE)
     max_price: str = flag("", "maximum US dollars per hour for the whole machine", group=MACHINE, unit="USD")
     network: str = flag(

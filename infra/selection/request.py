@@ -13,6 +13,7 @@ from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
+NO_GPU = "none"  # the word of --gpu and of a job file for machines without a GPU
 
 
 def request_on(
@@ -38,7 +39,7 @@ def request_on(
 
 def refuse_open(request: Request) -> None:
     """Raise UsageError for a rented machine of which nothing is said, and that has no work from which it follows."""
-    if not (request.gpu or request.num_gpus or request.instance_type):
+    if not (request.gpu or request.num_gpus or request.without_gpu or request.instance_type):
         raise UsageError(
             "which machine? There is no work from which it follows: name one by --gpu, --num-gpus or --instance-type; "
             "what is on offer: inv offers; on which GPUs a recipe fits: inv fit"
@@ -68,6 +69,11 @@ def request_for(spec: MachineSpec) -> Request:
     if spec.network not in ("", "best"):
         raise UsageError(f"--network {spec.network}: known: best")
     gpu, num_gpus = spec.gpu, spec.num_gpus
+    without_gpu = gpu.strip().lower() == NO_GPU
+    if without_gpu:
+        if num_gpus:
+            raise UsageError(f"--gpu {NO_GPU} asks for machines without a GPU; leave --num-gpus {num_gpus} out")
+        gpu = ""
     if spec.all_configs:
         gpu, num_gpus = ",".join(dict.fromkeys(kind for kind, _ in gpus.read_set(gpu))), 0
     gpus.read_set(gpu)
@@ -80,6 +86,7 @@ def request_for(spec: MachineSpec) -> Request:
         provider="",
         gpu=gpu,
         num_gpus=num_gpus,
+        without_gpu=without_gpu,
         spot=spec.use_spot,
         cpus=at_least("cpus", spec.cpus),
         memory_bytes=at_least("memory", spec.memory) * GB,

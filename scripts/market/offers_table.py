@@ -110,7 +110,7 @@ def table(found: Sequence[Offer], now: float) -> str:
                 f"${per_gpu(one)}" if one.num_gpus else "",
                 "Yes" if one.spot else "No",
                 {True: "Yes", False: "No", None: "?"}[one.nvlink],
-                f"{mbps(one.upload_mbps)}/{mbps(one.download_mbps)}",
+                speeds(one),
                 render.duration(max(0.0, now - one.seen_at)) if one.seen_at else "?",
                 one.instance_type or one.place,
             )
@@ -141,5 +141,11 @@ def rounded_up(amount: int, parts: int = 1) -> str:
     return dollars(-(-amount // (1000 * parts)) * 1000)
 
 
+def speeds(offer: Offer) -> str:
+    """Return upload and download speed, `unknown` where the vendor tells neither."""
+    both = (offer.upload_mbps, offer.download_mbps)
+    return "unknown" if both == (None, None) else "/".join(map(mbps, both))
+
+
 def mbps(speed: float | None) -> str:
-    return "?" if speed is None else f"{speed:.0f}"
+    return "unknown" if speed is None else f"{speed:.0f}"

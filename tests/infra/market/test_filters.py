@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.market.filters import explain, satisfying
+from infra.market.filters import explain, satisfying, untold
 from infra.records import Offer, Request
 
 GB = 10**9
@@ -22,6 +22,7 @@ LIUM = offer("lium", usd=52.0, country="US", upload_mbps=910.4, download_mbps=23
 SINGLE = offer("lium", "H100-SXM", 1, 2.24, country="US")
 SPOT = offer("runpod", "A100-80GB-SXM", 1, 0.79, spot=True)
 OWN = offer("ssh", "H100-PCIe", 2, 0, place="lab/box")
+CPUS = offer("shadeform", "", 0, 99.0, cpus=8, upload_mbps=1.0, download_mbps=1.0)
 ALL = (LIUM, DATACRUNCH, SINGLE, SPOT, HYPERSTACK, OWN)
 
 
@@ -41,14 +42,15 @@ ALL = (LIUM, DATACRUNCH, SINGLE, SPOT, HYPERSTACK, OWN)
         ({"gpu_memory_bytes": 181 * GB}, []),
         ({"country": "fi", "city": "helsinki"}, [DATACRUNCH]),
         ({"cloud": "hyperstack", "region": "canada-1", "instance_type": "B200x8"}, [HYPERSTACK]),
-        ({"upload_mbps": 900, "download_mbps": 2000}, [LIUM]),
-        ({"upload_mbps": 911}, []),
+        ({"upload_mbps": 900, "download_mbps": 2000}, [LIUM, OWN, SINGLE, HYPERSTACK, DATACRUNCH]),
+        ({"upload_mbps": 911}, [OWN, SINGLE, HYPERSTACK, DATACRUNCH]),
+        ({"without_gpu": True}, [CPUS]),
         ({"network": "best"}, [DATACRUNCH]),
     ],
     ids=str,
 )
 def test_each_filter_lets_through_what_it_names_in_order_of_price(wanted, found):
-    assert satisfying(Request(run="x", **wanted), ALL) == found
+    assert satisfying(Request(run="x", **wanted), (*ALL, CPUS) if "without_gpu" in wanted else ALL) == found
 
 
 def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last_line_what_to_relax():
@@ -72,7 +74,6 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
     ("wanted", "relaxed"),
     [
         ({"gpu": "B200", "cpus": 500}, "try: --cpus 192"),
-        ({"gpu": "B200", "upload_mbps": 1000}, "try: --min-upload-mbps 910"),
         ({"gpu": "H100", "num_gpus": 8}, "try: --num-gpus 1 or --num-gpus 2"),
         ({"gpu": "A100"}, "try: --use-spot; or --gpu H100-PCIe,H100-SXM,B200"),
         ({"gpu": "B200", "spot": True}, "try: leave out --use-spot; or --gpu A100-80GB-SXM"),
@@ -99,3 +100,9 @@ def test_what_is_told_to_try_works():
 
 def test_nothing_on_offer_is_told_as_such():
     assert explain(Request(run="x"), ()) == "nothing is on offer at all"
+
+
+def test_a_speed_that_no_known_machine_has_is_relaxed_to_the_fastest():
+    assert explain(Request(run="x", gpu="B200", upload_mbps=1000), [LIUM]).endswith("try: --min-upload-mbps 910")
+    assert untold(Request(run="x", upload_mbps=1, download_mbps=1), HYPERSTACK) == "upload and download"
+    assert untold(Request(run="x"), HYPERSTACK) == untold(Request(run="x", upload_mbps=1000), LIUM) == ""

@@ -191,6 +191,23 @@ def test_the_bundled_offers_hold_the_three_b200_rows():
     ]
 
 
+@pytest.mark.parametrize(
+    ("count", "is_such"),
+    [
+        (4, lambda row: (row.vendor, row.gpu, row.num_gpus) == ("lium", "A100-80GB", 8)
+         and (row.up_mbps or 0) >= 500 and (row.down_mbps or 0) >= 500),
+        (1, lambda row: row.gpu == "A100-80GB" and row.num_gpus == 8 and row.up_mbps is None and row.vendor == "lium"),
+        (8, lambda row: row.gpu.startswith("V100") and row.usd_per_hour_spot != "0" and row.stock >= 8),
+        (2, lambda row: row.num_gpus == 0 and not row.gpu),
+        (1, lambda row: row.city == "Amsterdam"),
+    ],
+    ids=["8 A100 with 500 Mbit/s, a pod for each of batch_grid", "8 A100 of unknown speed", "V100:4 on two nodes",
+         "without a GPU", "Amsterdam"],
+)  # fmt: skip
+def test_the_bundled_offers_hold_what_the_sources_ask_for(count, is_such):
+    assert sum(one.stock for one in read_offers() if is_such(one.about)) >= count
+
+
 class Life(RuleBasedStateMachine):
     """A market under all actions of clients, vendors and time, in any order."""
 
