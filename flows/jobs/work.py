@@ -56,7 +56,7 @@ class JobWork:
         Raises UsageError.
         """
         is_own = not vendor.fleeting or bool(settings.rehearsal)
-        layout = job_steps.lay_out(self.file, is_own, self.send_anyway)
+        layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
         ours = job_environment.secrets(settings)
         stores = planning.places(settings)
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
@@ -112,6 +112,9 @@ class JobWork:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         if self.secrets:
             found.append(f"secrets: {', '.join(sorted(self.secrets))} (their values go to the pod by a private file)")
+        for one in (mount for task in self.file.tasks for mount in task.mounts if is_own):
+            if one.path.startswith("/"):
+                found.append(f"{one.path} is in the pod's folder: the job alone sees it at that path")
         if is_own:
             found.append("its home, and what pip installs, are in the pod's folder")
         else:

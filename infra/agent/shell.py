@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from infra.agent.execution import own_root
 from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Step
 
@@ -46,7 +47,9 @@ class Script:
     kept: Sequence[Sequence[str]] = ()
     """Folders that the courier brings from the store and carries back: [name in `work/mounts`, path]."""
     own_home: bool = False
-    """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it."""
+    """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it.
+
+    An absolute path among `mounts` and `kept` is seen by the script alone, in a root of its own."""
     environment: str = ""
     """The environment of ours that it runs in; "" = what the machine has."""
     task: int = 0
@@ -76,16 +79,21 @@ def main(words: Sequence[str]) -> int:
     assert flag == "--config"
     root, name = Path(os.environ["SLIPWAY_WORK"]).parent, Path(path).stem
     script = Script(**json.loads(Path(path).read_text(encoding="utf-8")))
-    environ, folder = prepare(root, script)
+    environ, folder, binds = prepare(root, script)
     text = root / "state" / "scripts" / f"{name}.sh"
     text.parent.mkdir(parents=True, exist_ok=True)
     text.write_text(script.text if script.text.endswith("\n") else script.text + "\n", encoding="utf-8")
-    code, is_told = _run(["bash", str(text)], environ, folder)
+    at = root / "state" / "root"
+    at.mkdir(exist_ok=True)
+    code, is_told = _run(["bash", str(text)], environ, folder, binds, at)
     return code if is_told else _verdict(code, script, root / "state" / "scripts" / f"{name}.restarts")
 
 
-def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
-    """Lay out what the text is to find; return its environment and the folder that it begins in."""
+Binds = List[Tuple[str, str]]  # files and folders of the pod, and the paths at which the script alone sees them
+
+
+def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
+    """Lay out what the text is to find; return its environment, the folder that it begins in, and its own paths."""
     environ = {key: value for key, value in os.environ.items() if key not in (*NOT_HANDED_ON, *script.withheld)}
     work = root / "work"
     if script.own_home:
@@ -99,13 +107,16 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
         _link(brought, folder)
     if script.own_home or script.environment:
         environ = {**environ, **_python(work / "python", environ)}
-    for sent, file, wanted in script.mounts:
-        path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
-        _link(path, root / sent / file if file else root / sent)
+    binds: Binds = []
+    there = [(root / sent / file if file else root / sent, wanted) for sent, file, wanted in script.mounts]
     for name, wanted in script.kept:
         (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
-        path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
-        _link(path, work / "mounts" / name)
+        there.append((work / "mounts" / name, wanted))
+    for target, wanted in there:
+        if script.own_home and wanted.startswith("/"):
+            binds.append((str(target.resolve()), wanted))
+        else:
+            _link(Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted, target)
     environ["PYTHONPATH"] = str(root / "code" / "sdk")
     if work.is_symlink():  # VOLUME/slipway/RUN/work: the pod has a volume of its vendor's
         environ["SLIPWAY_VOLUME"] = str(work.resolve().parents[2])
@@ -113,7 +124,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
     environ.update(script.envs)
     if "PYTHONPATH" in script.envs:
         environ["PYTHONPATH"] = os.pathsep.join([script.envs["PYTHONPATH"], str(root / "code" / "sdk")])
-    return environ, folder
+    return environ, folder, binds
 
 
 def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
@@ -165,10 +176,19 @@ def _link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def _run(words: List[str], environ: Dict[str, str], folder: Path) -> Tuple[int, bool]:
-    """Return the exit code of the words, as a shell would tell it, and whether they were told to leave."""
+def _run(words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, at: Path) -> Tuple[int, bool]:
+    """Return the exit code of the words, as a shell would tell it, and whether they were told to leave.
+
+    at: an empty folder, on which a root of their own is made where they have paths of their own.
+    """
     told: List[int] = []
-    process = subprocess.Popen(words, env=environ, cwd=folder, preexec_fn=os.setpgrp)
+
+    def begin() -> None:
+        os.setpgrp()
+        if binds:
+            own_root.enter_or_exit(binds, str(folder), str(at))
+
+    process = subprocess.Popen(words, env=environ, cwd=folder, preexec_fn=begin)
 
     def hand_on(number: int, _: Any) -> None:
         told.append(number)

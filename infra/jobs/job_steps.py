@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.agent.execution import own_root
 from infra.agent.job import Step
 from infra.agent.shell import SETUP, WORDS, Script
 from infra.errors import UsageError
@@ -42,11 +43,12 @@ class Layout:
     """The folders and files that are sent, one for each path at which a task finds them."""
 
 
-def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = ()) -> Layout:
+def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearsed: bool = False) -> Layout:
     """Return the files to send, each of which is inspected. Raises UsageError where nothing of a folder can be sent.
 
     is_own: the machine is somebody's own, or this one. anyway: what the user has named to be sent although it looks
-    like a secret, or lies in a hidden folder of the home.
+    like a secret, or lies in a hidden folder of the home. is_rehearsed: the pod is one of a rehearsal, whose job sees
+    absolute paths that this machine does not have.
     """
     carried: list[Carried] = []
     workdirs, mounts, kept = [], [], []
@@ -63,8 +65,10 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = ()) -> Layout:
     for task in file.tasks:
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
         copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
-        mounts.append(tuple(_mount(file, one, is_own, name_of) for one in copied))
-        kept.append(tuple(_kept(file, one, is_own) for one in task.mounts if one.mode == "MOUNT_CACHED"))
+        if is_own:
+            _check_paths(file, task, is_rehearsed)
+        mounts.append(tuple(_mount(file, one, name_of) for one in copied))
+        kept.append(tuple(_kept(file, one) for one in task.mounts if one.mode == "MOUNT_CACHED"))
     weights = {one.name: shipment.weigh(Path(one.source), one.file, one.anyway) for one in carried}  # before renting
     at = [(name, path) for task in mounts for name, _, path in task]
     sent = [*((name, "") for name in workdirs if name), *at]
@@ -83,7 +87,25 @@ def _planned(one: Carried, at: str, weight: shipment.SendWeight, anyway: Sequenc
     )  # fmt: skip
 
 
-def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
+def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
+    """Raise UsageError for a mount at an absolute path where the job cannot have a root of its own."""
+    outside = [one for one in task.mounts if one.path.startswith("/")]
+    for one in outside:
+        where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+        if not Path(one.path).name:
+            raise UsageError(f"{where}: nothing can be put in place of the whole machine; name a folder below /")
+        if not is_rehearsed:
+            raise UsageError(f"{where}: on a machine of your own nothing outside the pod's folder is touched; write "
+                             f"~{one.path}")  # fmt: skip
+    if outside and (why := own_root.problem()):
+        one = outside[0]
+        raise UsageError(
+            f"{file.where}: line {one.line}: file_mounts: {one.path}: a rehearsed pod is a folder of this machine, "
+            f"which cannot give a job a root of its own ({why}); write ~{one.path}"
+        )
+
+
+def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
     """Return the name of a folder that is kept in the store, and its path. Raises UsageError."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.source:
@@ -91,24 +113,15 @@ def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
                          "copy what is to be there first with mode: COPY at a path of its own")  # fmt: skip
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
         raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
-    if is_own and one.path.startswith("/"):
-        raise UsageError(_outside(where, one.path))
     return one.name, one.path
 
 
-def _outside(where: str, path: str) -> str:
-    told = "on a machine of your own, and in a rehearsal, nothing outside the pod's folder is touched"
-    return f"{where}: {told}; write ~{path}"
-
-
-def _mount(file: JobFile, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
+def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.mode == "MOUNT":
         raise UsageError(f"{where}: MOUNT needs FUSE, which pods do not have; write mode: MOUNT_CACHED or mode: COPY")
     if "://" in one.source:
         raise UsageError(f"{where}: only files of this machine are copied; fetch {one.source} in `setup`")
-    if is_own and one.path.startswith("/"):
-        raise UsageError(_outside(where, one.path))
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path

@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from infra.agent.job import Job
 from infra.ledger.journal import Journal
+from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
@@ -154,6 +156,49 @@ def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(worl
     finally:
         world.inv("rehearse", "--stop")
     assert json.dumps(done)
+
+
+BERT = """name: bert-qa
+resources:
+  accelerators: V100:1
+  use_spot: true
+  disk_tier: best
+file_mounts:
+  /checkpoint:
+    name: bert-of-test
+    mode: MOUNT_CACHED
+envs:
+  WANDB_API_KEY:
+workdir: .
+setup: echo needs > wanted.txt
+run: |
+  mkdir -p /checkpoint/bert_qa && echo "$SKYPILOT_TASK_ID" > /checkpoint/bert_qa/model.txt
+  test -n "$WANDB_API_KEY" && cat wanted.txt /checkpoint/bert_qa/model.txt
+"""
+
+
+def test_the_guides_own_file_with_its_absolute_mount_runs_in_a_rehearsed_pod_and_not_on_this_machine(world, tmp_path):
+    """The file "BERT end-to-end" of SkyPilot's training guide: the job sees `/checkpoint`, and the store keeps it."""
+    folder = tmp_path / "transformers"
+    folder.mkdir()
+    (folder / "README").write_text("the code of somebody\n")
+    file = folder / "bert_qa.yaml"
+    file.write_text(BERT)
+    refused = world.begin("launch", str(file), "--provider", "local", "-e", "WANDB_API_KEY=key-of-test")
+    said = refused.communicate(timeout=120)[1]
+    assert refused.returncode == 2 and "file_mounts: /checkpoint: on a machine of your own nothing outside" in said, (
+        said
+    )
+    done = world.json("rehearse", str(file), "-e", "WANDB_API_KEY=key-of-test", "--yes", "--spend-limit", "5")
+    try:
+        assert done["launch"]["state"] == "succeeded" and done["still_running"] == [] and done["problems"] == []
+        run = done["launch"]["run"]
+        assert world.inv("logs", "--rehearse", run, "--file", "run").endswith(f"needs\n{run}\n")
+        kept = attach.find(attach.beside(world.folder / "state" / "journal.db")).folder / "artifacts" / "mounts"
+        assert (kept / "bert-of-test" / "bert_qa" / "model.txt").read_text() == f"{run}\n"
+        assert not Path("/checkpoint/bert_qa").exists()
+    finally:
+        world.inv("rehearse", "--stop")
 
 
 SMI = """#!/bin/sh
