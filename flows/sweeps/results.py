@@ -14,8 +14,10 @@ from typing import Any
 from flows.sweeps.ranking import Lines
 from infra.errors import UsageError
 from infra.flags import given
+from infra.names import check_name, match
 from infra.settings import Settings
 from store import outside
+from store.artifacts.artifacts import Store
 from store.local_files import replace as replace_file
 from trainer.reporting import jsonl_log
 
@@ -181,3 +183,21 @@ def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> S
 def flags_of(spec: Any) -> dict[str, Any]:
     """Return the flags of a launch as JSON has them."""
     return dict(json.loads(json.dumps(given(spec), default=str)))
+
+
+def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
+    """Point `<folder>/<tag>` to the artifact of a run; return that name.
+
+    `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
+    """
+    plain = run.replace("/", ".", 1)
+    prefix = plain if plain.startswith(f"{result.name}.") else f"{result.name}.{plain}"
+    found = result.trials[match(prefix, result.trials)]
+    name, fingerprint = found.made
+    if found.state != SUCCEEDED:
+        done = [one.run for one in result.trials.values() if one.state == SUCCEEDED]
+        has = f"these have: {', '.join(done)}" if done else "none has yet"
+        raise UsageError(f"{found.run} is {found.state} and has made nothing that could be published; {has}")
+    target = f"{name.split('/')[0]}/{check_name(tag)}"
+    Store(settings.store).point(target, fingerprint)
+    return target

@@ -17,14 +17,14 @@ from flows.limits.sweep_limit import default_of
 from flows.pods import scale_of
 from flows.supervisor import supervisor_client
 from flows.sweeps import answer as answers
-from flows.sweeps import carry, configurations, pods, prices, shared_machine
+from flows.sweeps import carry, configurations, pods, prices, rehearsed, shared_machine
 from flows.sweeps import plan as planning
 from flows.sweeps import results as kept
 from flows.sweeps.begin import begin
 from flows.sweeps.plan import SweepPlan
-from flows.sweeps.promote import promote
 from flows.sweeps.records import EarlyStop, SweepSpec
-from flows.sweeps.results import SweepResult
+from flows.sweeps.rehearsed import Rehearsed
+from flows.sweeps.results import SweepResult, promote
 from infra.errors import SlipwayError, UsageError
 from infra.flags import as_typed
 from infra.ledger.held_pods import gpus_of
@@ -55,6 +55,8 @@ def sweep(spec: SweepFlags) -> None:
         look_back(spec, settings)
         return
     asked = asked_for(spec, settings)
+    toys = rehearsed.reduced(asked, settings.profile) if settings.rehearsal else None
+    asked = toys.spec if toys else asked
     own = not settings.sources["provider"].startswith("default") and not registry.candidates(settings)[0].is_rented
     if asked.pods and not own:
         price = prices.of(asked, settings, render.tell)
@@ -62,7 +64,7 @@ def sweep(spec: SweepFlags) -> None:
             render.say(sweep_text.trials_table(asked))
             for line in sweep_text.pods_lines(asked, price):
                 render.say(line)
-        if spec.dry_run:
+        if spec.dry_run and not toys:
             if spec.json:
                 print_json(described(asked, price))
             render.say("dry run: nothing was rented; models and data are looked at when it begins")
@@ -74,6 +76,8 @@ def sweep(spec: SweepFlags) -> None:
         planned, running = plan(spec, asked, journal, settings)
         planned.more = tuple(f"--{flag}" for flag in ("no-sync", "no-setup") if getattr(spec, flag.replace("-", "_")))
         if not spec.json:
+            for line in sweep_text.toy_lines(toys) if toys else ():
+                render.say(line)
             sweep_text.show_plan(planned)
             rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
                       if one.offer and one.plan.job}  # fmt: skip
@@ -83,7 +87,8 @@ def sweep(spec: SweepFlags) -> None:
             render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
         if spec.dry_run:
             if spec.json:
-                print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned)})
+                print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned, toys)})
+            render.say("dry run: nothing was rented, and nothing begins")
             return
         is_rented = planned.shared is not None and bool(planned.shared.entries)
         if planned.most_micro_usd or is_rented and any(one.plan.job for one in planned.trials.values()):
@@ -233,10 +238,12 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     return replace(found, num_pods=spec.pods or found.num_pods, spend_limit=spec.spend_limit or found.spend_limit)
 
 
-def rows(planned: SweepPlan) -> list[dict[str, Any]]:
+def rows(planned: SweepPlan, toys: Rehearsed | None) -> list[dict[str, Any]]:
     """Return the trials of a plan for a program."""
+    real = {run: words for run, words, _ in rehearsed.rows(toys)} if toys else {}
     return [
-        {"run": run, "arm": one.trial.arm, "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
+        {"run": run, "arm": one.trial.arm, "toy_of": real.get(run),
+         "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
          "estimate_s": round(one.estimate_s, 1), "most_usd": render.usd(one.most_micro_usd)}
         for run, one in planned.trials.items()
     ]  # fmt: skip

@@ -8,13 +8,14 @@ from typing import Any
 
 from flows.jobs.memory_check import phases_of
 from flows.sweeps import answer as answers
-from flows.sweeps import prices
+from flows.sweeps import prices, rehearsed
 from flows.sweeps import results as kept
 from flows.sweeps.answer import ArmRow, SweepAnswer
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.pods import SweepPods
 from flows.sweeps.prices import SweepPrice
 from flows.sweeps.records import SweepSpec, shown
+from flows.sweeps.rehearsed import Rehearsed
 from flows.sweeps.results import SweepResult
 from infra.money import in_usd, per_hour
 from infra.records import Offer
@@ -94,6 +95,18 @@ def work_lines(planned: SweepPlan) -> Iterator[str]:
             steps = ", ".join(f"{one.phase} {one.steps:,}" for one in phases)
             yield f"{phases[-1].model.num_params:,} parameters; steps of the first run: {steps}"
         return
+
+
+def toy_lines(toys: Rehearsed) -> Iterator[str]:
+    """Yield what the runs of a rehearsed sweep would be on their machines, and which toys stand for them."""
+    rows = list(rehearsed.rows(toys))
+    if rows:
+        found = [("run", "on its machine", "in this rehearsal")]
+        yield render.columns([*found, *((shown(run, toys.spec.name), real, toy) for run, real, toy in rows)])
+        yield (
+            "the rehearsal rents the machines of the sweep, at their prices, and starts its runs in their order; this "
+            "machine trains toys of the same phases, and the times and limits below are those of the toys"
+        )
 
 
 def show_plan(planned: SweepPlan) -> None:

@@ -190,6 +190,40 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert user.truth()["pods"] == []
 
 
+@pytest.fixture
+def own(tmp_path):
+    """Somebody without a key, and a rehearsal."""
+    user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "" for name in VENDORS} | ONE_THREAD)
+    attach.start(user.base, speed=20)
+    yield user
+    attach.stop(user.base)
+
+
+def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_that_it_asks_for(own):
+    planning = own.begin("sweep", "lr_sweep", "--rehearse", "--dry-run")
+    out, err = planning.communicate(timeout=120)
+    said = out + err
+    assert planning.returncode == 0 and "rl 100 steps of Qwen/Qwen2.5-1.5B-Instruct on gsm8k, 512 answers" in said, said
+    assert (
+        "rl 12 steps of a model of 147,904 parameters on sort" in said and "8 A100-80GB-SXM at lium, 9.60 USD/h" in said
+    )
+    assert "dry run: nothing was rented, and nothing begins" in said and own.truth()["pods"] == []
+    sweep = own.begin("sweep", "lr_sweep", "--rehearse", "--yes", "--json")
+    out, err = sweep.communicate(timeout=280)
+    assert sweep.returncode == 0, err
+    done = json.loads(out)["runs"]
+    assert [one["state"] for one in done] == ["succeeded"] * 4 and {one["steps"] for one in done} == {12}
+    truth = own.truth()
+    assert truth["billing"] == 0 and {pod["gpus"] for pod in truth["pods"]} == {8}, truth
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["multi_dataset", "model_size", "batch_grid", "custom_advanced"])
+def test_every_named_sweep_comes_to_its_end_in_a_rehearsal(own, name):
+    done = own.json("sweep", name, "--rehearse", "--yes")["runs"]
+    assert {one["state"] for one in done} == {"succeeded"} and own.truth()["billing"] == 0
+
+
 @pytest.mark.nightly
 def test_one_limit_holds_for_all_runs_and_what_is_left_over_is_free_for_the_next(renter):
     user, path = renter

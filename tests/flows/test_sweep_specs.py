@@ -6,9 +6,10 @@ import json
 import pytest
 
 from flows.planning import Work
-from flows.sweeps import configurations, experiment, sweep_file
+from flows.sweeps import configurations, experiment, rehearsed, sweep_file
 from flows.sweeps.axes import values
 from flows.sweeps.experiment import ExperimentConfig, PodSpec
+from flows.sweeps.plan import settings_of
 from infra.errors import UsageError
 from infra.settings import Settings
 from tests.world import ROOT
@@ -128,6 +129,35 @@ def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp
         configurations.named("custom_swep", own)
     with pytest.raises(UsageError, match=r"there is no .*gone\.py, which shell names"):
         configurations.known(settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "gone.py")))
+
+
+def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order(tmp_path):
+    own = settings(tmp_path)
+    for name in list(configurations.known(own))[:5]:
+        asked = configurations.named(name, own)
+        found = rehearsed.reduced(asked, own.profile)
+        assert list(found.spec.trials) == list(asked.trials) == list(found.real) and found.spec.pods == asked.pods
+        each = [(one.spec, settings_of(one, own)) for one in found.spec.trials.values()]
+        recipes = [plan.recipe(Work.of(toy, its).wanted(its))["rl"].spec for toy, its in each]
+        assert max(one.model.num_params for one in recipes) < 1e6 and {one.rl.engine for one in recipes} == {"embedded"}
+        assert len({one.digest() for one in recipes}) == len(recipes), "no two of them make the same artifact"
+        for run, one in found.spec.trials.items():
+            real = asked.trials[run]
+            assert (one.pod, one.arm, one.asked, one.env) == (real.pod, real.arm, real.asked, real.env)
+            kept = ("gpu", "num_gpus", "min_upload_mbps", "ttl", "tag", "phase", "seed")
+            assert [getattr(one.spec, each) for each in kept] == [getattr(real.spec, each) for each in kept]
+        for run, real, toy in rehearsed.rows(found):
+            model = asked.trials[run].spec.init.removeprefix("hf://")
+            assert real.startswith(f"rl 100 steps of {model} on ") and "512 answers a step" in real, real
+            assert toy == "rl 12 steps of a model of 147,904 parameters on sort, 16 answers a step", toy
+    rates = rehearsed.reduced(configurations.named("lr_sweep", own), own.profile).spec.trials.values()
+    assert [one.spec.options["rl.optimizer.lr"] for one in rates] == ["1e-06", "3e-06", "5e-06", "1e-05"]
+
+
+def test_a_rehearsed_sweep_of_small_models_is_run_as_it_is(tmp_path):
+    asked = sweep_file.load(EXAMPLES / "rates.yaml")
+    found = rehearsed.reduced(asked, settings(tmp_path).profile)
+    assert found.spec == asked and not found.real and not list(rehearsed.rows(found))
 
 
 def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
