@@ -27,6 +27,7 @@ LEARNING_RATES = (1e-6, 3e-6, 5e-6, 1e-5)
 BATCHES = ((2, 256), (4, 128), (8, 64), (16, 32))
 EFFECTIVE_BATCH = 512
 ABLATIONS = ROOT / "examples" / "sweeps"
+TOY = "_toy"  # at the end of the name of a sweep that takes the place of another one on this machine
 
 
 def pod(name: str, ttl_hours: float) -> PodSpec:
@@ -186,8 +187,11 @@ def _in_arms(trials: list[SweepTrial]) -> Iterator[SweepTrial]:
         yield replace(one, arm=arm)
 
 
-def named(word: str, settings: Settings) -> SweepSpec:
-    """Return the sweep that a word means: a file, or a name. Raises UsageError with the nearest name."""
+def named(word: str, settings: Settings, is_here: bool = False) -> SweepSpec:
+    """Return the sweep that a word means: a file, or a name. Raises UsageError with the nearest name.
+
+    is_here: it is to run on this machine, where the toy of a named sweep takes its place.
+    """
     path = Path(word).expanduser()
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return sweep_file.load(path)
@@ -196,7 +200,16 @@ def named(word: str, settings: Settings) -> SweepSpec:
         near = difflib.get_close_matches(word, every, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"there is no sweep {word!r}; {hint}known: {', '.join(every)}, or a .yaml file")
-    return every[word].make()
+    toy = every.get(f"{word}{TOY}")
+    return (toy if toy and is_here else every[word]).make()
+
+
+def on_own(spec: SweepSpec) -> SweepSpec:
+    """Return the sweep for machines that nobody rents: what its file says of spot machines and prices has no effect."""
+    trials = {
+        run: replace(one, spec=replace(one.spec, use_spot=False, max_price="")) for run, one in spec.trials.items()
+    }
+    return replace(spec, trials=trials)
 
 
 def by_chance(spec: SweepSpec) -> SweepSpec:

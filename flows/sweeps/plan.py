@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
 from flows.jobs import machine_choice
@@ -69,6 +69,8 @@ class SweepPlan:
     """The pods that several trials share, each of which has a lane for each part; None: each trial rents its own."""
     more: tuple[str, ...] = ()
     """Flags of every launch."""
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    """Offers from which the pods that several trials share are rented, by the names of the pods."""
 
     @property
     def budget(self) -> str:

@@ -82,7 +82,7 @@ def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str
         used = {one.pod for one in spec.trials.values()}
         found = {one.name: one for one in spec.pods if one.name in used}
     else:
-        each = _same_machine(spec)
+        each = machine_of(of_all(spec))
         number = pods_wanted or 1
         wide = replace(each, gpu_count=each.gpu_count * max(1, pack))
         found = {f"{spec.name}.pod-{one}": replace(wide, name=f"{spec.name}.pod-{one}") for one in range(1, number + 1)}
@@ -113,9 +113,8 @@ def of_all(spec: SweepSpec) -> LaunchSpec:
     return next(iter(spec.trials.values())).spec
 
 
-def _same_machine(spec: SweepSpec) -> PodEntry:
-    """Return the pod that one run asks for. Raises UsageError."""
-    one = of_all(spec)
+def machine_of(one: LaunchSpec) -> PodEntry:
+    """Return the pod that a run asks for. Raises UsageError."""
     return PodEntry(
         name="pod", gpu_type=one.gpu or None, gpu_count=num_gpus(one), country=one.country or None,
         volume_id=one.volume or None,

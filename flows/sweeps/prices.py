@@ -3,23 +3,33 @@
 The catalogue is `infra.market.catalogue`; it is asked where no vendor can be, and says how old each price is.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flows.specs.launch import LaunchSpec
 from flows.sweeps.experiment import on_pod
+from flows.sweeps.plan import SweepPlan
+from flows.sweeps.pods import machine_of
 from flows.sweeps.records import SweepSpec
+from flows.sweeps.rehearsed import phases_of
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
+from infra.market.expected import HIGH, LOW
+from infra.market.forecast import SETUP_S, flops_per_s
 from infra.providers import registry
-from infra.records import Request
+from infra.records import Offer, Request
 from infra.runs.pod_set import PodEntry
 from infra.runs.timing import Say
 from infra.selection import choose
 from infra.selection.machine_spec import MachineSpec
+from infra.selection.preflight import forecast_of
 from infra.selection.request import request_for
 from infra.settings import Settings
 from infra.units import count
+from trainer.plan.estimates import PHASE_START_S, operations
+from trainer.recipes import PUBLISHED
 
 CATALOGUE = "the catalogue of prices"
 
@@ -57,9 +67,10 @@ class SweepPrice:
 
 
 def of(spec: SweepSpec, settings: Settings, tell: Say, only_catalogue: bool = False) -> SweepPrice:
-    """Return the prices of the pods that a sweep describes; () of kinds where it describes none."""
+    """Return the prices of the pods that a sweep describes, else of the machines of its runs, where it says hours."""
     groups: dict[PodEntry, int] = {}
-    for one in spec.pods:
+    own = [machine_of(one.spec) for one in spec.trials.values()] if spec.hours[1] else []
+    for one in spec.pods or own:
         alike = replace(one, name="pod")
         groups[alike] = groups.get(alike, 0) + 1
     return SweepPrice(
@@ -94,6 +105,47 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
     first = offers[0]
     where = "the rehearsal" if settings.rehearsal else "today"
     return first.micro_usd_per_hour, f"{first.provider}, {where}"
+
+
+def of_runs(planned: SweepPlan, real: Mapping[str, LaunchSpec], settings: Settings) -> dict[str, tuple[int, int]]:
+    """Return the least and the most micro-dollars that each run is expected to cost, without runs of unknown cost.
+
+    real: launches that toys stand for, by run: their cost is that of the machine that they are meant for.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    shared = planned.shared.entries if planned.shared else {}
+    for run, one in planned.trials.items():
+        own = one.trial.pod or next((lane.host for lane in planned.lanes if run in lane.runs), "")
+        offer = one.offer or planned.offers.get(own)
+        if offer is None or not offer.micro_usd_per_hour or one.plan.job is None:
+            continue
+        if planned.spec.pods and planned.spec.hours[1]:  # its pod is taken for so long
+            sharing = sum(each.trial.pod == own for each in planned.trials.values())
+            low, high = (round(hours * offer.micro_usd_per_hour / sharing) for hours in planned.spec.hours)
+            found[run] = low, high
+        elif run in real:
+            if seconds := _expected_s(real[run], offer, settings):
+                found[run] = _cost(offer, seconds[0]), _cost(offer, seconds[1])
+        elif one.plan.forecast and own not in shared:
+            known = forecast_of(one.plan, offer, settings).micro_usd
+            found[run] = known[0], known[2]
+    return found
+
+
+def _expected_s(spec: LaunchSpec, offer: Offer, settings: Settings) -> tuple[float, float] | None:
+    """Return the least and the most seconds that a launch is expected to take on a rented machine, its boot included.
+
+    None for a model that is not the profile's, and for a GPU of unknown speed.
+    """
+    speed = flops_per_s(offer)
+    if speed is None or spec.init and spec.init not in ("hub", PUBLISHED.get(spec.profile or settings.profile)):
+        return None
+    work_s = sum(PHASE_START_S + operations(one) / speed for one in phases_of(spec, settings.profile))
+    return SETUP_S[0] + LOW * work_s, SETUP_S[2] + HIGH * work_s
+
+
+def _cost(offer: Offer, seconds: float) -> int:
+    return math.ceil(seconds * offer.micro_usd_per_hour / 3600)
 
 
 def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:

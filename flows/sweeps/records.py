@@ -87,7 +87,7 @@ class SweepSpec:
     num_pods: int | None = None
     """Number of pods that work at once; None = as many as there are own machines."""
     hours: tuple[float, float] = (0.0, 0.0)
-    """Shortest and longest time for which pods are taken, in hours; 0 = what the plans say."""
+    """Shortest and longest time for which pods are taken, or each run its machine, in hours; 0 = what plans say."""
     rank: Ranking = Ranking()
     early_stop: EarlyStop | None = None
     beside: Sequence[str] = ()
@@ -107,8 +107,9 @@ class SweepSpec:
 
     @property
     def gpu_hours(self) -> float:
-        """Return the GPU-hours of the pods that are described, for the shorter of its times."""
-        return sum(one.gpu_count for one in self.pods) * self.hours[0]
+        """Return the GPU-hours of the described pods, or of the machines of the runs, for the shorter of its times."""
+        gpus = [one.gpu_count for one in self.pods] or [one.spec.num_gpus for one in self.trials.values()]
+        return sum(gpus) * self.hours[0]
 
     @property
     def idle_pods(self) -> list[str]:

@@ -30,6 +30,7 @@ KEYS = {
     "`factor`, of this many arms one continues. true: the defaults",
     "against": "arm to compare all others with (default: the best)",
     "spend_limit": "rented: US dollars for all runs together",
+    "hours": "rented: shortest and longest time of a run, as published, such as [4, 6]; shown with its price",
 }  # fmt: skip
 ENV = "env"  # variables of a run's job, beside its flags
 
@@ -74,6 +75,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
             early_stop=_record(f"{where}: early_stop", {} if early is True else early, EarlyStop) if early else None,
             against=str(document.get("against", "")),
             spend_limit=str(document.get("spend_limit", "")),
+            hours=_hours(where, document.get("hours", [0, 0])),
         ),
     )
 
@@ -145,6 +147,13 @@ def _number_of_pods(where: str, said: Any) -> int | None:
     if said is not None and (type(said) is not int or said < 1):
         raise UsageError(f"{where}: pods is {said!r}; it must be a whole number from 1")
     return said
+
+
+def _hours(where: str, said: Any) -> tuple[float, float]:
+    is_pair = isinstance(said, list) and len(said) == 2 and all(type(one) in (int, float) for one in said)
+    if not is_pair or not 0 <= said[0] <= said[1]:
+        raise UsageError(f"{where}: hours is {said!r}; expected the shortest and the longest time, such as [4, 6]")
+    return float(said[0]), float(said[1])
 
 
 def _names(where: str, said: Any) -> tuple[str, ...]:

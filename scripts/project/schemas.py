@@ -175,6 +175,7 @@ def sweep() -> Schema:
         "early_stop": {"anyOf": [{"type": "boolean"}, early]},
         "against": {"type": "string"},
         "spend_limit": TEXT,
+        "hours": {"type": "array", "items": {"type": "number", "minimum": 0}, "minItems": 2, "maxItems": 2},
     }
     properties = {name: {**one, "description": sweep_file.KEYS[name]} for name, one in properties.items()}
     return {"title": "Runs of a sweep: ./inv sweep FILE", "type": "object", "properties": properties,

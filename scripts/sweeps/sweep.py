@@ -58,13 +58,13 @@ def sweep(spec: SweepFlags) -> None:
     toys = rehearsed.reduced(asked, settings.profile) if settings.rehearsal else None
     asked = toys.spec if toys else asked
     own = not settings.sources["provider"].startswith("default") and not registry.candidates(settings)[0].is_rented
-    if asked.pods and not own:
+    if (asked.pods or asked.hours[1]) and not own:
         price = prices.of(asked, settings, render.tell)
         if not spec.json:
             render.say(sweep_text.trials_table(asked))
             for line in sweep_text.pods_lines(asked, price):
                 render.say(line)
-        if spec.dry_run and not toys:
+        if spec.dry_run and asked.pods and not toys:
             if spec.json:
                 print_json(described(asked, price))
             render.say("dry run: nothing was rented; models and data are looked at when it begins")
@@ -78,7 +78,10 @@ def sweep(spec: SweepFlags) -> None:
         if not spec.json:
             for line in sweep_text.toy_lines(toys) if toys else ():
                 render.say(line)
-            sweep_text.show_plan(planned)
+            costs = prices.of_runs(planned, toys.real if toys else {}, settings)
+            sweep_text.show_plan(planned, costs)
+            for line in sweep_text.wandb_lines(asked, settings):
+                render.say(line)
             rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
                       if one.offer and one.plan.job}  # fmt: skip
             for job, offer in rented.values():  # the first at each vendor
@@ -87,7 +90,7 @@ def sweep(spec: SweepFlags) -> None:
             render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
         if spec.dry_run:
             if spec.json:
-                print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned, toys)})
+                print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned, toys, settings)})
             render.say("dry run: nothing was rented, and nothing begins")
             return
         is_rented = planned.shared is not None and bool(planned.shared.entries)
@@ -169,6 +172,7 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
             for name, one in shared.entries.items()
         }
     planned = planning.plan_on(asked, machines, shared, running, again, render.tell)
+    planned.offers = offers
     if shared.entries:
         if shared.is_open:
             highs = shared_machine.highs_of(planned, offers, settings)
@@ -230,7 +234,15 @@ def look_back(spec: SweepFlags, settings: Settings) -> None:
 
 def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     """Return the sweep, with what was typed beside its name. Raises UsageError."""
-    found = configurations.named(spec.config, settings)
+    vendor = registry.candidates(settings)[0]
+    found = configurations.named(spec.config, settings, vendor.is_here)
+    if found.name == f"{spec.config}{configurations.TOY}":
+        itself = f"inv sweep {spec.config} --dry-run --provider market"
+        practised = f"inv sweep {spec.config} --rehearse --dry-run"
+        render.say(f"{spec.config} is for rented machines; this machine runs its toy, {found.name}. The sweep itself, "
+                   f"with its price: {itself}; without an account: {practised}")  # fmt: skip
+    if not vendor.is_rented:
+        found = configurations.on_own(found)
     if spec.early_stop and found.early_stop is None:
         found = replace(found, early_stop=EarlyStop())
     if found.early_stop is not None:
@@ -238,13 +250,15 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     return replace(found, num_pods=spec.pods or found.num_pods, spend_limit=spec.spend_limit or found.spend_limit)
 
 
-def rows(planned: SweepPlan, toys: Rehearsed | None) -> list[dict[str, Any]]:
+def rows(planned: SweepPlan, toys: Rehearsed | None, settings: Settings) -> list[dict[str, Any]]:
     """Return the trials of a plan for a program."""
+    costs = prices.of_runs(planned, toys.real if toys else {}, settings)
     real = {run: words for run, words, _ in rehearsed.rows(toys)} if toys else {}
     return [
         {"run": run, "arm": one.trial.arm, "toy_of": real.get(run),
          "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
-         "estimate_s": round(one.estimate_s, 1), "most_usd": render.usd(one.most_micro_usd)}
+         "estimate_s": round(one.estimate_s, 1), "most_usd": render.usd(one.most_micro_usd),
+         "usd": [render.usd(each) for each in costs[run]] if run in costs else None}
         for run, one in planned.trials.items()
     ]  # fmt: skip
 
@@ -273,7 +287,7 @@ def list_configs(settings: Settings, as_json: bool) -> None:
         kind = price.kinds[0] if price.kinds else None
         each = [usd_per_hour(kind.per_gpu), usd_per_hour(kind.micro_usd_per_hour)] if kind else ["", ""]
         pods = str(len(spec.pods)) if spec.pods else "1 or more"
-        hours = [f"{spec.gpu_hours:g}" if spec.pods else "", sweep_text.hours(spec), sweep_text.costs(spec, price)]
+        hours = [f"{spec.gpu_hours:g}" if spec.gpu_hours else "", sweep_text.hours(spec), sweep_text.costs(spec, price)]
         table.append((one.name, pods, str(len(spec.trials)), *hours, *each, one.about))
     if as_json:
         print_json(found)

@@ -19,12 +19,15 @@ from flows.sweeps.rehearsed import Rehearsed
 from flows.sweeps.results import SweepResult
 from infra.money import in_usd, per_hour
 from infra.records import Offer
+from infra.settings import Settings
 from infra.units import moment
 from scripts.cli import render
 from trainer.reporting import sweep_page
 from trainer.reporting.overlay import CurveLine
 from trainer.reporting.sweep_page import ArmStory, SweepStory
 
+PROJECT = "WANDB_PROJECT"
+WITHOUT_KEY = "; WANDB_API_KEY is not set, so each run keeps its figures on its machine, for: wandb sync"
 CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
 
 
@@ -34,22 +37,27 @@ def hours(spec: SweepSpec) -> str:
     return "" if not high else f"{low:g} h" if low == high else f"{low:g} to {high:g} h"
 
 
-def costs(spec: SweepSpec, price: SweepPrice) -> str:
-    """Return the price of its pods together; "" where they have none."""
+def costs(spec: SweepSpec, price: SweepPrice, parts: int = 1) -> str:
+    """Return the price of its pods together, or of one of so many equal parts; "" where they have none."""
     low, high = (price.total(one) for one in spec.hours)
-    if low is None or high is None or not high:
-        return ""
+    return "" if low is None or high is None or not high else between(low // parts, high // parts)
+
+
+def between(low: int, high: int) -> str:
+    """Return two amounts in micro-dollars, or one where they are the same."""
     return in_usd(low) if low == high else f"{in_usd(low)} to {in_usd(high)}"
 
 
 def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
-    """Yield its pods and their prices, a line for each kind; nothing where it describes none."""
-    if not spec.pods:
+    """Yield its pods, or the machines of its runs, and their prices, a line for each kind."""
+    if not price.kinds:
         return
     runs = render.count(len(spec.trials), "run")
-    said = f"{render.count(len(spec.pods), 'pod')}, {runs}"
+    said = f"{render.count(len(spec.pods), 'pod')}, {runs}" if spec.pods else f"{runs}, a machine each"
     if hours(spec):
-        said += f", {spec.gpu_hours:g} GPU-hours ({hours(spec)}): {costs(spec, price) or 'no price known'}"
+        each = "" if spec.pods else " each"
+        said += f", {spec.gpu_hours:g} GPU-hours ({hours(spec)}{each}): {costs(spec, price) or 'no price known'}"
+        said += f", {costs(spec, price, len(spec.trials))} a run" if costs(spec, price) else ""
     yield said
     for one in price.kinds:
         if one.micro_usd_per_hour is not None and one.per_gpu is not None:
@@ -57,6 +65,8 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
             yield f"{prices.in_words([one])}: {each} ({one.source})"
         else:
             yield f"{prices.in_words([one])}: {one.source}"
+    if not spec.pods:
+        return
     on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
     if max(on_each.values()) > 1:
         parts = " or ".join(sorted({str(trial.spec.num_gpus) for trial in spec.trials.values()}))
@@ -109,17 +119,27 @@ def toy_lines(toys: Rehearsed) -> Iterator[str]:
         )
 
 
-def show_plan(planned: SweepPlan) -> None:
-    """Show what is to be made, which pod runs what, in which order, and about how long."""
+def wandb_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
+    """Yield the project of W&B to which the runs send their figures, where they name one."""
+    if projects := list(dict.fromkeys(one.env[PROJECT] for one in spec.trials.values() if PROJECT in one.env)):
+        yield f"W&B project {', '.join(projects)}{'' if settings.wandb_api_key else WITHOUT_KEY}"
+
+
+def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
+    """Show what is to be made, which pod runs what, in which order, about how long, and at which cost, if any."""
     for line in work_lines(planned):
         render.say(line)
-    rows = [("pod", "run", "about", "")]
+    rows = [("pod", "run", "about", *(["cost"] if costs else []), "")]
     for lane in planned.lanes:
         for run in lane.runs:
             one = planned.trials[run]
+            cost = [between(*costs[run]) if run in costs else "?"] if costs else []
             state = "" if one.plan.job else "everything is here"
-            rows.append((lane.pod, shown(run, planned.spec.name), render.duration(one.estimate_s), state))
+            rows.append((lane.pod, shown(run, planned.spec.name), render.duration(one.estimate_s), *cost, state))
     render.say(render.columns(rows))
+    if costs and costs.keys() == planned.trials.keys():
+        low, high = (sum(each) for each in zip(*costs.values(), strict=True))
+        render.say(f"cost of all runs together: {between(low, high)} (estimates, on their machines)")
     longest_s = max(lane.estimate_s for lane in planned.lanes)
     machines = {lane.host or lane.pod for lane in planned.lanes}
     beside = f", {len(planned.lanes)} at once" if len(planned.lanes) > len(machines) else ""

@@ -169,7 +169,9 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
     _, said = user.begin("sweep", "ablation_haar", "--provider", "local", "--dry-run").communicate(timeout=60)
-    assert "3 to 6 % better perplexity" in said, said
+    assert "this machine runs its toy, ablation_haar_toy" in said and "toy of ablation_haar, 4M parameters" in said, (
+        said
+    )
     assert "4,462,848 parameters; steps of the first run: base 144, bits1 0, bits1.9 48, bits2 96" in said, said
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
@@ -214,11 +216,29 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
     done = json.loads(out)["runs"]
     assert [one["state"] for one in done] == ["succeeded"] * 4 and {one["steps"] for one in done} == {12}
     truth = own.truth()
-    assert truth["billing"] == 0 and {pod["gpus"] for pod in truth["pods"]} == {8}, truth
+    assert truth["billing"] == 0 and all("lium" in pod["offer"] and "A100" in pod["offer"] for pod in truth["pods"]), (
+        truth
+    )
+
+
+def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_project_of_its_figures(own):
+    planning = own.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
+    out, err = planning.communicate(timeout=120)
+    said = " ".join((out + err).split())
+    assert planning.returncode == 0 and "bits1.9 2,000, bits2 1,000 steps of HuggingFaceTB/SmolLM2-135M" in said, said
+    assert "2 runs, a machine each, 8 GPU-hours (4 to 6 h each): " in said and " a run" in said, said
+    assert "cost of all runs together: " in said and "W&B project wrinklefree-ablation" in said, said
+    planned = own.json("sweep", "ablation_haar", "--rehearse", "--dry-run")["runs"]
+    assert all(0 < float(one["usd"][0]) < float(one["usd"][1]) for one in planned), planned
+    assert {one["toy_of"] for one in planned} == {
+        "bits1 0, bits1.9 2,000, bits2 1,000 steps of HuggingFaceTB/SmolLM2-135M"
+    }
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["multi_dataset", "model_size", "batch_grid", "custom_advanced"])
+@pytest.mark.parametrize(
+    "name", ["ablation_haar", "ablation_saliency", "multi_dataset", "model_size", "batch_grid", "custom_advanced"]
+)
 def test_every_named_sweep_comes_to_its_end_in_a_rehearsal(own, name):
     done = own.json("sweep", name, "--rehearse", "--yes")["runs"]
     assert {one["state"] for one in done} == {"succeeded"} and own.truth()["billing"] == 0

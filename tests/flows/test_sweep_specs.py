@@ -154,6 +154,40 @@ def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order
     assert [one.spec.options["rl.optimizer.lr"] for one in rates] == ["1e-06", "3e-06", "5e-06", "1e-05"]
 
 
+@pytest.mark.parametrize(
+    ("name", "arms", "hours", "steps", "disk"),
+    [
+        ("ablation_haar", {"baseline": "haar-false", "haar": "haar-true"}, (4, 6), (2000, 1000), ""),
+        ("ablation_saliency", {"baseline": "saliency-false", "saliency": "saliency-true"}, (8, 12), (500, 1000), "100"),
+    ],
+)
+def test_the_named_ablations_are_the_published_ones_and_this_machine_gets_their_toys(
+    tmp_path, name, arms, hours, steps, disk
+):
+    own = settings(tmp_path)
+    asked = configurations.named(name, own)
+    assert (list(asked.arms), len(asked.trials), asked.hours) == (list(arms), 2, hours)
+    for one in asked.trials.values():
+        spec = one.spec
+        assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("A100-80GB", 1, True, disk)
+        assert one.env == {"WANDB_PROJECT": "wrinklefree-ablation"} and spec.init == "hub"
+        found = {each.phase: each for each in rehearsed.phases_of(spec, own.profile)}
+        assert (found["bits1.9"].steps, found["bits2"].steps) == steps
+        job = plan.profile_named(str(ROOT / "examples" / "jobs" / "profiles" / f"{spec.profile}-{arms[one.arm]}.yaml"))
+        assert dataclasses.replace(found["bits2"], model=job.phases["bits2"].model) == job.phases["bits2"]
+        has_haar = job.phases["bits2"].model.ternary.haar
+        assert (spec.options.get("model.ternary.haar", "False") == "True") == has_haar
+    toy = configurations.named(name, own, is_here=True)
+    assert toy.name == f"{name}_toy" and len(toy.trials) > 10 and toy.about.startswith(f"toy of {name}")
+    assert max(each.model.num_params for one in toy.trials.values() for each in rehearsed.phases_of(one.spec, "")) < 5e6
+    small = rehearsed.reduced(asked, own.profile).spec.trials.values()
+    assert {one.spec.phase for one in small} == {"bits1+bits1.9+bits2"}
+    recipes = [plan.recipe(Work.of(one.spec, its).wanted(its)) for one in small for its in [settings_of(one, own)]]
+    assert max(each["bits2"].spec.model.num_params for each in recipes) < 1e6
+    differ = (lambda each: each.model.ternary.haar) if name == "ablation_haar" else (lambda each: each.bits.saliency)
+    assert len({differ(each["bits2"].spec) for each in recipes}) == 2, "the toys differ as the arms do"
+
+
 def test_a_rehearsed_sweep_of_small_models_is_run_as_it_is(tmp_path):
     asked = sweep_file.load(EXAMPLES / "rates.yaml")
     found = rehearsed.reduced(asked, settings(tmp_path).profile)
@@ -238,7 +272,7 @@ def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
     assert json.dumps(found)
 
 
-@pytest.mark.parametrize("name", ["ablation_saliency", "ablation_saliency_4m"])
+@pytest.mark.parametrize("name", ["ablation_saliency_toy", "ablation_saliency_4m"])
 def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
     spec = sweep_file.load(EXAMPLES / f"{name}.yaml")
     persona = plan.load_persona(ROOT / "data" / "persona.yaml")
