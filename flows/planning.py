@@ -117,6 +117,7 @@ class Work:
                 spec.lag,
                 of_machine(spec.engine_devices, "--engine-devices"),
                 of_machine(spec.train_devices, "--train-devices"),
+                spec.engine_tensor_parallel,
             ),  # fmt: skip
             given=self.given,
             made=self.made,

@@ -72,6 +72,10 @@ class WorkSpec(Typed):
         "", "rl: GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
         "does not name)", group=WORK, unit="NUMBERS",
     )  # fmt: skip
+    engine_tensor_parallel: int | None = flag(
+        None, "rl: GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it "
+        "whole)", group=WORK, least=1,
+    )  # fmt: skip
     lag: int = flag(
         0,
         "rl: 1 lets answers come from the weights of one update earlier, so that vLLM works during training",

@@ -158,11 +158,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
     pods, dealt = experiment.dealt(name, said)
     machines = {one.name: one for one in pods}
     different = experiment.differing(one for some in dealt.values() for one in some)
-    trials = [
-        experiment.trial(name, one, machines[place], len(some), different)
-        for place, some in dealt.items()
-        for one in some
-    ]
+    trials = [experiment.trial(name, one, machines[place], different) for place, some in dealt.items() for one in some]
     longest = max((one.ttl_hours or 0.0 for one in pods), default=0.0)
     return check_arms(
         f"{name}()",

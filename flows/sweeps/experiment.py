@@ -45,9 +45,9 @@ class ExperimentConfig:
     total_steps: int = key(100, "optimizer steps")
     eval_every: int = key(40, "steps between measurements")
     seed: int = key(42, "random seed of the training")
-    gpu_devices: str = key("1,2,3,4", "GPUs that generate answers, if custom_args say engine: vllm")
-    train_gpu_device: str = key("0", "GPUs that train")
-    vllm_tensor_parallel: int = key(4, "no effect: each GPU that generates holds the whole model")
+    gpu_devices: str = key("1,2,3,4", "GPUs of the pod on which vLLM generates answers, if it has more than one GPU")
+    train_gpu_device: str = key("0", "GPUs of the pod that train, if it has more than one")
+    vllm_tensor_parallel: int = key(4, "GPUs of gpu_devices over which each process of vLLM spreads the model")
     custom_env: Mapping[str, str] = field(
         default_factory=dict, metadata={"about": "environment variables of the job; for a secret only its name"}
     )
@@ -72,8 +72,31 @@ class ExperimentConfig:
         """Return the answers of one optimizer step."""
         return self.batch_size * self.grad_accum_steps
 
-    def launch(self) -> LaunchSpec:
-        """Return the launch that does it. Raises UsageError for custom_args that no launch has."""
+    def engine(self, gpu_count: int) -> str:
+        """Return what generates answers on a pod with so many GPUs: vLLM where it has several, as in GRAIL's sweeps."""
+        return str(self.custom_args.get("engine") or ("vllm" if gpu_count > 1 else ""))
+
+    def devices(self, gpu_count: int) -> list[int]:
+        """Return the GPUs of a pod with so many that the experiment uses, in order; [] = all of them.
+
+        Raises UsageError for GPUs that the pod does not have.
+        """
+        if self.engine(gpu_count) != "vllm" or gpu_count < 2:
+            return []
+        own = sorted(_devices(self, self.gpu_devices) | _devices(self, self.train_gpu_device))
+        if beyond := [str(one) for one in own if one >= gpu_count]:
+            raise UsageError(
+                f"experiment {self.name}: there is no GPU {', '.join(beyond)}; its pod has GPUs 0 to {gpu_count - 1}. "
+                "Say which of them answer and train (gpu_devices, train_gpu_device, vllm_tensor_parallel), or let the "
+                "model in training answer: custom_args={'engine': 'embedded'}"
+            )
+        return own
+
+    def launch(self, gpu_count: int) -> LaunchSpec:
+        """Return the launch that does it on a pod with so many GPUs.
+
+        Raises UsageError for custom_args that no launch has, and for GPUs that the pod does not have.
+        """
         where = f"experiment {self.name}: custom_args"
         own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
         words = [
@@ -91,12 +114,18 @@ class ExperimentConfig:
             "phase": "rl", "profile": "qwen3_0_6b", "task": self.dataset, "seed": self.seed,
             "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
         }  # fmt: skip
-        if own.get("engine") == "vllm":
+        if self.engine(gpu_count) == "vllm":
+            said["engine"] = "vllm"
+        if own_gpus := self.devices(gpu_count):  # the run has these of its pod, and counts them from 0
             answering, training = (_devices(self, some) for some in (self.gpu_devices, self.train_gpu_device))
-            own_gpus = sorted(answering | training)  # of a pod that others share, a run has these and counts from 0
+            if len(answering) % self.vllm_tensor_parallel:
+                raise UsageError(
+                    f"experiment {self.name}: vllm_tensor_parallel is {self.vllm_tensor_parallel}, which does not "
+                    f"divide the {len(answering)} GPUs of gpu_devices ({self.gpu_devices})"
+                )
             said |= {
                 "engine_devices": _counted(answering, own_gpus), "train_devices": _counted(training, own_gpus),
-                "num_gpus": len(own_gpus),
+                "engine_tensor_parallel": self.vllm_tensor_parallel, "num_gpus": len(own_gpus),
             }  # fmt: skip
         return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
 
@@ -131,22 +160,21 @@ def read(where: str, said: Any) -> ExperimentConfig:
     return ExperimentConfig(**said)
 
 
-def trial(
-    sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int, differing: Collection[str]
-) -> SweepTrial:  # fmt: skip
-    """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share.
+def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Collection[str]) -> SweepTrial:
+    """Return the trial of an experiment: it has its pod alone, or the GPUs of the pod that it names.
 
     `differing`: the settings that tell the experiments of its sweep apart.
     """
-    spec = one.launch()
+    spec = one.launch(machine.gpu_count)
     run = check_name(f"{sweep}.{one.name}")
-    gpus = max(1, machine.gpu_count // sharing) if machine.gpu_count else 0
-    extra = on_pod(replace(machine, gpu_count=gpus))
+    extra = on_pod(machine)
     given = {name: value for name, value in extra.items() if not getattr(spec, name)}
     spec = replace(spec, tag=spec.tag or run, **given)
     said = {name: getattr(one, name) for name, _, _ in schema() if name in differing}
     asked = {name: _in_words(value) for name, value in said.items() if value != {}}
-    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked)
+    devices = ",".join(map(str, one.devices(machine.gpu_count)))
+    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked,
+                      devices=devices)  # fmt: skip
 
 
 def differing(experiments: Iterable[ExperimentConfig]) -> set[str]:

@@ -1,7 +1,7 @@
 """The plan of a sweep here and now: each trial's plan and price, the pods it runs on. Nothing is started."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
@@ -114,10 +114,13 @@ def plan_on(
     refuse_rivals({run: one.plan for run, one in trials.items()})
     lanes: list[Lane] = []
     dealt = {run: one.pod if one.pod in machines else "" for run, one in spec.trials.items()}
+    if spec.pods:
+        lanes = list(in_turn({run: one for run, one in trials.items() if dealt[run]}))
+        return SweepPlan(spec, trials, lanes, len(machines.keys() - {*dealt.values()}), False, None, shared)
     for group in dict.fromkeys(dealt.values()):
         own = {run: one.estimate_s for run, one in trials.items() if dealt[run] == group}
         each = max(trials[run].plan.request.num_gpus for run in own)
-        names = [group] if group else [] if spec.pods else list(machines)
+        names = [group] if group else list(machines)
         berths = [part for name in names for part in split(Berth(name, name), machines[name][0], each)]
         by_name = {one.name: one for one in berths}
         lanes += [
@@ -125,6 +128,27 @@ def plan_on(
             for lane in (pack(own, list(by_name), {}) if berths else ())
         ]
     return SweepPlan(spec, trials, lanes, sum(not lane.runs for lane in lanes), False, None, shared)
+
+
+def in_turn(trials: Mapping[str, PlannedTrial]) -> Iterator[Lane]:
+    """Yield the queues of pods that are described: runs of a pod that share a GPU follow one another, in their order.
+
+    Runs whose GPUs are disjoint, since their experiments say so, go side by side.
+    """
+    for pod in dict.fromkeys(one.trial.pod for one in trials.values()):
+        queues: list[tuple[set[str], list[str]]] = []  # the GPUs of each, which no other has; {""} = all
+        for run, one in trials.items():
+            if one.trial.pod != pod:
+                continue
+            own = set(one.trial.devices.split(","))
+            met = [queue for queue in queues if own & queue[0] or "" in own | queue[0]]
+            queues = [queue for queue in queues if queue not in met]
+            queues.append((own.union(*(gpus for gpus, _ in met)), [*(name for _, some in met for name in some), run]))
+        for gpus, runs in queues:
+            devices = "" if "" in gpus else ",".join(sorted(gpus, key=int))
+            name = f"{pod} device {devices}" if len(queues) > 1 else pod
+            in_order = tuple(run for run in trials if run in runs)
+            yield Lane(name, in_order, sum(trials[run].estimate_s for run in in_order), pod, devices)
 
 
 def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> SweepPlan:

@@ -26,6 +26,8 @@ class SweepTrial:
     """Variables of the job."""
     pod: str = ""
     """The pod of the configuration that it was dealt to; "" = any."""
+    devices: str = ""
+    """The GPUs of that pod that it uses, such as `0,1`; "" = all."""
     asked: Mapping[str, str] = field(default_factory=dict)
     """The settings that distinguish its arm, by name, as the table shows them."""
 

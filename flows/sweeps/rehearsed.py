@@ -83,7 +83,12 @@ def toy_of(spec: LaunchSpec) -> LaunchSpec:
         options |= {"rl.rows": str(ROWS), "rl.micro_rows": str(min(ROWS, int(spec.options["rl.micro_rows"])))}
     is_of_rl = "rl" in parse_phases(spec.phase)
     more: dict[str, Any] = dict.fromkeys(SIZES_AS_FLAGS)
-    more |= {**dict.fromkeys(OF_LARGE_MODELS, ""), "lag": 0, "task": TASK if is_of_rl else ""}
+    more |= {
+        **dict.fromkeys(OF_LARGE_MODELS, ""),
+        "engine_tensor_parallel": None,
+        "lag": 0,
+        "task": TASK if is_of_rl else "",
+    }
     profile = TOY_OF_BITS if is_of_bits else TOY
     return replace(spec, **more, profile=profile, options=options, with_missing=True)
 

@@ -127,9 +127,9 @@ class SweepWork:
 
     def _fits(self, run: str, lane: int) -> bool:
         """Return whether a trial may run on a lane: one of its pod if it has one, and the one where it already runs."""
-        there, pod = self.planned.lanes[lane], self.planned.trials[run].trial.pod
-        if self.pods is not None and self.planned.spec.pods and pod != there.host:
-            return False
+        there, own = self.planned.lanes[lane], self.planned.trials[run].trial
+        if self.pods is not None and self.planned.spec.pods:
+            return own.run in there.runs
         live = next((op for op in self.journal.ops(live=True, run=run) if op.place), None)
         if live is None or not there.host:
             return True
@@ -237,7 +237,8 @@ class SweepWork:
         one, berth = self.planned.trials[run], self.planned.lanes[lane]
         place = berth.pod
         on = ["--host", berth.host] if berth.host else []
-        on += [f"--devices={berth.devices}"] if berth.devices else []
+        devices = one.trial.devices if self.pods is not None else berth.devices
+        on += [f"--devices={devices or berth.devices}"] if devices or berth.devices else []
         on += ["--wait"] if on else []  # somebody else may have it just now: first come, first served
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
         spec, paid = one.spec, list(self.planned.more)

@@ -56,7 +56,6 @@ def sweep(spec: SweepFlags) -> None:
         return
     asked = asked_for(spec, settings)
     toys = rehearsed.reduced(asked, settings.profile) if settings.rehearsal else None
-    asked = toys.spec if toys else asked
     own = not settings.sources["provider"].startswith("default") and not registry.candidates(settings)[0].is_rented
     if (asked.pods or asked.hours[1]) and not own:
         price = prices.of(asked, settings, render.tell)
@@ -69,6 +68,7 @@ def sweep(spec: SweepFlags) -> None:
                 print_json(described(asked, price))
             render.say("dry run: nothing was rented; models and data are looked at when it begins")
             return
+    asked = toys.spec if toys else asked
     with open_journal(settings) as journal:
         if spec.deploy_only:
             deploy(spec, asked, journal, settings)

@@ -14,7 +14,7 @@ from flows.sweeps.answer import ArmRow, SweepAnswer
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.pods import SweepPods
 from flows.sweeps.prices import SweepPrice
-from flows.sweeps.records import SweepSpec, shown
+from flows.sweeps.records import SweepSpec, SweepTrial, shown
 from flows.sweeps.rehearsed import Rehearsed
 from flows.sweeps.results import SweepResult
 from infra.money import in_usd, per_hour
@@ -22,6 +22,7 @@ from infra.records import Offer
 from infra.settings import Settings
 from infra.units import moment
 from scripts.cli import render
+from trainer.records.rl_config import RlConfig
 from trainer.reporting import sweep_page
 from trainer.reporting.overlay import CurveLine
 from trainer.reporting.sweep_page import ArmStory, SweepStory
@@ -67,12 +68,31 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
             yield f"{prices.in_words([one])}: {one.source}"
     if not spec.pods:
         return
-    on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
-    if max(on_each.values()) > 1:
-        parts = " or ".join(sorted({str(trial.spec.num_gpus) for trial in spec.trials.values()}))
-        yield f"runs that share a pod have {parts} of its GPUs each"
+    on_each = {pod.name: [one.devices for one in spec.trials.values() if one.pod == pod.name] for pod in spec.pods}
+    if max(map(len, on_each.values())) > 1:
+        yield "runs of one pod follow one another, unless their GPUs are disjoint"
+    for said in dict.fromkeys(map(engine_words, spec.trials.values())):
+        if said:
+            yield said
     if idle := spec.idle_pods:
         yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
+
+
+def engine_words(trial: SweepTrial) -> str:
+    """Return which GPUs of its pod a run trains and answers on, and what vLLM takes of them; "" without vLLM."""
+    spec, own = trial.spec, trial.devices.split(",")
+    if spec.engine != "vllm" or not spec.engine_devices or not trial.devices:
+        return ""
+    answering, training = (
+        [own[int(one)] for one in some.split(",")] for some in (spec.engine_devices, spec.train_devices)
+    )
+    share = spec.options.get("rl.rl.engine_memory", f"{RlConfig().engine_memory:g}")
+    number = len(answering) // (spec.engine_tensor_parallel or 1)
+    return (
+        f"vLLM answers on GPU {','.join(answering)} of a pod: {render.count(number, 'process')}, the model over "
+        f"{render.count(len(answering) // number, 'GPU')} each (tensor parallel), {share} of their memory; GPU "
+        f"{','.join(training)} trains"
+    )
 
 
 def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:

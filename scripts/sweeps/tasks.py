@@ -8,6 +8,7 @@ from scripts.cli.command import BEGIN, command
     "scripts.sweeps.flags:SweepFlags",
     env=True,
     world=BEGIN,
+    speed=20.0,  # the runs of a sweep take their real time, which must not use up the limits of its pods
     example="inv sweep examples/sweeps/rates.yaml --provider local",
     rents=True,
 )

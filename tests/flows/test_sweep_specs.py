@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,9 +11,12 @@ from flows.planning import Work
 from flows.sweeps import configurations, experiment, rehearsed, sweep_file
 from flows.sweeps.axes import values
 from flows.sweeps.experiment import ExperimentConfig, PodSpec
-from flows.sweeps.plan import settings_of
+from flows.sweeps.plan import in_turn, settings_of
 from infra.errors import UsageError
+from infra.flags import as_typed
+from infra.records import Inventory, Request
 from infra.settings import Settings
+from scripts.sweeps import sweep_text
 from tests.world import ROOT
 from trainer import plan
 from trainer.recipes import PROFILES
@@ -98,21 +103,75 @@ def test_the_five_have_the_numbers_of_their_source(tmp_path):
     assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
 
 
-def test_an_experiment_whose_answers_vllm_gives_says_which_gpus_do_so():
-    alone = ExperimentConfig(name="a").launch()
-    assert (alone.engine, alone.engine_devices, alone.train_devices, alone.num_gpus) == ("", "", "", 0)
-    spec = ExperimentConfig(name="a", custom_args={"engine": "vllm"}).launch()
+def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_several():
+    usual = ExperimentConfig(name="a")
+    assert [usual.engine(number) for number in (0, 1, 2, 8)] == ["", "", "vllm", "vllm"]
+    assert [usual.launch(number).engine for number in (0, 1)] == ["", ""] and usual.devices(1) == []
+    spec = usual.launch(8)
     assert (spec.engine, spec.engine_devices, spec.train_devices, spec.num_gpus) == ("vllm", "1,2,3,4", "0", 5)
+    assert (spec.engine_tensor_parallel, usual.devices(8)) == (4, [0, 1, 2, 3, 4])
+    alone = ExperimentConfig(name="a", custom_args={"engine": "embedded"})
+    assert (alone.launch(8).engine, alone.launch(8).engine_devices, alone.devices(8)) == ("embedded", "", [])
     for answering, training, own in (
         ("2,3", "0,1", ("2,3", "0,1", 4)),
         ("0, 2", "1", ("0,2", "1", 3)),
-        ("5,7", "6", ("0,2", "1", 3)),  # of a pod that others share
+        ("5,7", "6", ("0,2", "1", 3)),  # of a pod whose other GPUs others may use
     ):
-        one = ExperimentConfig(
-            name="a", gpu_devices=answering, train_gpu_device=training, custom_args={"engine": "vllm"}
-        )
-        found = one.launch()
+        one = ExperimentConfig(name="a", gpu_devices=answering, train_gpu_device=training, vllm_tensor_parallel=2)
+        found = one.launch(8)
         assert (found.engine_devices, found.train_devices, found.num_gpus) == own
+    with pytest.raises(UsageError, match="there is no GPU 4; its pod has GPUs 0 to 3. Say which of them"):
+        usual.launch(4)
+    with pytest.raises(UsageError, match=r"vllm_tensor_parallel is 4, which does not divide the 2 GPUs of .*\(1,2\)"):
+        ExperimentConfig(name="a", gpu_devices="1,2").launch(8)
+
+
+def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
+    """One GPU trains, and one process of vLLM spreads the model over four others."""
+    own = settings(tmp_path)
+    spec = configurations.named("lr_sweep", own)
+    assert {one.devices for one in spec.trials.values()} == {"0,1,2,3,4"}
+    trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
+    its = settings_of(trial, own)
+    # The shape of the model on the hub has as many heads that its GPUs share evenly.
+    wanted = Work.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
+    request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
+    found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, flops_per_s=1e14, torch="cuda")
+    step = found.job.steps[-1]
+    assert step.together == ("-m", "trainer.spread", "--train", "0", "--answer", "1,2,3,4")
+    assert found.job.setup == ("serve-cuda",) and step.config["spec"]["rl"]["engine_tensor_parallel"] == 4
+    assert (
+        "rl: GPU 0 trains, GPUs 1,2,3,4 answer; vLLM: 1 process, the model over 4 GPUs each (tensor parallel), "
+        "with 0.9 of the memory of each GPU"
+    ) in found.notes
+    words = as_typed(trial.spec)
+    assert {"--engine=vllm", "--engine-devices=1,2,3,4", "--train-devices=0", "--engine-tensor-parallel=4"} <= {*words}
+    (said,) = {sweep_text.engine_words(one) for one in spec.trials.values()}
+    assert said == (
+        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, the model over 4 GPUs each (tensor parallel), 0.9 of their "
+        "memory; GPU 0 trains"
+    )
+
+
+def on_pods(*trials):
+    """Queues of experiments, given as (pod, GPUs)."""
+    planned: Any = {
+        f"r{number}": SimpleNamespace(trial=SimpleNamespace(pod=pod, devices=devices), estimate_s=1.0)
+        for number, (pod, devices) in enumerate(trials)
+    }
+    return [(one.pod, one.runs, one.host, one.devices, one.estimate_s) for one in in_turn(planned)]
+
+
+def test_experiments_of_one_pod_follow_one_another_unless_their_gpus_are_disjoint():
+    assert on_pods(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
+        ("p", ("r0", "r2"), "p", "0,1", 2.0), ("q", ("r1",), "q", "0,1", 1.0)
+    ]  # fmt: skip
+    assert on_pods(("p", "0,1"), ("p", "2,3"), ("p", "1,0")) == [
+        ("p device 2,3", ("r1",), "p", "2,3", 1.0), ("p device 0,1", ("r0", "r2"), "p", "0,1", 2.0)
+    ]  # fmt: skip
+    assert on_pods(("p", "0"), ("p", "1"), ("p", "0,1,10")) == [("p", ("r0", "r1", "r2"), "p", "0,1,10", 3.0)]
+    assert on_pods(("p", "0"), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)], "the second one has all GPUs"
+    assert on_pods(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
 
 
 def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
@@ -212,7 +271,7 @@ def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
 )
 def test_an_experiment_that_cannot_be_meant_is_refused(said, told):
     with pytest.raises(UsageError, match=told):
-        ExperimentConfig(name="a", **said()).launch()
+        ExperimentConfig(name="a", **said()).launch(0)
 
 
 def leaves(record, above=""):
@@ -229,6 +288,7 @@ OTHER = {
     "packed": "never", "packing": "best-fit",
          "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
+         "rl.engine_tensor_parallel": None,
          "rl.train_devices": None,
          "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
@@ -317,10 +377,13 @@ def reached(nodes):
     return found
 
 
-@pytest.mark.parametrize(("gpus", "sharing", "each"), [(8, 2, 4), (4, 8, 1), (0, 2, 0)])
-def test_runs_that_share_a_pod_have_a_part_of_its_gpus_and_none_where_it_has_none(gpus, sharing, each):
+@pytest.mark.parametrize(("gpus", "each", "devices"), [(8, 5, "0,1,2,3,4"), (1, 1, ""), (0, 0, "")])
+def test_an_experiment_has_the_gpus_that_it_names_or_its_pod(gpus, each, devices):
     machine = PodSpec(name="p", gpu_type="A100" if gpus else None, gpu_count=gpus)
-    assert experiment.trial("s", ExperimentConfig(name="a"), machine, sharing, ()).spec.num_gpus == each
+    found = experiment.trial("s", ExperimentConfig(name="a"), machine, ())
+    assert (found.spec.num_gpus, found.devices) == (each, devices)
+    alone = experiment.trial("s", ExperimentConfig(name="a", custom_args={"engine": "embedded"}), machine, ())
+    assert (alone.spec.num_gpus, alone.devices) == (gpus, "")
 
 
 def test_a_setting_that_tells_runs_apart_is_said_of_the_run_with_its_default_too():

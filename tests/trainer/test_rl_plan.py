@@ -25,6 +25,7 @@ from trainer.plan import compare, estimates, rollout_engine
 from trainer.profiles.street import learning_on_policy
 from trainer.records import rl_words
 from trainer.records.rl_config import RlConfig
+from trainer.rollouts import vllm_child
 from trainer.rollouts.vllm_engine import EngineProcess, Opening, Vllm
 
 
@@ -72,6 +73,7 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
     assert rl_words.parse_reward("", False, "vllm", 1) == {"engine": "vllm", "lag": 1}
     divided = rl_words.parse_reward("", False, "vllm", answering="1,2", training="0")
     assert divided == {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0,)}
+    assert rl_words.parse_reward("", False, "vllm", tensor_parallel=2)["engine_tensor_parallel"] == 2
     with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
         rl_words.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="expected a task"):
@@ -121,6 +123,12 @@ def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devi
         ({"train_devices": (0, 1)}, "train_devices is 0,1, and the engine embedded has no GPU of its own"),
         ({"engine": "vllm", "train_devices": (0, 0)}, "train_devices is 0,0; a GPU is named twice"),
         ({"engine": "vllm", "engine_devices": (-1,)}, "engine_devices is -1; .* counted from 0"),
+        ({"engine_tensor_parallel": 2}, "engine_tensor_parallel is 2, and the engine embedded spreads no model"),
+        ({"engine": "vllm", "engine_tensor_parallel": 0}, "engine_tensor_parallel is 0"),
+        (
+            {"engine": "vllm", "engine_devices": (1, 2, 3), "engine_tensor_parallel": 2},
+            r"engine_tensor_parallel is 2, which does not divide the 3 GPUs that answer \(1,2,3\)",
+        ),
         (
             {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0, 1)},
             "GPU 1 is among --engine-devices 1,2 and --train-devices 0,1; .* leave one of the two flags out",
@@ -166,11 +174,23 @@ def resolved(num_gpus, **rl):
 @pytest.mark.parametrize(
     ("devices", "words", "told"),
     [
-        ({"engine_devices": (2, 1)}, ("0,3", "2,1"), "rl: GPUs 0,3 train, GPUs 2,1 answer"),
-        ({"train_devices": (3,)}, ("3", "0,1,2"), "rl: GPU 3 trains, GPUs 0,1,2 answer"),
+        (
+            {"engine_devices": (2, 1), "engine_tensor_parallel": 2},
+            ("0,3", "2,1"),
+            "rl: GPUs 0,3 train, GPUs 2,1 answer; vLLM: 1 process, the model over 2 GPUs each (tensor parallel), "
+            "with 0.9 of the memory of each GPU",
+        ),
+        (
+            {"train_devices": (3,), "engine_memory": 0.7},
+            ("3", "0,1,2"),
+            "rl: GPU 3 trains, GPUs 0,1,2 answer; vLLM: 3 processes, the model on a GPU each, with 0.7 of the memory "
+            "of each GPU",
+        ),
         (
             {"engine_devices": (0,), "train_devices": (2, 3)},
-            *(("2,3", "0"), "rl: GPUs 2,3 train, GPU 0 answers, GPU 1 has no work"),
+            ("2,3", "0"),
+            "rl: GPUs 2,3 train, GPU 0 answers, GPU 1 has no work; vLLM: 1 process, the model on a GPU each, with 0.9 "
+            "of the memory of each GPU",
         ),
     ],
 )
@@ -186,6 +206,10 @@ def test_a_plan_says_which_gpus_train_and_which_answer_and_the_step_does_so(devi
     assert [one.fingerprint for one in alone.artifacts] == [one.fingerprint for one in plan.artifacts]
     with pytest.raises(UsageError, match="there is no GPU 4"):
         resolved(4, engine_devices=(4,))
+    with pytest.raises(UsageError, match="--engine-tensor-parallel 2 does not divide the 3 GPUs that answer"):
+        resolved(4, train_devices=(0,), engine_tensor_parallel=2)
+    with pytest.raises(UsageError, match="--engine-tensor-parallel 4 does not divide the 2 attention heads"):
+        resolved(5, engine_devices=(1, 2, 3, 4), engine_tensor_parallel=4)
 
 
 def test_the_estimate_is_of_the_gpus_that_train():
@@ -236,15 +260,17 @@ pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("seen", "words", "training", "answering"),
+    ("seen", "words", "training", "answering", "over", "each"),
     [
-        ("", ["--train", "3,1", "--answer", "2,0"], "3,1", "2,0"),
-        ("4,5,6,7", ["--train", "1,0", "--answer", "3"], "5,4", "7"),
-        ("4,5,6,7", ["--spare", "1"], "4,5,6", "7"),
+        ("", ["--train", "3,1", "--answer", "2,0"], "3,1", "2,0", 1, ["2", "0"]),
+        ("", ["--train", "3,1", "--answer", "2,0"], "3,1", "2,0", 2, ["2,0"]),
+        ("4,5,6,7", ["--train", "1,0", "--answer", "3"], "5,4", "7", 1, ["7"]),
+        ("4,5,6,7", ["--train", "0", "--answer", "1,2,3"], "4", "5,6,7", 3, ["5,6,7"]),
+        ("4,5,6,7", ["--spare", "1"], "4,5,6", "7", 1, ["7"]),
     ],
 )
-def test_processes_that_train_see_their_gpus_alone_and_each_engine_one_of_the_others(
-    tmp_path, monkeypatch, seen, words, training, answering
+def test_processes_that_train_see_their_gpus_alone_and_each_engine_its_part_of_the_others(
+    tmp_path, monkeypatch, seen, words, training, answering, over, each
 ):
     """Torchrun starts them for real; only the number of GPUs is made up."""
     (tmp_path / "member.py").write_text(MEMBER)
@@ -258,11 +284,22 @@ def test_processes_that_train_see_their_gpus_alone_and_each_engine_one_of_the_ot
     assert {one["SLIPWAY_ANSWERING_DEVICES"] for one in found} == {answering}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", training)
     monkeypatch.setenv("SLIPWAY_ANSWERING_DEVICES", answering)
-    engines = engine_on(tmp_path, "cuda").processes
-    assert [one.worker.environ["CUDA_VISIBLE_DEVICES"] for one in engines] == answering.split(",")
+    engines = engine_on(tmp_path, "cuda", engine_tensor_parallel=over).processes
+    assert [one.worker.environ["CUDA_VISIBLE_DEVICES"] for one in engines] == each
+    assert [one.worker.command[-2:] for one in engines] == [["serve-cuda", "trainer.rollouts.vllm_child"]] * len(each)
+    asked = {
+        "open": "folder",
+        "dtype": "bfloat16",
+        "room": 64,
+        "side_by_side": 8,
+        "memory_share": 0.8,
+        "temperature": 1.0,
+    }
+    opened = [vllm_child.options({**asked, "tensor_parallel": one.tensor_parallel}) for one in engines]
+    assert {one["tensor_parallel_size"] for one in opened} == {over} and opened[0]["gpu_memory_utilization"] == 0.8
 
 
-def engine_on(folder, device) -> Vllm:
+def engine_on(folder, device, **rl) -> Vllm:
     phase: Any = SimpleNamespace(
         tokenizer=SimpleNamespace(stops=[1]), tokenizer_folder=folder, ranks=Ranks(),
         machine=SimpleNamespace(device=torch.device(device)), checkpoints=SimpleNamespace(folder=folder),
@@ -270,7 +307,7 @@ def engine_on(folder, device) -> Vllm:
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIPWAY_WORK", str(folder))
-        return phase_rl.engine_of(phase, RlConfig(engine="vllm"))
+        return phase_rl.engine_of(phase, RlConfig(engine="vllm", **rl))
 
 
 def test_an_engine_without_a_gpu_of_its_own_is_refused_and_one_on_a_processor_names_none(tmp_path, monkeypatch):

@@ -84,12 +84,16 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
     logs = work_folder().parent / "logs"  # logs of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
-                      rl.side_by_side, rl.temperature, rl.engine_memory, devices_of(phase))  # fmt: skip
+                      rl.side_by_side, rl.temperature, rl.engine_memory,
+                      devices_of(phase, rl.engine_tensor_parallel))  # fmt: skip
     return Vllm(stop, opening, log)
 
 
-def devices_of(phase: PhaseRun) -> tuple[str, ...]:
-    """Return the GPUs on which vLLM answers, as `trainer.spread` has kept them back; "" for the processor."""
+def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
+    """Return the GPUs of each process of vLLM, as `trainer.spread` has kept them back; "" for the processor.
+
+    spread: number of GPUs of a process.
+    """
     if phase.machine.device.type == "cpu":
         return ("",)
     names = os.environ.get(ANSWERING, "")
@@ -98,7 +102,8 @@ def devices_of(phase: PhaseRun) -> tuple[str, ...]:
             f"rl: the engine vllm needs GPUs of its own, and all {torch.cuda.device_count()} are training; start it "
             "with --engine-devices 1, or use --engine embedded"
         )
-    return tuple(names.split(","))
+    each = names.split(",")
+    return tuple(",".join(each[first : first + spread]) for first in range(0, len(each), spread))
 
 
 class Shown:

@@ -108,10 +108,12 @@ def resolve(
     job = None
     if steps:
         specs = [nodes[name].spec for name in due if name in nodes]
-        rl = [one.rl for one in specs if isinstance(one, PhaseConfig) and one.rl is not None]
+        rl = [one for one in specs if isinstance(one, PhaseConfig)]
         for one in rl:
-            rollout_engine.check(one, request)
-        setup = (rollout_engine.environment_of(torch),) if any(one.engine == "vllm" for one in rl) else ()
+            if one.rl is not None:
+                rollout_engine.check(one.rl, request, one.model.num_attention_heads)
+        is_apart = any(one.rl is not None and one.rl.engine == "vllm" for one in rl)
+        setup = (rollout_engine.environment_of(torch),) if is_apart else ()
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus,
                   setup=setup)  # fmt: skip
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]

@@ -14,8 +14,11 @@ def environment_of(torch: str) -> str:
     return "serve-cpu" if torch == "cpu" else "serve-cuda"
 
 
-def check(rl: RlConfig, request: Request) -> None:
-    """Raise UsageError where the machine that is asked for cannot answer by vLLM."""
+def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
+    """Raise UsageError where the machine that is asked for cannot answer by vLLM.
+
+    heads: attention heads of the model, which GPUs share evenly; 0 = not known.
+    """
     if rl.engine != "vllm":
         return
     if request.nodes > 1:
@@ -37,6 +40,13 @@ def check(rl: RlConfig, request: Request) -> None:
         here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
         raise UsageError(f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
                          f"{_with(max(beyond) + 1, request)}")  # fmt: skip
+    spread = rl.engine_tensor_parallel
+    if len(answering) % spread or heads % spread:
+        by = (
+            f"{len(answering)} GPUs that answer" if len(answering) % spread else f"{heads} attention heads of the model"
+        )
+        raise UsageError(f"--engine-tensor-parallel {spread} does not divide the {by}; take another number, or leave "
+                         "the flag out: each GPU then holds the whole model")  # fmt: skip
     if not (training and answering):
         does = "answer" if training else "train"
         raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")
@@ -66,7 +76,11 @@ def told(rl: RlConfig, num_gpus: int) -> str:
         return ""
     idle = [one for one in range(num_gpus) if one not in training and one not in answering]
     does = (("trains", "train", training), ("answers", "answer", answering), ("has no work", "have no work", idle))
-    return ", ".join(f"{named(some)} {one if len(some) == 1 else more}" for one, more, some in does if some)
+    said = ", ".join(f"{named(some)} {one if len(some) == 1 else more}" for one, more, some in does if some)
+    spread, share = rl.engine_tensor_parallel, f"{rl.engine_memory:g} of the memory of each GPU"
+    number = len(answering) // spread
+    how = f"over {spread} GPUs each (tensor parallel)" if spread > 1 else "on a GPU each"
+    return f"{said}; vLLM: {'1 process' if number == 1 else f'{number} processes'}, the model {how}, with {share}"
 
 
 def named(devices: Sequence[int]) -> str:

@@ -54,12 +54,16 @@ class RlConfig:
     """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
     engine: str = "embedded"
     """Engine of the answers. `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
-    weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`."""
+    weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`, or on
+    `engine_tensor_parallel` of them."""
     engine_devices: tuple[int, ...] | int = rounding(())
     """GPUs of the machine, counted from 0, on which vLLM answers; () = all but `train_devices`. Jobs of earlier
     versions have a number here, of the last GPUs of the machine."""
     train_devices: tuple[int, ...] = rounding(())
     """GPUs of the machine that train; () = all but `engine_devices`."""
+    engine_tensor_parallel: int = rounding(1)
+    """GPUs over which each process of vLLM spreads the model; it divides the number of `engine_devices`, and the
+    attention heads of the model."""
     engine_memory: float = rounding(0.9)
     """Share of the memory of each of these GPUs that vLLM takes."""
     lag: int = newer(0)
@@ -90,6 +94,7 @@ class RlConfig:
         )
         in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
         in_bounds(self, "lag", 0)
+        in_bounds(self, "engine_tensor_parallel", 1)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
             raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")
@@ -122,7 +127,14 @@ class RlConfig:
             if said and self.engine != "vllm":
                 raise ConfigError(f"{name} is {words}, and the engine {self.engine} has no GPU of its own: "
                                   "--engine vllm")  # fmt: skip
+        spread = self.engine_tensor_parallel
+        if spread > 1 and self.engine != "vllm":
+            raise ConfigError(f"engine_tensor_parallel is {spread}, and the engine {self.engine} spreads no model over "
+                              "GPUs of its own: --engine vllm")  # fmt: skip
         answering = () if isinstance(self.engine_devices, int) else self.engine_devices
+        if len(answering) % spread:
+            raise ConfigError(f"engine_tensor_parallel is {spread}, which does not divide the {len(answering)} GPUs "
+                              f"that answer ({','.join(map(str, answering))})")  # fmt: skip
         if both := sorted({*answering} & {*self.train_devices}):
             raise ConfigError(
                 f"GPU {','.join(map(str, both))} is among --engine-devices {','.join(map(str, answering))} and "

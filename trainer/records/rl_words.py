@@ -25,12 +25,14 @@ def parse_tasks(words: str) -> dict[str, float] | None:
 
 
 def parse_reward(
-    code: str, is_unsafe: bool, engine: str = "", lag: int = 0, answering: str = "", training: str = ""
-) -> dict[str, Any]:
+    code: str, is_unsafe: bool, engine: str = "", lag: int = 0, answering: str = "", training: str = "",
+    tensor_parallel: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the flags of rl as fields of RlConfig.
 
-    code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--lag`, and, as numbers
-    that were checked, `--engine-devices` and `--train-devices`. Raises ConfigError for an engine that is not known.
+    code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--lag`, as checked numbers
+    `--engine-devices` and `--train-devices`, and `--engine-tensor-parallel`. Raises ConfigError for an engine that is
+    not known.
     """
     if engine and engine not in ENGINES:
         raise ConfigError(f"--engine {engine}: known: {', '.join(ENGINES)}")
@@ -39,4 +41,5 @@ def parse_reward(
     for name, devices in (("engine_devices", answering), ("train_devices", training)):
         found |= {name: tuple(map(int, devices.split(",")))} if devices else {}
     found |= {"lag": lag} if lag else {}
+    found |= {} if tensor_parallel is None else {"engine_tensor_parallel": tensor_parallel}
     return {**found, "reward": code} if code else found

@@ -39,12 +39,18 @@ def opened(asked: dict[str, Any]) -> Any:
     """Return the engine for a Hugging Face folder."""
     from vllm import LLM
 
-    return LLM(
-        model=asked["open"], dtype=asked["dtype"], max_model_len=asked["room"], max_num_seqs=asked["side_by_side"],
-        enforce_eager=True, skip_tokenizer_init=True, gpu_memory_utilization=asked["memory_share"],
-        logprobs_mode="raw_logprobs" if asked["temperature"] == 1 else "processed_logprobs", disable_log_stats=True,
-        worker_extension_cls="trainer.rollouts.vllm_child.Weights",
-    )  # fmt: skip
+    return LLM(**options(asked))
+
+
+def options(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with which the engine is opened."""
+    return {
+        "model": asked["open"], "tensor_parallel_size": asked["tensor_parallel"], "dtype": asked["dtype"],
+        "max_model_len": asked["room"], "max_num_seqs": asked["side_by_side"], "enforce_eager": True,
+        "skip_tokenizer_init": True, "gpu_memory_utilization": asked["memory_share"], "disable_log_stats": True,
+        "logprobs_mode": "raw_logprobs" if asked["temperature"] == 1 else "processed_logprobs",
+        "worker_extension_cls": "trainer.rollouts.vllm_child.Weights",
+    }  # fmt: skip
 
 
 def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:

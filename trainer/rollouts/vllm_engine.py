@@ -51,7 +51,8 @@ class Opening:
     memory_share: float = 0.9
     """Share of a GPU's memory for weights and cache."""
     devices: tuple[str, ...] = ("",)
-    """A process each: the GPU it sees, as CUDA_VISIBLE_DEVICES spells it, or "" for a processor."""
+    """A process each: the GPUs over which it spreads the model, as CUDA_VISIBLE_DEVICES spells them; "" = a processor.
+    """
 
 
 class Vllm:
@@ -125,13 +126,15 @@ class EngineProcess:
 
     def __init__(self, opening: Opening, device: str, log: Path, answer_s: float) -> None:
         self.opening, self.log, self.is_closed = opening, log, False
+        self.tensor_parallel = len(device.split(","))
         on = "serve-cuda" if device else "serve-cpu"
         command = [sys.executable, "-m", "infra.agent.own_environment", on, "trainer.rollouts.vllm_child"]
         environ = {
             **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
             **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
             **({"CUDA_VISIBLE_DEVICES": device} if device else {}),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # The engine is in the process itself. Its workers, one for each of several GPUs, begin without its threads.
+            **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
         }
         self.worker = Worker(command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
         self.weights, self.dtype = Path(), torch.float32
@@ -177,7 +180,7 @@ class EngineProcess:
         opening = self.opening
         asked = {"open": str(self.weights), "dtype": str(self.dtype).removeprefix("torch."), "room": opening.room,
                  "side_by_side": opening.side_by_side, "temperature": opening.temperature,
-                 "memory_share": opening.memory_share}  # fmt: skip
+                 "memory_share": opening.memory_share, "tensor_parallel": self.tensor_parallel}  # fmt: skip
         try:
             self.worker.ask(asked)
         except NoAnswer as error:

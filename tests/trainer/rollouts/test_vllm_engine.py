@@ -92,3 +92,20 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_
     finally:
         engine.close()
     assert all(one.worker.process is None for one in engine.processes) and not (tmp_path / "engine").exists()
+
+
+def test_workers_that_share_one_model_all_take_new_weights(inputs, tmp_path):
+    """Tensor parallelism, on processors: as on GPUs each worker has a part of every matrix."""
+    opening = Opening(tmp_path / "engine", inputs[0] / "tokenizer", 64, 16, 1.0)
+    engine, embedded = Vllm([0], opening, tmp_path / "vllm.log"), Embedded([0], 16)
+    engine.processes[0].tensor_parallel = 2
+    try:
+        for seed in (1, 2):
+            model = model_of(trained.TINY.vocab_size, seed)
+            engine.take(model)
+            embedded.take(model)
+            numbers = uniform(len(PROMPTS), GREEDY.max_new, 1)
+            ours, theirs = (one.answers(PROMPTS, 1, GREEDY, numbers) for one in (embedded, engine))
+            assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
+    finally:
+        engine.close()
