@@ -1,7 +1,7 @@
 """The stages of 1.58 bits with and without each of their parts, on paired seeds: what each is worth, how sure that is.
 
 Run: python -m bench.ablations [--profile smoke_bits] [--arms haar,saliency,...] [--seeds 1,2,3] [--share 1.0]
-It asks what the sweep ablation_saliency asks, in one process that publishes nothing, which is several times faster for
+It asks what the sweep ablation_saliency_toy asks, in one process that publishes nothing, several times as fast for
 a small model; --profile takes a file, too, such as examples/sweeps/profiles/small_bits.yaml.
 A base model of each seed is made first. Every arm goes on from it, over the same batches in the same order, for as many
 tokens; the arm `fp` is that model trained on in full precision, which is what a ternary one is to be compared with.

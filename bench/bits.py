@@ -3,7 +3,7 @@
 Run, in the environment `llama-cpp` (any that has xllamacpp and gguf): python -m bench.bits --tokenizer FOLDER
 [--shapes 135m,0.6b] [--types tq2_0,q8_0,f16,bf16] [--new 64] [--rounds 3]. Weights are random: neither size nor speed
 hangs on them; what they are worth in words is for a trained model, see bench/engines/answers.py and the sweep
-ablation_saliency. The types take turns within each round. What other programs do on the machine counts little in CPU
+ablation_saliency_toy. The types take turns within each round. What other programs do counts little in CPU
 seconds, which the table has; --tokenizer is any folder with a tokenizer.json of ours, its ids filled up to the shape's.
 """
 

@@ -112,21 +112,18 @@ def plan_on(
             preflight.check_work(found, settings, False, again)
         trials[run] = PlannedTrial(one, found, launched)
     refuse_rivals({run: one.plan for run, one in trials.items()})
-    lanes: list[Lane] = []
-    dealt = {run: one.pod if one.pod in machines else "" for run, one in spec.trials.items()}
     if spec.pods:
-        lanes = list(in_turn({run: one for run, one in trials.items() if dealt[run]}))
-        return SweepPlan(spec, trials, lanes, len(machines.keys() - {*dealt.values()}), False, None, shared)
-    for group in dict.fromkeys(dealt.values()):
-        own = {run: one.estimate_s for run, one in trials.items() if dealt[run] == group}
-        each = max(trials[run].plan.request.num_gpus for run in own)
-        names = [group] if group else list(machines)
-        berths = [part for name in names for part in split(Berth(name, name), machines[name][0], each)]
-        by_name = {one.name: one for one in berths}
-        lanes += [
-            replace(lane, host=by_name[lane.pod].host, devices=by_name[lane.pod].devices)
-            for lane in (pack(own, list(by_name), {}) if berths else ())
-        ]
+        held = {run: one for run, one in trials.items() if one.trial.pod in machines}
+        idle = len(machines.keys() - {one.trial.pod for one in held.values()})
+        return SweepPlan(spec, trials, list(in_turn(held)), idle, False, None, shared)
+    each = max(one.plan.request.num_gpus for one in trials.values())
+    berths = {
+        part.name: part for name, (gpus, _) in machines.items() for part in split(Berth(name, name), gpus, each)
+    }  # fmt: skip
+    lanes = [
+        replace(lane, host=berths[lane.pod].host, devices=berths[lane.pod].devices)
+        for lane in pack({run: one.estimate_s for run, one in trials.items()}, list(berths), {})
+    ]
     return SweepPlan(spec, trials, lanes, sum(not lane.runs for lane in lanes), False, None, shared)
 
 

@@ -209,12 +209,17 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
     assert (
         "rl 12 steps of a model of 147,904 parameters on sort" in said and "8 A100-80GB-SXM at lium, 9.60 USD/h" in said
     )
+    assert (
+        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, the model over 4 GPUs each (tensor parallel), 0.9" in said
+    ), said
+    assert "28.80 USD" in said and "cost of all runs together: 115.20 USD" in said, said
     assert "dry run: nothing was rented, and nothing begins" in said and own.truth()["pods"] == []
     sweep = own.begin("sweep", "lr_sweep", "--rehearse", "--yes", "--json")
     out, err = sweep.communicate(timeout=280)
     assert sweep.returncode == 0, err
     done = json.loads(out)["runs"]
     assert [one["state"] for one in done] == ["succeeded"] * 4 and {one["steps"] for one in done} == {12}
+    assert [one["pod"] for one in done] == ["lr-pod-0", "lr-pod-0", "lr-pod-1", "lr-pod-1"], "in turn on each pod"
     truth = own.truth()
     assert truth["billing"] == 0 and all("lium" in pod["offer"] and "A100" in pod["offer"] for pod in truth["pods"]), (
         truth
