@@ -25,24 +25,14 @@ class Filter:
 
 
 def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that pass every filter, cheapest first; those whose bandwidth is asked for and unknown last."""
+    """Return the offers that pass every filter, cheapest first."""
     wishes = filters(request)
-    fit = (one for one in offers if all(wish.accepts(one) for wish in wishes))
-    return sorted(fit, key=lambda one: (bool(untold(request, one)), rank(one)))
+    return sorted((one for one in offers if all(wish.accepts(one) for wish in wishes)), key=rank)
 
 
 def rank(offer: Offer) -> tuple[int, str, str]:
     """Return the sort key of an offer: its price; then its name, so that equal prices keep one order."""
     return offer.micro_usd_per_hour, offer.provider, offer.offer_id
-
-
-def untold(request: Request, offer: Offer) -> str:
-    """Return the speeds that the request asks for and nobody tells of an offer, in words; "" where all are told."""
-    asked = (
-        ("upload", request.upload_mbps, offer.upload_mbps),
-        ("download", request.download_mbps, offer.download_mbps),
-    )
-    return " and ".join(name for name, least, told in asked if least and told is None)
 
 
 def filters(request: Request) -> list[Filter]:
@@ -174,16 +164,13 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 
 
 def _speed(flag: str, least: float, of: Callable[[Offer], float | None]) -> list[Filter]:
-    """Return a filter for at least so many megabits per second; a speed that nobody tells passes, and is told."""
+    """Return a filter for at least so many megabits per second; a speed that the vendor does not tell is none."""
 
     def relax(offers: Sequence[Offer]) -> str:
-        return f"{flag} {math.floor(max(of(one) or 0 for one in offers))}"
+        fastest = math.floor(max(of(one) or 0 for one in offers))
+        return f"{flag} {fastest}" if fastest else f"leave out {flag}: the speed of these offers is unknown"
 
-    def accepts(offer: Offer) -> bool:
-        told = of(offer)
-        return told is None or told >= least
-
-    return [Filter(f"{flag} {least:g}", accepts, relax)] if least else []
+    return [Filter(f"{flag} {least:g}", lambda offer: (of(offer) or 0) >= least, relax)] if least else []
 
 
 def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
-from infra.market.filters import in_words, untold
+from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale, extensions, market, offers, registry
 from infra.providers.offers import OfferSource
@@ -77,10 +77,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     for one in found.silent if found.offers else ():
         tell(f"{one.provider}: {' '.join(str(one.error).split())}")
     fit = without_failed_spot(offers.require(found, request).offers, candidates, tell)
-    found_last = doubtful_last(fit, settings, clock_scale(candidates[0]), tell)
-    if found_last and (speeds := untold(request, found_last[0])):
-        tell(f"{in_words(found_last[0])}: its {speeds} speed is unknown, and no offer is known to be as fast as asked")
-    return found_last
+    return doubtful_last(fit, settings, clock_scale(candidates[0]), tell)
 
 
 def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], tell: Tell) -> list[Offer]:

@@ -30,13 +30,13 @@ class MachineSpec:
     instance_type: str = flag("", "instance type, as the vendor spells it: B200x8", group=MACHINE)
     min_upload_mbps: int = flag(
         0,
-        "minimum measured upload speed, megabits per second; machines whose speed is unknown come last",
+        "minimum measured upload speed, megabits per second; an unknown speed does not count",
         group=MACHINE,
         unit="MBPS",
     )
     min_download_mbps: int = flag(
         0,
-        "minimum measured download speed, megabits per second; machines whose speed is unknown come last",
+        "minimum measured download speed, megabits per second; an unknown speed does not count",
         group=MACHINE,
         unit="MBPS",
     )

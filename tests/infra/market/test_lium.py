@@ -129,15 +129,14 @@ def test_a_host_that_is_no_good_is_no_offer_and_harms_no_other(stand, lium, chan
     assert [offer.offer_id for offer in lium.offers(REQUEST)] == ["good/8"]
 
 
-def test_a_host_whose_bandwidth_is_unknown_comes_after_those_that_are_known_to_be_fast_and_slow_ones_are_none(
-    stand, lium
-):
+def test_a_host_whose_bandwidth_is_slow_or_unknown_is_no_offer_where_a_speed_is_asked_for(stand, lium):
     hosts = [
         {**HOST, "id": name, "effective_upload_speed_mbps": speed, "price_per_gpu": price}
         for name, speed, price in (("unknown", None, 1.0), ("slow", 400, 1.1), ("fast", 600, 2.0))
     ]
     stand.on("GET /executors", Answer(200, hosts))
-    assert [one.offer_id for one in lium.offers(Request(run="x", upload_mbps=500))] == ["fast/8", "unknown/8"]
+    assert [one.offer_id for one in lium.offers(Request(run="x", upload_mbps=500))] == ["fast/8"]
+    assert [one.offer_id for one in lium.offers(Request(run="x"))] == ["unknown/8", "slow/8", "fast/8"]
 
 
 def test_nodes_that_can_be_reclaimed_are_spot(stand, lium):
