@@ -214,16 +214,10 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
     ), said
     assert "28.80 USD" in said and "cost of all runs together: 115.20 USD" in said, said
     assert "dry run: nothing was rented, and nothing begins" in said and own.truth()["pods"] == []
-    sweep = own.begin("sweep", "lr_sweep", "--rehearse", "--yes", "--json")
-    out, err = sweep.communicate(timeout=280)
-    assert sweep.returncode == 0, err
-    done = json.loads(out)["runs"]
-    assert [one["state"] for one in done] == ["succeeded"] * 4 and {one["steps"] for one in done} == {12}
-    assert [one["pod"] for one in done] == ["lr-pod-0", "lr-pod-0", "lr-pod-1", "lr-pod-1"], "in turn on each pod"
+    done = own.json("sweep", "custom_advanced", "--rehearse", "--yes")["runs"]
+    assert [(one["state"], one["steps"], one["pod"]) for one in done] == [("succeeded", 12, "advanced-pod")]
     truth = own.truth()
-    assert truth["billing"] == 0 and all("lium" in pod["offer"] and "A100" in pod["offer"] for pod in truth["pods"]), (
-        truth
-    )
+    assert truth["billing"] == 0 and [pod["offer"].partition("/")[0] for pod in truth["pods"]] == ["lium"], truth
 
 
 def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_project_of_its_figures(own):
@@ -241,12 +235,18 @@ def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_pr
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", ["ablation_haar", "ablation_saliency", "multi_dataset", "model_size", "batch_grid", "custom_advanced"]
+    "name", ["lr_sweep", "multi_dataset", "model_size", "batch_grid", "ablation_haar", "ablation_saliency"]
 )
 def test_every_named_sweep_comes_to_its_end_in_a_rehearsal(own, name):
-    done = own.json("sweep", name, "--rehearse", "--yes")["runs"]
+    sweep = own.begin("sweep", name, "--rehearse", "--yes", "--json")
+    out, err = sweep.communicate(timeout=800)
+    assert sweep.returncode == 0, err
+    done = json.loads(out)["runs"]
     assert {one["state"] for one in done} == {"succeeded"} and own.truth()["billing"] == 0
+    if name == "lr_sweep":  # in turn on each pod
+        assert [one["pod"] for one in done] == ["lr-pod-0", "lr-pod-0", "lr-pod-1", "lr-pod-1"]
 
 
 @pytest.mark.nightly
