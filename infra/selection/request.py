@@ -14,6 +14,7 @@ from infra.settings import MARKET
 
 GB = 10**9
 NO_GPU = "none"  # the word of --gpu and of a job file for machines without a GPU
+UNITS = {"": GB, "G": GB, "GB": GB, "T": 10**12, "TB": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 def request_on(
@@ -89,8 +90,8 @@ def request_for(spec: MachineSpec) -> Request:
         without_gpu=without_gpu,
         spot=spec.use_spot,
         cpus=at_least("cpus", spec.cpus),
-        memory_bytes=at_least("memory", spec.memory) * GB,
-        disk_bytes=at_least("disk-size", spec.disk_size) * GB,
+        memory_bytes=at_least_bytes("memory", spec.memory),
+        disk_bytes=at_least_bytes("disk-size", spec.disk_size),
         country=spec.country,
         city=spec.city,
         cloud=spec.cloud,
@@ -111,3 +112,15 @@ def at_least(flag: str, text: str) -> int:
     if text and not found:
         raise UsageError(f"--{flag} {text}: expected a whole number, such as 16 or 16+")
     return int(found[1]) if found else 0
+
+
+def at_least_bytes(flag: str, text: str) -> int:
+    """Return the bytes of `64`, `64+` and `64GB`, which are the same floor, or of `64Gi`, as Kubernetes writes sizes.
+
+    Raises UsageError.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([A-Za-z]*)\+?", text.strip())
+    if text and not (found and found[2] in UNITS):
+        units = ", ".join(filter(None, UNITS))
+        raise UsageError(f"--{flag} {text}: expected a whole number of GB, such as 64 or 64+, or a unit: {units}")
+    return int(found[1]) * UNITS[found[2]] if found else 0

@@ -26,10 +26,11 @@ RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts
 SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 
 
-def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
-    """Return the values of each flag of a file; `known`: all flags, without dashes. Raises UsageError, with the place.
+def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, list[str | bool]]:
+    """Return the values of each flag of a file. Raises UsageError, with the place.
 
-    A job file has none: who launches it reads it.
+    `known`: all flags, without dashes; `typed`: those that outweigh the file. A job file has none: who launches it
+    reads it.
     """
     try:
         if job_file.is_job(path):
@@ -60,7 +61,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         if flag in found and flag != "set":
             raise UsageError(f"{path}: {key}: --{flag} is given twice")
         if key == "volumeMounts":
-            value = _volume(path, value)
+            value = None if "volume" in typed else _volume(path, value)
         if value is not None:
             found.setdefault(flag, []).extend(
                 _word(path, key, one) for one in (value if isinstance(value, list) else [value])
@@ -98,10 +99,14 @@ def _variables(path: Path, said: Any) -> list[str]:
     return pairs
 
 
-def _volume(path: Path, mounts: Any) -> Any:
+def _volume(path: Path, mounts: Any) -> str:
     """Return the id of the mounted volume, which RunPod names in a list of one. Raises UsageError."""
     try:
         (mount,) = mounts
-        return mount["volumeName"]
+        name = mount["volumeName"]
     except (TypeError, KeyError, ValueError):
         raise UsageError(f"{path}: volumeMounts: expected one entry with volumeName: the volume's id") from None
+    if not name:
+        raise UsageError(f"{path}: volumeMounts: volumeName is empty; fill in the id of your network volume, as the "
+                         "vendor's page of volumes shows it, or type it: --volume ID; nothing was rented")  # fmt: skip
+    return str(name)

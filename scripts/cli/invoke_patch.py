@@ -360,8 +360,9 @@ class Words:
         from scripts.cli import flag_file
 
         flags = {name.lstrip("-"): argument for name, argument in here.flags.items() if argument.name != named}
+        typed = {name for name, argument in flags.items() if argument.raw_value is not None}
         try:
-            written = flag_file.read(Path(path), flags)
+            written = flag_file.read(Path(path), flags, typed)
         except SlipwayError as error:
             raise Exit(f"inv {here.name}: {error}", code=2) from None
         for name, values in written.items():

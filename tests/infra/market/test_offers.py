@@ -15,7 +15,7 @@ from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
 from infra.selection.machine_spec import MachineSpec
-from infra.selection.request import at_least, request_for
+from infra.selection.request import at_least, at_least_bytes, request_for
 from infra.settings import Settings
 from scripts.market.offers_table import per_gpu
 from tests.hosts import sshd as sshd
@@ -174,6 +174,22 @@ def test_flags_that_mean_nothing_are_refused(flags):
 
 def test_floors_are_read_with_and_without_a_plus():
     assert (at_least("cpus", "16+"), at_least("cpus", "16"), at_least("cpus", "")) == (16, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 0), ("64", 64 * 10**9), ("64+", 64 * 10**9), ("64GB", 64 * 10**9), ("64Gi", 64 << 30), ("64Gi+", 64 << 30),
+     ("65536Mi", 64 << 30), ("1Ti", 1 << 40), ("2TB", 2 * 10**12)],
+)  # fmt: skip
+def test_sizes_are_read_with_units_of_kubernetes_or_without(text, size):
+    assert at_least_bytes("memory", text) == size
+    assert request_for(MachineSpec(memory=text, disk_size=text)).memory_bytes == size
+
+
+@pytest.mark.parametrize("text", ["64gi", "6.5", "Gi", "64 Gi", "-1", "64m"])
+def test_a_size_that_is_none_is_refused_with_the_units(text):
+    with pytest.raises(UsageError, match=f"--memory {text}: expected a whole number of GB.*Gi"):
+        at_least_bytes("memory", text)
 
 
 def test_money_is_exact_and_errs_upwards():

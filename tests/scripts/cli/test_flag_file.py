@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from infra.errors import UsageError
+from infra.flags import flags_of
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import request_for
 from scripts.cli import flag_file
-from tests.world import World
+from scripts.runs.flags import LaunchFlags
+from tests.world import ROOT, World
 
 pytestmark = pytest.mark.process
 
@@ -132,3 +137,21 @@ def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp
     path.write_text(f"gpuType: A100\nenv:\n  - {{name: RUN_SHARD, value: 1}}\n  - RUN_CONFIG=smoke\n{said}\n")
     found = flag_file.read(path, ("gpu", "cmd", "env"))
     assert found == {"gpu": ["A100"], "cmd": [command], "env": ["RUN_SHARD=1", "RUN_CONFIG=smoke"]}
+
+
+def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
+    """Its command runs on the rehearsed pod of tests/end_to_end/test_street_volume.py."""
+    manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {"env", *(one.spelled for one in flags_of(LaunchFlags))}
+    with pytest.raises(UsageError, match="volumeName is empty; fill in the id of your network volume.*--volume ID"):
+        flag_file.read(manifest, flags)
+    found = flag_file.read(manifest, flags, {"volume"})
+    assert "volume" not in found and "phase" not in found
+    knobs = dict(one.split("=") for one in found["env"])
+    assert {**knobs, "SHARD_LINES": int(knobs["SHARD_LINES"])} == {
+        "RUN_EXPERIMENT": "runpod-1b", "RUN_CONFIG": "runpod_1b", "RUN_SHARD": "1", "SHARD_LINES": 250_000,
+        "RUN_INPUT": "fineweb",
+    }  # fmt: skip
+    request = request_for(MachineSpec(memory=str(found["memory"][0]), cpus=str(found["cpus"][0])))
+    assert (request.memory_bytes, request.cpus, found["gpu"]) == (64 << 30, 8, ["A100-80GB"])
+    (command,) = found["cmd"]
+    assert "./inv pipeline" in command and "#" not in command
