@@ -176,20 +176,6 @@ def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
 
-def flops_per_s() -> float:
-    """Return the FLOP/s of useful work that training gets out of this machine, roughly: what estimates stand on.
-
-    Measured with whole runs of the smoke profile on two cores: 0.9e11 a core of a Zen 4, 0.6e11 and more with AMX,
-    0.3e11 without units for bfloat16.
-    """
-    if environment.torch_build() == "cuda":
-        return 1e14
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
-    return cores * (0.8e11 if "amx_bf16" in flags or "avx512_bf16" in flags else 0.3e11)
-
-
 def _python() -> DoctorLine:
     system = os.uname()
     about = f"{sys.version.split()[0]} at {sys.executable}, {system.sysname} {system.release} {system.machine}"

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flows import doctor, init_model
+from flows import estimates, init_model
 from flows.extensions import reward_text, use_phases, use_source
 from flows.jobs import memory_check, sandbox_check, trackers
-from flows.reading import learned
 from flows.specs import phase_words
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
@@ -22,7 +21,6 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import asked_at, of_job, plain, secrets
 from infra.ledger import turns
-from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
@@ -153,15 +151,15 @@ def plan_for(
     Raises UsageError for senseless words.
     """
     torch, environments = environments_of(settings, request, vendor)
-    wanted, rate = work.wanted(settings), work_rate(settings, offer) if offer else doctor.flops_per_s()
+    wanted = work.wanted(settings)
     there = inventory(settings.store)
     plan = planning.resolve(
         wanted, there, ROOT, run=request.run, request=request,
-        limits=limits, flops_per_s=rate, pod_store=vendor.pod_store,
+        limits=limits, pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(
-        learned.learn(plan, settings, vendor, offer),
+        estimates.of_plan(plan, settings, vendor, offer),
         notes=(*plan.notes, *text_notes(plan, settings, there), *store_notes(there)),
     )
     if not (work.spec.with_missing or work.names_tag):
@@ -247,7 +245,7 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     if not found.problem:
         return name, ()
     there = Inventory(settings.store, {})
-    plan = planning.resolve(wanted, there, ROOT, run="foreground", request=Request(run="foreground"), flops_per_s=1.0)
+    plan = planning.resolve(wanted, there, ROOT, run="foreground", request=Request(run="foreground"))
     return name, plan.job.steps if plan.job else ()
 
 
@@ -330,8 +328,3 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     )
     then = f"to train it under that name: {make}" if plan.untyped else make
     raise UsageError(f"no checkpoint is called {tag!r} in {there.store}; {listed}; {then}")
-
-
-def work_rate(settings: Settings, offer: Offer) -> float:
-    """Return the FLOP/s that the estimates of steps stand on. A rehearsal's pods are processes of this machine."""
-    return doctor.flops_per_s() if settings.rehearsal else flops_per_s(offer) or doctor.flops_per_s()

@@ -6,6 +6,7 @@ Frozen, plain, light to import. Money is integer micro-dollars; durations are se
 UTC epoch seconds.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,9 +210,9 @@ class StepWork:
     amount: float = 0.0
     """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
     guess_s: float | None = None
-    """Seconds by a formula; None = there is none."""
+    """Seconds without a measurement; None = they follow from the amount, or nobody knows."""
     fixed_s: float = 0.0
-    """The part of `guess_s` that does not grow with the amount."""
+    """Seconds that do not grow with the amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +236,43 @@ class Expected:
     def range_s(self) -> tuple[float, float, float]:
         """Return low, expected, high."""
         return self.low, self.seconds, self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineKind:
+    """A kind of machine, for which times are kept and estimated."""
+
+    name: str
+    """The same for machines that are equally fast: `4 x H100-SXM`, `2 x AMD EPYC 9B14`."""
+    flops_per_s: float | None
+    """Useful operations (FLOP) of training per second, of all its GPUs or CPUs, by a table; None = not in the table."""
+    is_here: bool = False
+    """True if it is this machine."""
+    others: float = 0.0
+    """Share of the CPUs of this machine that other processes use now, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRequest:
+    """The steps whose time is to be estimated, and the kind of machine that they run on."""
+
+    machine: MachineKind
+    steps: tuple[StepWork, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The estimated time of steps on a kind of machine."""
+
+    machine: MachineKind
+    steps: tuple[Expected, ...]
+    """The estimate of each step; () = the time of one of them is not known."""
+
+    @property
+    def range_s(self) -> tuple[float, float, float]:
+        """Return low, middle and high of all steps together, in seconds."""
+        sums = [math.fsum(one.range_s[place] for one in self.steps) for place in range(3)]
+        return sums[0], sums[1], sums[2]
 
 
 @dataclass(frozen=True)
@@ -305,7 +343,18 @@ class Plan:
     mounts: tuple[PlannedMount, ...] = ()  # the same, one for each path that a task sees
     engine_keys: Mapping[str, Any] = field(default_factory=dict)  # keys of a job file for engines that read them
     works: tuple[StepWork, ...] = ()  # work of the steps, as far as their time depends on it
-    forecast: tuple[Expected, ...] = ()  # forecasts of the steps that have one; AROUND: all the rest
+    estimate: Estimate | None = None  # of the steps, and of all the rest (AROUND), where the work is done
+    imitated: Estimate | None = None  # in a rehearsal: of the steps on the rented machine that is imitated
+
+    @property
+    def forecast(self) -> tuple[Expected, ...]:
+        """Return the estimate of each step where the work is done; () = it is not known."""
+        return self.estimate.steps if self.estimate else ()
+
+    @property
+    def shown(self) -> Estimate | None:
+        """Return the estimate of the machine that is asked for; a rehearsal shows that of a real one."""
+        return self.imitated or self.estimate
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,21 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def estimated(seconds: float | None) -> str:
+    """Return an estimated duration in words; one beyond ten years says no more than that."""
+    return "more than 10 years" if seconds is not None and seconds > MOST_S else duration(seconds)
+
+
+def about(seconds: float) -> str:
+    """Return the same as part of a sentence: `about 3 min 05 s`."""
+    return estimated(seconds) if seconds > MOST_S else f"about {duration(seconds)}"
+
+
+def between(low: float, high: float) -> str:
+    """Return the range of an estimated duration: `2 h 10 min to 4 h 00 min`."""
+    return estimated(low) if low > MOST_S else f"{duration(low)} to {estimated(high)}"
+
+
 def moment(at: float) -> str:
     """Return `2026-11-23 04:12 UTC`."""
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"

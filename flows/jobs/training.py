@@ -70,6 +70,11 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     return replace(spec, **_of_training(file, spec, variables(file, settings)), **more)
 
 
+def work_spec(file: JobFile, spec: S, settings: Settings) -> S:
+    """Return the training without its machine. `spec`: what was typed. Raises UsageError, with the line."""
+    return replace(spec, **_of_training(file, spec, variables(file, settings)))
+
+
 def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields that the file gives and nobody typed. Raises UsageError, with the line."""
     task = file.tasks[0]

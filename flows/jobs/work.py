@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flows import planning
-from flows.reading import learned
+from flows import estimates, planning
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
@@ -80,7 +79,7 @@ class JobWork:
             carried=layout.carried, mounts=layout.planned,
             notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
         )  # fmt: skip
-        return learned.learn(plan, settings, vendor, offer)
+        return estimates.of_plan(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
         """Return the keys of the file for an engine, and those that have no effect, in words.

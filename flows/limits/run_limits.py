@@ -21,7 +21,7 @@ from infra.records import Offer, Plan
 from infra.runs import pods
 from infra.runs.lookup import last_verdict
 from infra.selection.default_limit import default_limit, whole_usd
-from infra.selection.preflight import forecast_of, is_open
+from infra.selection.preflight import billed, forecast_of, is_open
 from infra.settings import Settings
 from infra.units import duration
 
@@ -54,8 +54,9 @@ def run_limits(
         return _of_earlier(before, typed, total, nodes, journal, settings)
     if not is_open(typed):
         return RunLimits(limits=typed, spend_micro_usd=total)
-    high = forecast_of(plan, offers[0], settings).micro_usd[2] if plan.forecast else None
-    limit = default_limit(high, is_measured(plan.forecast))
+    found = billed(plan)
+    high = forecast_of(plan, offers[0], settings).micro_usd[2] if found else None
+    limit = default_limit(high, found is not None and is_measured(found.steps))
     limits = replace(typed, spend_micro_usd=limit.micro_usd // nodes)
     return RunLimits(limits=limits, spend_micro_usd=limit.micro_usd, words=limit.words)
 

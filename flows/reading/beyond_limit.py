@@ -18,7 +18,7 @@ from infra.market.forecast import SETUP_S
 from infra.money import in_usd
 from infra.runs import pods
 from infra.selection.default_limit import whole_usd
-from infra.units import duration
+from infra.units import about, duration
 
 ENOUGH_STEPS = 20
 
@@ -62,7 +62,7 @@ def beyond_limit(
         flags.append(f"--ttl {math.ceil(raised / 60)}m")
         allowed.append(duration(max(0.0, time_s)))
     words = (
-        f"at this pace it takes about {duration(expected_s)} more and costs {in_usd(cost)}; its limit ends it in "
+        f"at this pace it takes {about(expected_s)} more and costs {in_usd(cost)}; its limit ends it in "
         f"{duration(limit_in_s)} ({' and '.join(allowed)}). To raise it: inv down {op.run}, then "
         f"inv resume {op.run} {' '.join(flags)}"
     )

@@ -1,28 +1,22 @@
-"""Learning from runs: the times of steps that are over, forecasts of those to come, what is left of a run.
+"""Learning from runs: the times of steps that are over, and what is left of a run.
 
-    plan -> learn -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
+    plan -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
 
-In: plans, rows of the journal, what pods have said of their progress. Out: plans whose estimates are of this machine,
-or of this kind of GPU, where there is a record; files of `infra.ledger.timings`. A step's time is known by what it did
-(its program and the version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a
-command: without records, plans are by formulas, as on the first day.
+In: plans, rows of the journal, what pods have said of their progress. Out: files of `infra.ledger.timings`, by which
+`flows.estimates` knows this machine, or this kind of GPU. A step's time is known by what it did (its program and the
+version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a command: without records,
+estimates are by the table, as on the first day.
 """
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from data.config import ConfigError
-from flows.jobs.memory_check import phases_of
-from infra.agent import host
-from infra.agent.environments import environment
-from infra.agent.job import Job, Step
+from flows.estimates import around, around_kind, machine_of, works_of
+from infra.agent.job import Job
 from infra.agent.limits import read_clocks
-from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger import cost
 from infra.ledger.accuracy import ForecastError, compared
@@ -30,9 +24,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, elapsed_s, expect, left, words
-from infra.market.forecast import SETUP_S
-from infra.providers import Provider, registry
+from infra.market.expected import AROUND, StepTime, elapsed_s, left, words
+from infra.providers import registry
 from infra.records import Offer, Plan, Request, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
@@ -41,111 +34,12 @@ from infra.runs.sync import mirror
 from infra.runs.sync.sync_step import FETCH
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
-from trainer.fingerprints import VERSIONS, digest
-from trainer.plan.estimates import PHASE_START_S, operations, shape
 
-# seconds around the steps: of pods on this machine; on own machines; to build environments, and with a full cache
-HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
 LOOKED_AT = 200  # newest rows that are read when times are gathered
 
 
-# Before a run: what to expect.
-
-
-def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
-    """Return the plan with what is expected of each step and of all the rest, by records where there are any."""
-    if plan.job is None:
-        return plan
-    guesses = {one.step: one.estimate_s for one in plan.artifacts if one.step}
-    machine = machine_of(plan.request, settings, vendor, offer)
-    is_found = _is_found(plan.job, settings, vendor)
-    is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
-    rest = around(machine, settings, vendor, is_found, is_cached)
-    works = (*works_of(plan.job, plan.target, machine, guesses), rest)
-    past = Timings.beside(settings.state_file).past()
-    found = {work.step: one for work in works if (one := expect(past, work)) is not None}
-    artifacts = [replace(one, estimate_s=found[one.step].seconds) if one.step in found else one
-                 for one in plan.artifacts]  # fmt: skip
-    if not found.keys() - {AROUND}:  # a job of one's own that has never run: its time is not known
-        found = {}
-    return replace(plan, artifacts=tuple(artifacts), works=works, forecast=tuple(found.values()))
-
-
-def works_of(job: Job, target: str, machine: str, guesses: Mapping[str, float | None]) -> list[StepWork]:
-    """Return the work of a job's steps, as far as their time depends on it. `guesses`: seconds by formulas."""
-    return [_work_of(step, target, machine, guesses.get(step.name)) for step in job.steps]
-
-
-def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> StepWork:
-    making = step.config.get("making")
-    if not making:  # a job of one's own: the same command is the same work
-        return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name, guess_s=guess_s)
-    kind = f"{step.words[-1]} v{VERSIONS.get(step.words[-1], 1)}"
-    try:
-        phase = next(iter(phases_of([step])), None)
-    except ConfigError:  # the config of an older Slipway, whose settings had other names
-        phase = None
-    if phase is None:
-        read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
-        form = digest([making.get("spec"), read])
-        return StepWork(step=step.name, kind=kind, machine=machine, shape=form, guess_s=guess_s)
-    return StepWork(
-        step=step.name, kind=kind, machine=machine, shape=shape(phase), size=float(phase.model.num_params),
-        amount=operations(phase), guess_s=guess_s, fixed_s=PHASE_START_S,
-    )  # fmt: skip
-
-
-def around(
-    machine: str, settings: Settings, vendor: Provider, is_found: bool | None, is_cached: bool = False
-) -> StepWork:
-    """Return the work of a run besides its steps.
-
-    `is_found`: whether its environment exists; None = nobody knows. `is_cached`: it can be built without a download.
-    """
-    usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
-    guess_s = usual_s + (0.0 if is_found is not False else CACHED_S if is_cached else BUILD_S)
-    kind = around_kind(vendor.name, is_found)
-    return StepWork(step=AROUND, kind=kind, machine=machine, shape="", guess_s=guess_s, fixed_s=guess_s)
-
-
-def around_kind(vendor: str, is_found: bool | None) -> str:
-    """Return the kind of that: with an environment that is built, it is another one."""
-    built = "" if is_found is None else f", environment {'found' if is_found else 'built'}"
-    return f"around the steps, {vendor}{built}"
-
-
-def _is_found(job: Job, settings: Settings, vendor: Provider) -> bool | None:
-    """Return whether the environment is there; None where only the machine knows."""
-    if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
-        return None
-    return environment.find("train", ROOT, settings.environments, job.torch) is not None
-
-
-def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> str:
-    """Return the name of the machine in records: the same for machines that are equally fast."""
-    if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
-        found = here(0 if settings.rehearsal else request.num_gpus)
-    elif request.num_gpus or (offer and offer.num_gpus):
-        gpu = offer.gpu if offer and offer.gpu else request.gpu
-        count = offer.num_gpus if offer and offer.num_gpus else request.num_gpus
-        found = f"{count} x {gpus.meant(gpu) if gpu else 'GPU'}"
-    else:
-        kind = (offer.instance_type or offer.place) if offer else request.host or request.pool or request.instance_type
-        found = " ".join(filter(None, (vendor.name, kind, f"{offer.cpus} CPUs" if offer and offer.cpus else "")))
-    return found if request.nodes == 1 else f"{request.nodes} nodes of {found}"
-
-
-def here(num_gpus: int = 0) -> str:
-    """Return the name of this machine: its GPUs, of which `num_gpus` work, or its CPUs."""
-    found = [] if environment.torch_build() == "cpu" else [one["name"] for one in host.nvidia()[0]]
-    if found:
-        return f"{max(1, num_gpus)} x {gpus.meant(found[0])}"
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine)
-    return f"{cpus} x {' '.join(name.split())}"
+# Before a run: what was expected.
 
 
 def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Offer | None = None) -> None:
@@ -230,10 +124,10 @@ def came(
     works = {one.step: one for one in told.works}
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
-        machine = machine_of(request, settings, vendor)
+        machine = machine_of(request, settings, vendor).name
         # whether the environment was there shows below
         is_found = True if vendor.is_here or settings.rehearsal else None
-        found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, is_found)]
+        found = [*works_of(job, op.target, machine), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
         works = {name: replace(one, machine=seen) for name, one in works.items()}

@@ -17,7 +17,7 @@ from infra.job_environment import secrets
 from infra.jobs.schedule import Berth, Lane, pack, split
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.market.expected import is_measured, total
+from infra.market.expected import is_measured
 from infra.money import dollars
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
@@ -49,7 +49,7 @@ class PlannedTrial:
     @property
     def estimate_s(self) -> float:
         """Return the estimated time."""
-        return total(self.plan.forecast)[1]
+        return self.plan.shown.range_s[1] if self.plan.shown else 0.0
 
 
 @dataclass
@@ -254,10 +254,11 @@ def find_machines(
 
 def high_of(one: PlannedTrial, settings: Settings) -> HighCost | None:
     """Return the highest forecast of a trial's cost; None where its time is not known."""
-    if not one.plan.forecast:
+    found = preflight.billed(one.plan)
+    if found is None:
         return None
     high = preflight.forecast_of(one.plan, one.offers[0], settings).micro_usd[2]
-    return HighCost(high, is_measured(one.plan.forecast))
+    return HighCost(high, is_measured(found.steps))
 
 
 def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:

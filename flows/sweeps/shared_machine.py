@@ -17,12 +17,12 @@ from flows.limits.sweep_limit import HighCost
 from flows.sweeps.plan import SweepPlan, plan_of, request_of, settings_of
 from flows.sweeps.pods import of_all
 from flows.sweeps.records import SweepSpec
-from infra.market.expected import is_measured, total
+from infra.market.expected import is_measured
 from infra.providers import registry
 from infra.records import Offer
 from infra.runs.timing import Say
 from infra.selection import choose
-from infra.selection.preflight import setup_of
+from infra.selection.preflight import billed, billed_s, setup_of
 from infra.settings import Settings
 
 
@@ -61,11 +61,11 @@ def highs_of(planned: SweepPlan, offers: Mapping[str, Offer], settings: Settings
         due = [one for plans in lanes for one in plans if one.job is not None]
         if not due:
             continue
-        if name not in offers or not all(one.forecast for one in due):
+        known = [each for each in map(billed, due) if each is not None]
+        if name not in offers or len(known) < len(due):
             found.append(None)
             continue
-        work_s = max(sum(total(one.forecast)[2] for one in plans if one.job) for plans in lanes)
-        high_s = setup_of(settings)[2] + settings.clock_scale * work_s
-        cost = math.ceil(high_s * offers[name].micro_usd_per_hour / 3600)
-        found.append(HighCost(cost, all(is_measured(one.forecast) for one in due)))
+        work_s = max(sum(billed_s(one, settings)[2] for one in plans if one.job) for plans in lanes)
+        cost = math.ceil((setup_of(settings)[2] + work_s) * offers[name].micro_usd_per_hour / 3600)
+        found.append(HighCost(cost, all(is_measured(each.steps) for each in known)))
     return found

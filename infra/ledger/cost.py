@@ -1,13 +1,12 @@
-"""The cost of pods, by the journal and by the vendors' word; and an estimate of the cost of work, by offers.
+"""The cost of pods, by the journal and by the vendors' word.
 
-In: rows, offers. Out: records; nothing is asked for here. The ledger counts as `infra.ledger.spend` does, from the
+In: rows. Out: records; nothing is asked for here. The ledger counts as `infra.ledger.spend` does, from the
 request until the pod is proven gone, so that it is never below what is owed; whoever shows what something has cost uses
 it. Money is micro-dollars, times UTC epoch seconds.
 """
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -16,12 +15,6 @@ from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.life_cycle import FAILED, PLANNED
 from infra.ledger.op import Op
-from infra.market import gpus
-from infra.records import Offer
-
-# The speed ratio of two GPUs is that of their data sheets to the power of one of these:
-LEAST, USUAL = 0.35, 0.7  # exponents; the one pair that was measured gives the first
-VAGUE = 1.25  # one measurement may be off by that factor, either way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,81 +117,3 @@ def months(first_at: int, last_at: int) -> list[str]:
     while (following := span(found[-1])[1]) <= last_at:
         found.append(month_of(following))
     return found
-
-
-# Estimates of what work would cost.
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measurement of work: on which GPUs, in which time."""
-
-    gpu: str
-    num_gpus: int
-    hours: float
-    tokens: float = 0.0  # 0 = it has a size of its own
-
-    @property
-    def gpu_hours(self) -> float:
-        return self.hours * self.num_gpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """An estimate on one kind of GPU; low, expected, high. Prices are for one GPU-hour; None = nobody offers it now."""
-
-    gpu: str
-    num_gpus: int
-    hours: tuple[float, float, float]
-    prices: tuple[int, int, int] | None
-    offers: int  # number of offers behind the prices; 0 = the price was given
-
-    @property
-    def micro_usd(self) -> tuple[int, int, int] | None:
-        if self.prices is None:
-            return None
-        low, expected, high = (
-            math.ceil(price * hours * self.num_gpus) for price, hours in zip(self.prices, self.hours, strict=True)
-        )
-        return low, expected, high
-
-
-def hours_of(work: Sequence[Measured], gpu: str, num_gpus: int, tokens: float = 0.0) -> tuple[float, float, float]:
-    """Return the hours that work takes there: as measured, or scaled by data sheets and by what was seen of those.
-
-    Raises UsageError for a kind of GPU of which nothing is known.
-    """
-    same = [one for one in work if gpus.is_asked(one.gpu, gpu) or gpus.is_asked(gpu, one.gpu)]
-    if same:
-        found = [_of_tokens(one, tokens) for one in same]
-        low, high = min(found), max(found)
-        low, high = (low / VAGUE, high * VAGUE) if len(found) == 1 else (low, high)
-        return low / num_gpus, math.sqrt(low * high) / num_gpus, high / num_gpus
-    rough = []
-    for one in work:
-        ratio = speed(gpu) / speed(one.gpu)
-        rough += [_of_tokens(one, tokens) / ratio**power for power in (LEAST, USUAL, 1.0)]
-    rough.sort()
-    return rough[0] / VAGUE / num_gpus, rough[len(rough) // 2] / num_gpus, rough[-1] * VAGUE / num_gpus
-
-
-def speed(gpu: str) -> float:
-    """Return the peak TFLOP/s of the kind of GPU that is meant. Raises UsageError."""
-    found = gpus.tflops(gpus.meant(gpu))
-    if found is None:
-        raise UsageError(f"the speed of a {gpu} is not known; give --hours; known: {', '.join(gpus.TFLOPS)}")
-    return found
-
-
-def prices_of(offers: Sequence[Offer]) -> tuple[int, int, int] | None:
-    """Return the prices of one GPU-hour: the cheapest, which is taken first, twice, and the median.
-
-    None without offers.
-    """
-    each = sorted(math.ceil(one.micro_usd_per_hour / one.num_gpus) for one in offers if one.num_gpus)
-    return (each[0], each[0], math.ceil(statistics.median(each))) if each else None
-
-
-def _of_tokens(one: Measured, tokens: float) -> float:
-    """Return the GPU-hours for so many tokens."""
-    return one.gpu_hours * tokens / one.tokens if tokens and one.tokens else one.gpu_hours

@@ -1,9 +1,12 @@
-"""Forecasts of how long steps take, from measurements of others, and of what is left of a run that is at work.
+"""The estimator of the time of steps, and of what is left of a run that is at work.
 
-In: what a step does (`StepWork`), what was measured before (`StepTime`). Out: an `Expected`: seconds, their range, and
-where the figure comes from. Every record makes a prediction of its own: the median of them is what is expected, the
-outermost are the range, so that a record that is far off moves neither far. Pure; seconds are real ones, of the clock
-of whoever works.
+    EstimateRequest: kind of machine, what each step does -> estimate -> Estimate: low, middle, high, and the evidence
+
+Plans, `cost --estimate`, `fit`, limits, the pipeline and docs/reference/jobs.md all call `estimate`; `flows.estimates`
+makes the requests. Times that were measured (`StepTime`) count before the table of speeds. Every record makes a
+prediction of its own: the median of them is what is expected, the outermost are the range, so that a record that is far
+off moves neither far. On a machine whose CPUs other processes use, middle and high grow by their share; low does not,
+since those may end. Pure; seconds are real ones, of the clock of whoever works.
 """
 
 import math
@@ -12,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.records import Expected, StepWork
+from infra.records import Estimate, EstimateRequest, Expected, MachineKind, StepWork
 
 SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
 LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
@@ -25,6 +28,7 @@ CROWDED = 0.25  # share of a machine's CPUs: when others had more, a record coun
 FAR = 30.0  # times the work of a record with other settings: beyond, the formula knows a machine's pace better
 LEAST_PART = 0.2  # share of the work: a smaller part says little about its pace
 MOST = 1e30  # any larger number was not measured
+LEAST_OTHERS = 0.05  # share of the CPUs: less is not worth a word
 LAST = 0.1  # share of the time around the steps that is still to come once the first of them has started
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
 FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # shares of all work that must have run to outweigh it
@@ -57,6 +61,34 @@ class StepTime:
     @property
     def is_crowded(self) -> bool:
         return self.others is not None and self.others > CROWDED
+
+
+def estimate(request: EstimateRequest, past: Iterable[StepTime] = ()) -> Estimate:
+    """Return the estimated time of each step, by measured times and else by the table; () where one is not known."""
+    known, found = list(past), []
+    for work in request.steps:
+        one = expect(known, _by_table(work, request.machine))
+        if one is None:
+            return Estimate(machine=request.machine, steps=())
+        found.append(one if one.is_crowded else _beside_others(one, request.machine.others))
+    return Estimate(machine=request.machine, steps=tuple(found))
+
+
+def _by_table(work: StepWork, machine: MachineKind) -> StepWork:
+    """Return the work with its seconds by the table of speeds, where it has an amount and the machine a speed."""
+    if work.guess_s is not None or not work.amount or not machine.flops_per_s:
+        return work
+    return replace(work, guess_s=work.fixed_s + work.amount / machine.flops_per_s)
+
+
+def _beside_others(one: Expected, share: float) -> Expected:
+    """Return the estimate on a machine of whose CPUs other processes use a share.
+
+    Threads of all processes share the CPUs evenly: as many as there are CPUs, beside `share` times as many, get
+    1 / (1 + share) of them.
+    """
+    slower = 1 + share
+    return replace(one, seconds=one.seconds * slower, high=one.high * slower, fixed_s=one.fixed_s * slower)
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
@@ -141,10 +173,10 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
 
 
 def words(found: Sequence[Expected]) -> str:
-    """Return the basis of their figures: `measured 3 times`, `estimated`."""
+    """Return the evidence of their figures: `measured 3 times`, `from a table`."""
     steps, heavy = _steps(found), _heavy(_steps(found))
     if all(one.source == GUESS for one in heavy):
-        return "estimated"
+        return "from a table"
     crowd = ", while the machine was busy" if any(one.is_crowded for one in heavy) else ""
     if all(one.source == SAME for one in heavy):
         times = min(one.times for one in heavy)
@@ -153,6 +185,16 @@ def words(found: Sequence[Expected]) -> str:
     if exact:
         return f"measured for {exact} of {len(steps)} steps, estimated for the others{crowd}"
     return f"estimated from other runs{crowd}"
+
+
+def evidence(found: Estimate) -> str:
+    """Return the evidence of an estimate, with the machine that was measured, and what others take of this one now."""
+    said = words(found.steps)
+    if is_measured(found.steps):
+        said += " on this machine" if found.machine.is_here else " on this kind of machine"
+    if found.machine.others >= LEAST_OTHERS:
+        said += f"; other processes use {found.machine.others:.0%} of its CPUs now"
+    return said
 
 
 def is_measured(found: Sequence[Expected]) -> bool:

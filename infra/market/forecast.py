@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.market import gpus
-from infra.records import Offer
+from infra.records import MachineKind, Offer
 
 USEFUL = 0.4  # share of the peak that a well-tuned training of this size reaches
 SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs: low, expected, high
@@ -21,10 +21,12 @@ class Forecast:
     is_cut: bool
 
 
-def flops_per_s(offer: Offer) -> float | None:
-    """Return the useful work of the whole machine in FLOP/s; None for a GPU that is not in the table."""
-    per_gpu = gpus.tflops(offer.gpu)
-    return None if per_gpu is None else USEFUL * per_gpu * 1e12 * offer.num_gpus
+def machine_with(gpu: str, num_gpus: int, nodes: int = 1) -> MachineKind:
+    """Return the kind of machine with so many GPUs, with its speed by the table."""
+    kind, per_gpu = (gpus.meant(gpu), gpus.tflops(gpus.meant(gpu))) if gpu else ("GPU", None)
+    name = f"{num_gpus} x {kind}" if nodes == 1 else f"{nodes} nodes of {num_gpus} x {kind}"
+    speed = None if per_gpu is None else USEFUL * per_gpu * 1e12 * num_gpus * nodes
+    return MachineKind(name=name, flops_per_s=speed)
 
 
 def forecast(

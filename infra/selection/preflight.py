@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.market.expected import AROUND, GUESS, total
 from infra.market.forecast import SETUP_S, Forecast, forecast
 from infra.money import BadAmount, cents, micro_usd
-from infra.records import Offer, Plan
+from infra.records import Estimate, Offer, Plan
 from infra.selection.choose import Tell, payable
 from infra.selection.default_limit import MOST_MICRO_USD, default_limit
 from infra.selection.machine_spec import LimitSpec
@@ -25,6 +25,7 @@ from infra.units import duration, seconds, size
 from store import credentials
 
 BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+LONG_S = 86400.0  # of a simulation: nobody waits for the end of a longer one
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
@@ -85,15 +86,46 @@ def with_most(limits: Limits, is_rented: bool, tell: Tell) -> Limits:
 
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
-    """Return the forecast of the plan's time and cost on that offer."""
+    """Return the forecast of the plan's time and cost on that offer, as its vendor bills them; see `billed`."""
     assert plan.job is not None
-    scale, around = settings.clock_scale, next((one for one in plan.forecast if one.step == AROUND), None)
-    low, expected, high = total(one for one in plan.forecast if one.step != AROUND)
+    found = billed(plan)
+    if found is None or found is plan.imitated:
+        return shown_forecast(plan, offer)
+    around = next((one for one in found.steps if one.step == AROUND), None)
     setup_s = setup_of(settings)
     if around and around.source != GUESS:
+        scale = settings.clock_scale
         setup_s = (scale * around.low, scale * around.seconds, scale * around.high)
-    work_s = (scale * low, scale * expected, scale * high)
-    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_s)
+    return forecast(billed_s(plan, settings), offer, plan.job.limits, plan.request.nodes, setup_s)
+
+
+def billed(plan: Plan) -> Estimate | None:
+    """Return the estimate of the work that a vendor bills; of a rehearsal that of the simulation.
+
+    Where the simulation takes longer than anybody waits, that of the imitated machine; None = it is not known.
+    """
+    is_long = plan.imitated is not None and bool(plan.forecast) and total(plan.forecast)[1] > LONG_S
+    found = plan.imitated if is_long else plan.estimate
+    return found if found is not None and found.steps else None
+
+
+def billed_s(plan: Plan, settings: Settings) -> tuple[float, float, float]:
+    """Return the time of the work by the vendor's clock: low, expected, high."""
+    found = billed(plan)
+    scale = 1.0 if found is None or found is plan.imitated else settings.clock_scale
+    low, expected, high = total(one for one in (found.steps if found else ()) if one.step != AROUND)
+    return scale * low, scale * expected, scale * high
+
+
+def shown_forecast(plan: Plan, offer: Offer, is_cut: bool = True) -> Forecast:
+    """Return the forecast on the machine of that offer itself, which a rehearsal only imitates.
+
+    is_cut: its limits end it.
+    """
+    assert plan.job is not None
+    low, expected, high = total(one for one in (plan.shown.steps if plan.shown else ()) if one.step != AROUND)
+    limits = plan.job.limits if is_cut else Limits()
+    return forecast((low, expected, high), offer, limits, plan.request.nodes)
 
 
 def setup_of(settings: Settings) -> tuple[float, float, float]:

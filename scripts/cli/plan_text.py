@@ -1,13 +1,13 @@
 """A plan as text for people, and as a JSON document."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from infra.market.expected import AROUND, total, words
+from infra.market.expected import AROUND, evidence, total
 from infra.money import dollars as usd
 from infra.records import Plan
 from infra.settings import is_rented as costs
-from infra.units import count, duration, size
+from infra.units import MOST_S, about, between, count, estimated, size
 from scripts.cli.render import clean, console, new_table
 
 MOST_REFUSED = 5  # files that are named for each mount
@@ -15,15 +15,18 @@ LONG_S = 3600.0  # of this machine: more is too long to practise with
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    low, estimate, high = total(plan.forecast)
+    found = plan.shown if plan.shown and plan.shown.steps else None
+    low, estimate, high = map(whole_s, found.range_s) if found else (None, None, None)
     return {
         "target": plan.target,
         "provider": plan.request.provider,
-        "artifacts": [asdict(one) for one in plan.artifacts],
+        "artifacts": [asdict(one) | {"estimate_s": whole_s(one.estimate_s)} for one in plan.artifacts],
         "steps": [step.name for step in plan.job.steps] if plan.job else [],
-        "estimate_s": round(estimate, 1) if plan.forecast or not plan.job else None,
-        "estimate_range_s": [round(low, 1), round(high, 1)] if plan.forecast else None,
-        "estimate_from": words(plan.forecast) if plan.forecast else None,
+        "machine": found.machine.name if found else None,
+        "estimate_s": estimate if plan.job else 0.0,
+        "estimate_range_s": [low, high] if found else None,
+        "estimate_from": evidence(found) if found else None,
+        "simulation_s": whole_s(total(plan.forecast)[1]) if plan.imitated and plan.forecast else None,
         "estimate_usd": usd(0) if plan.request.provider == "local" else None,
         "mounts": [asdict(one) | {"asks": one.asks} for one in plan.mounts],
         "notes": list(plan.notes),
@@ -45,32 +48,50 @@ def mount_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def whole_s(seconds: float | None) -> float | None:
+    """Return estimated seconds for a document; None where they are not known, or beyond ten years."""
+    return None if seconds is None or seconds > MOST_S else round(seconds, 1)
+
+
 def show_plan(plan: Plan, stderr: bool = True) -> None:
     """Show every artifact with its state, every step that is due with an estimate, and the sum."""
     from rich.text import Text
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = new_table("artifact", "state", "step", "about", "why")
-    is_rented = costs(plan.request.provider)
-    scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # speed of the clock that counts the cost
     for one in plan.artifacts:
-        about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)
-        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))
+        time = "" if not one.step else estimated(one.estimate_s)
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, time, Text(clean(one.reason)))
     out = console(stderr)
     if plan.artifacts:
         out.print(table)
-    steps = len(plan.job.steps) if plan.job else 0
     for line in (*plan.notes, *mount_lines(plan)):
         out.print(clean(line), markup=False)
     for one in plan.doubtful:
         said = f"{one.name} was made by different code: {', '.join(one.differs)} (--keep-made or --remake)"
         out.print(said, markup=False)
-    if steps and plan.forecast:
-        shown = [
-            one for one in plan.forecast if one.step != AROUND or not is_rented
-        ]  # offers show what rented ones take
-        low, expected, high = (duration(one * scale) for one in total(shown))
-        where = "on this machine, 0.00 USD" if plan.request.provider == "local" else "of work"
-        out.print(f"{count(steps, 'step')}, about {expected} {where} ({low} to {high}; {words(shown)})", markup=False)
-        if scale != 1 and total(shown)[1] > LONG_S:
-            out.print("a rehearsed pod has the CPUs of this machine; to practise take a small recipe: --profile tiny")
+    for line in time_lines(plan):
+        out.print(line, markup=False)
+
+
+def time_lines(plan: Plan) -> list[str]:
+    """Return how long the steps of a plan take, and in a rehearsal separately how long the simulation takes."""
+    if plan.job is None or not plan.job.steps or not plan.forecast:
+        return []
+    steps, lines = count(len(plan.job.steps), "step"), []
+    is_rented = costs(plan.request.provider)
+    found = plan.shown
+    if found and found.steps:
+        # offers show what passes around the steps of rented machines
+        shown = replace(found, steps=tuple(one for one in found.steps if one.step != AROUND or not is_rented))
+        low, middle, high = shown.range_s
+        where = "this machine, 0.00 USD" if found.machine.is_here and not is_rented else found.machine.name
+        lines.append(f"{steps}, {about(middle)} on {where} ({between(low, high)}; {evidence(shown)})")
+    if plan.imitated is not None:
+        low, middle, high = total(plan.forecast)
+        said = f"the simulation: this machine does its work, in {about(middle)} ({between(low, high)})"
+        said += f", which counts {plan.job.clock_scale:g} times on its clock" if plan.job.clock_scale != 1 else ""
+        lines.append(said)
+        if middle > LONG_S:
+            lines.append("That is too long to practise with: --dry-run shows the plan; a small recipe: --profile tiny")
+    return lines

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from flows import doctor
+from flows import estimates
 from flows.extensions import use_source
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
@@ -22,13 +22,15 @@ from flows.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.market.expected import total, words
+from infra.market.expected import evidence, total
 from infra.names import check_name
 from infra.providers import registry
-from infra.records import Request
+from infra.records import Estimate, Request
 from infra.settings import Settings
+from infra.units import about
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
 from scripts.data import adopt, board, training_files
 from scripts.data import tokenizer as vocabulary
@@ -37,8 +39,6 @@ from scripts.data.workspace import Workspace, manifest
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile
-from trainer.plan.estimates import estimate_s
-from trainer.reuse import Node
 
 LONG_S = 86_400.0
 
@@ -96,16 +96,17 @@ def with_ids(recipe: Profile, count: int) -> Profile:
 
 
 def announce(settings: Settings, space: Workspace, recipe: Profile, source: str) -> None:
-    base, seconds = recipe.phases["base"], training_s(recipe)
+    base, found = recipe.phases["base"], estimate_of(recipe, settings)
+    seconds = found.range_s[1]
     work = f"{base.steps:,} steps of {base.model.num_params:,} parameters"
     render.say(f"experiment {space.experiment} in {space.root}; recipe {settings.run_config} ({source}): {work}, "
-               f"about {render.duration(seconds)} on this machine (an estimate)")  # fmt: skip
+               f"{about(seconds)} on this machine ({evidence(found)})")  # fmt: skip
     if seconds > LONG_S:
         render.say("That is long; a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
 
 
-def training_s(recipe: Profile) -> float:
-    return estimate_s(Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
+def estimate_of(recipe: Profile, settings: Settings) -> Estimate:
+    return estimates.of_phases([recipe.phases["base"]], estimates.this_machine(1), settings)
 
 
 def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
@@ -169,9 +170,11 @@ def training(
     work = Work(spec=asked, given=given, made="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
-    about = f"{render.duration(total(plan.forecast)[1])} ({words(plan.forecast)})"
-    render.say(f"training: {', '.join(one.name for one in due)}, about {about}"
-               if due else "training: everything is here")  # fmt: skip
+    said = "everything is here"
+    if due and plan.estimate:
+        time = f"{about(total(plan.forecast)[1])} ({evidence(plan.estimate)})"
+        said = f"{', '.join(one.name for one in due)}, {time}"
+    render.say(f"training: {said}")
     with foreground(plan, render.say):
         for step in due:
             local_step.run(step.name, step.words, step.config, ours, quiet, space.environ)
@@ -198,7 +201,7 @@ def foretell(
         "profile": settings.run_config,
         "steps": base.steps,
         "params": base.model.num_params,
-        "training_s": round(training_s(recipe), 1),
+        "training_s": whole_s(estimate_of(recipe, settings).range_s[1]),
     }
     if as_json:
         print_json(facts)

@@ -7,6 +7,7 @@ from infra.ledger.accuracy import ANEW, REPEATED, ForecastError, Medians, median
 from infra.ledger.journal import Journal
 from infra.money import cents
 from infra.settings import Settings
+from infra.units import between, estimated
 from scripts.cli import render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns, count, duration
@@ -36,7 +37,7 @@ def table(found: list[ForecastError]) -> str:
         spent = "" if one.spent_micro_usd is None else cents(one.spent_micro_usd)
         amounts = (cents(one.micro_usd[1]) if one.micro_usd else "", spent) if has_money else ()
         busy = f"; others had {100 * one.others:.0f} % of the CPUs" if one.is_crowded else ""
-        rows.append((one.run, one.machine, duration(seconds), f"{duration(low)} to {duration(high)}",
+        rows.append((one.run, one.machine, estimated(seconds), between(low, high),
                      duration(one.came_s), percent(one.error), percent(one.early_error), *amounts,
                      f"{one.source}{busy}"))  # fmt: skip
     return columns(rows)

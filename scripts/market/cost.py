@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from flows.reading import spending
-from infra.errors import MissingKey, NoOffer, UsageError
+from flows.reading import quotes, spending
+from flows.reading.quotes import Quote
+from infra.errors import NoOffer, UsageError
 from infra.flags import flags_of
-from infra.ledger import cost as costs
-from infra.ledger.cost import Estimate, Measured, PodCost
-from infra.market import catalogue, gpus
-from infra.market.filters import satisfying
+from infra.ledger.cost import PodCost
+from infra.market import gpus
+from infra.market.expected import evidence
+from infra.market.forecast import SETUP_S
 from infra.money import BadAmount, cents, in_usd, micro_usd
-from infra.providers import offers
-from infra.records import Request
+from infra.records import Offer
 from infra.runs.lookup import find_run
+from infra.selection.machine_spec import MachineSpec
+from infra.units import MOST_S, duration
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -23,14 +24,9 @@ from scripts.cli.session import open_journal
 from scripts.market import accuracy
 from scripts.market.flags import CostFlags, EstimateFlags
 from store import moving_line
+from trainer.config import PhaseConfig
 
 COMPARED = ("B200", "H200", "H100", "A100")
-H100_HOUR = (Measured("H100", 8, 1.0),)
-# Measurements that people have reported: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
-PHASES = {"mid": (Measured("H100", 8, 1.0), Measured("B200", 8, 0.75)), "sft": H100_HOUR, "rl": H100_HOUR,
-          "all": (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))}  # fmt: skip
-STAGES = {"2": (Measured("H100", 4, 24.0, 10e9),), "3": (Measured("H100", 4, 8.0),)}
-JOBS = {"dlm": (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))}
 
 
 def cost(spec: CostFlags) -> None:
@@ -123,34 +119,56 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
 
 def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     """Print what some work would take and cost on kinds of GPUs. Raises UsageError."""
-    tokens = tokens_of(wanted.tokens, wanted.e)
-    what, work = work_of(wanted.phase, wanted.stage, wanted.job, wanted.hours)
-    num_gpus = wanted.num_gpus or 1
-    if num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
+    tokens, variables = read_variables(wanted)
+    if wanted.num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
         raise UsageError("--num-gpus and --hours are positive")
-    if tokens and work and not any(one.tokens for one in work):
-        raise UsageError(f"how long {what} takes for this many tokens was never measured; give --hours")
-    kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted.gpu, num_gpus)]
-    kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
-    given = price_of(wanted.price)
-    offered, silent, dated = ([], (), "") if given else offers_for(kinds, wanted.use_spot, wanted.provider)
-    found = []
-    for kind, count in kinds:
-        hours = (wanted.hours,) * 3 if wanted.hours else costs.hours_of(work, kind, count, tokens)
-        request = Request(run="new", gpu=kind, num_gpus=count, spot=wanted.use_spot)
-        fitting = [] if given else satisfying(request, offered)
-        prices = (given,) * 3 if given else costs.prices_of(fitting)
-        found.append(Estimate(gpu=kind, num_gpus=count, hours=hours, prices=prices, offers=len(fitting)))
+    context.give(variables)
+    settings = context.settings(profile=wanted.profile)
+    what, machine = "work", MachineSpec()
+    work: float | tuple[PhaseConfig, ...] = 3600 * (wanted.hours or 0.0)
+    if wanted.phase or wanted.stage or wanted.job or not work:
+        named = quotes.work_named(wanted.phase, wanted.stage, wanted.job, settings, wanted.steps, tokens)
+        what, machine = named.words, named.machine
+        work = work or named.phases
+    is_open = not (wanted.gpu or wanted.num_gpus)
+    kinds = kinds_of(wanted.gpu or (machine.gpu if is_open else ""), wanted.num_gpus or (machine.num_gpus or 1))
+    given, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
+    if given:
+        seen = quotes.SeenOffers(offers=tuple(priced(kind, count, given) for kind, count in kinds))
+    else:
+        with moving_line.waiting("asking for offers"):
+            seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)
+    found = [
+        quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not given)
+        for kind, count in kinds
+    ]
     if as_json:
-        estimates = [estimate_json(one) for one in found]
-        print_json({"work": what, "estimates": estimates, "silent": list(silent), "prices_as_of": dated or None})
+        estimates = [estimate_json(one, bool(given)) for one in found]
+        print_json(
+            {"work": what, "estimates": estimates, "silent": list(seen.silent), "prices_as_of": seen.dated or None}
+        )
     else:
         print(f"=== {what} ===")
-        print(estimate_table(found, dated))
-        for one in silent:
+        print(estimate_table(found, bool(given), seen.dated))
+        if wanted.hours is None:
+            render.say(f"Hours are of the work named, without what it goes on from; dollars are with boot and set-up, "
+                       f"{duration(SETUP_S[1])} expected")  # fmt: skip
+        for one in seen.silent:
             render.say(render.clean(one))
-    if all(one.prices is None for one in found):
+    if all(one.micro_usd is None for one in found):
         raise NoOffer("none of these GPUs is on offer now, so there is no price; give --price, or run: inv offers")
+
+
+def kinds_of(gpu: str, num_gpus: int) -> list[tuple[str, int]]:
+    """Return the kinds of GPU to compare, with how many of them."""
+    kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(gpu, num_gpus)]
+    return kinds or [(kind, num_gpus) for kind in COMPARED]
+
+
+def priced(kind: str, num_gpus: int, micro_usd_per_gpu: int) -> Offer:
+    """Return an offer at the price that was typed."""
+    return Offer(provider="", offer_id="", gpu=kind, num_gpus=num_gpus,
+                 micro_usd_per_hour=micro_usd_per_gpu * num_gpus)  # fmt: skip
 
 
 def price_of(text: str) -> int:
@@ -164,84 +182,64 @@ def price_of(text: str) -> int:
     return price
 
 
-def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
-    for word in settings:
+def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
+    """Return the number of tokens, 0 where none is given, and the variables of the job. Raises UsageError."""
+    tokens, others = wanted.tokens, []
+    for word in wanted.e:
         name, equals, value = word.partition("=")
         if name != "TOKENS" or not equals:
-            raise UsageError(f"-e {word}: an estimate knows TOKENS=N")
+            others.append(word)
+            continue
         try:
             tokens = float(value)
         except ValueError:
             raise UsageError(f"-e {word}: {value!r} is not a number") from None
     if tokens is not None and not 0 < tokens < 1e15:
         raise UsageError(f"{tokens:g} is not a credible number of tokens")
-    return tokens or 0.0
+    named = {"STAGE": wanted.stage, "MODEL": wanted.profile if wanted.stage or wanted.job else ""}
+    return tokens or 0.0, [*others, *(f"{name}={value}" for name, value in named.items() if value)]
 
 
-def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
-    """Return the work to estimate, in words, and measurements of it. Raises UsageError."""
-    asked = [(kind, word, known) for kind, word, known in
-             (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
-    if len(asked) > 1:
-        raise UsageError("one of --phase, --stage and --job, not several")
-    if not asked:
-        if hours is None:
-            raise UsageError("what work? give --phase, --stage or --job, or --hours for any")
-        return "work", ()
-    kind, word, known = asked[0]
-    if kind == "phase" and word not in known and set(word.split("+")) <= known.keys():
-        parts = [known[one][0] for one in word.split("+")]  # one after the other, on the same GPUs
-        return f"phase {word}", (replace(parts[0], hours=sum(part.hours for part in parts)),)
-    if word not in known and hours is None:
-        raise UsageError(f"--{kind} {word}: not measured yet; give --hours; measured: {', '.join(known)}")
-    return f"{kind} {word}", known.get(word, ())
-
-
-def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...], str]:
-    """Return the offers, the vendors that did not answer, and the date of catalogue prices, "" for today's offers."""
-    wanted = ",".join(f"{kind}:{count}" for kind, count in kinds)
-    request = Request(run="new", gpu=wanted, spot=spot)
-    settings = context.settings()
-    try:
-        asked = [one for one in offers.sources(settings, provider) if one.name != "ssh"]  # own ones cost as they do
-    except MissingKey as error:
-        listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
-        fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
-        dates = " or ".join(sorted({one.mark for one in fitting}))
-        return [one.offer for one in listed], (f"prices that nobody offers now: {error}",), dates
-    with moving_line.waiting(f"{', '.join(one.name for one in asked)}: asked for offers"):
-        seen = offers.survey(asked, request)
-    return list(seen.considered), tuple(f"{one.provider}: {one.error}" for one in seen.silent), ""
-
-
-def estimate_table(found: Sequence[Estimate], dated: str = "") -> str:
-    """Return a line for each kind of GPU: hours, its price, and what all would cost.
+def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> str:
+    """Return a line for each kind of GPU: hours, its price, what all would cost, and the evidence of the hours.
 
     dated: of when the prices are, where they are not today's.
     """
-    rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high")]
+    rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high", "hours are")]
     for one in found:
-        low, expected, high = (f"{hours:.3g}" for hours in one.hours)
-        hours = expected if low == high else f"{expected} ({low} to {high})"
-        name = f"{one.num_gpus}x {one.gpu}"
-        if one.prices is None or one.micro_usd is None:
-            rows.append((name, hours, "nobody offers it now", "?", "?", "?"))
+        low, expected, high = map(hours, one.seconds)
+        time = expected if low == high else f"{expected} ({low} to {high})"
+        name = f"{one.num_gpus}x {one.offer.gpu if one.offer else one.gpu}"
+        known = evidence(one.estimate) if one.estimate else "as given"
+        if one.offer is None or one.micro_usd is None:
+            rows.append((name, time, "nobody offers it now", "?", "?", "?", known))
             continue
-        least, _, most = map(cents, one.prices)
+        least, most = (cents(-(-price // one.num_gpus)) for price in (one.offer.micro_usd_per_hour, one.median))
         of = f"{one.offers}, {dated}" if dated else f"{one.offers}"
-        source = f"cheapest and median of {of}" if one.offers else "as given"
+        source = "as given" if is_given else f"cheapest and median of {of}"
         price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
-        rows.append((name, hours, price, *map(cents, one.micro_usd)))
+        rows.append((name, time, price, *map(cents, one.micro_usd), known))
     return columns(rows)
 
 
-def estimate_json(one: Estimate) -> dict[str, Any]:
+def hours(seconds: float) -> str:
+    """Return estimated hours; beyond ten years no number."""
+    return "more than 10 years" if seconds > MOST_S else f"{seconds / 3600:.3g}"
+
+
+def estimate_json(one: Quote, is_given: bool) -> dict[str, Any]:
     names = ("low", "expected", "high")
+    prices = None
+    if one.offer:
+        per_gpu = [-(-price // one.num_gpus) for price in (one.offer.micro_usd_per_hour,) * 2 + (one.median,)]
+        prices = dict(zip(names, map(render.usd, per_gpu), strict=True))
     return {
         "gpu": one.gpu,
         "num_gpus": one.num_gpus,
-        "hours": dict(zip(names, (round(hours, 4) for hours in one.hours), strict=True)),
-        "usd_per_gpu_hour": one.prices and dict(zip(names, map(render.usd, one.prices), strict=True)),
+        "machine": one.offer.gpu if one.offer else None,
+        "hours": {name: None if s > MOST_S else round(s / 3600, 4) for name, s in zip(names, one.seconds, strict=True)},
+        "hours_from": evidence(one.estimate) if one.estimate else "as given",
+        "usd_per_gpu_hour": prices,
         "usd": one.micro_usd and dict(zip(names, map(render.usd, one.micro_usd), strict=True)),
-        "offers": one.offers,
+        "offers": 0 if is_given else one.offers,
     }

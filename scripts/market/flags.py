@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from infra.flags import flag
 from infra.selection.machine_spec import MACHINE, MachineSpec
 from scripts.cli.flags import Output, Questions
+from trainer.records.phase_registry import phase_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,18 @@ class DrillFlags(Questions, Output):
 class EstimateFlags:
     """The work whose cost is estimated."""
 
-    phase: str = flag("", "estimate: mid, sft, rl, a sum of them, or all", group="Estimates")
-    stage: str = flag("", "estimate: stage of the 1.58-bit training, 2 or 3", group="Estimates")
-    job: str = flag("", "estimate: dlm, the diffusion model", group="Estimates")
+    phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
+    stage: str = flag("", "estimate: stage of the 1.58-bit training: 1, 1.9, 2, 3 or a sum of them", group="Estimates")
+    job: str = flag("", "estimate: dlm, another job of examples/jobs, or the file of a job", group="Estimates")
+    profile: str = flag("", "estimate: the recipe (default: that of the job, else SLIPWAY_PROFILE)", group="Estimates")
+    steps: int | None = flag(None, "estimate: optimizer steps of each phase", group="Estimates", least=1)
     tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
-    e: tuple[str, ...] = flag((), "estimate: TOKENS=N, as SkyPilot spells it", group="Estimates")
-    gpu: str = flag("", "estimate: kind of GPU, or several to compare: H100,B200", group="Estimates")
+    e: tuple[str, ...] = flag(
+        (), "estimate: variables of the job, as SkyPilot spells them: TOKENS=N, MODEL=NAME", group="Estimates"
+    )
+    gpu: str = flag(
+        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: that of the job)", group="Estimates"
+    )
     num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates", least=1)
     hours: float | None = flag(None, "estimate: how long the work takes, if known", group="Estimates", unit="HOURS")
     price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from infra.agent.job import Limits
 from infra.control.places import HostPlaces
 from infra.market.catalogue import Priced
-from infra.market.expected import words
+from infra.market.expected import evidence
 from infra.money import dollars
 from infra.providers import market, registry
 from infra.providers.promises import abilities
@@ -15,6 +15,7 @@ from infra.providers.promises.shutdown_paths import caveats_of, ends_of, when_no
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight
 from infra.settings import Settings
+from infra.units import estimated
 from scripts.cli import prompts, render
 from scripts.cli.render import columns
 
@@ -31,13 +32,22 @@ def show(
     assert plan.job is not None
     show_offers(plan.request, offers)
     first = offers[0]
-    costs = preflight.forecast_of(plan, first, settings)
-    low, expected, high = map(render.cents, costs.micro_usd)
-    cut = ", where a limit ends it" if costs.is_cut else ""
-    times = " / ".join(render.duration(one) for one in costs.seconds)
-    render.say(
-        f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({words(plan.forecast)})"
-    )
+    found = plan.shown
+    if found is None or not found.steps:
+        render.say(f"on the first: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD for each hour; how "
+                   "long the work takes is not known until it has run once")  # fmt: skip
+    else:
+        costs = preflight.shown_forecast(plan, first) if plan.imitated else preflight.forecast_of(plan, first, settings)
+        low, expected, high = map(render.cents, costs.micro_usd)
+        cut = ", where a limit ends it" if costs.is_cut else ""
+        times = " / ".join(estimated(one) for one in costs.seconds)
+        render.say(
+            f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({evidence(found)})"
+        )
+        whole = preflight.shown_forecast(plan, first, is_cut=False)
+        if costs.is_cut and whole.micro_usd[1] > costs.micro_usd[1]:
+            amounts = " / ".join(map(render.cents, whole.micro_usd))
+            render.say(f"without a limit: {amounts} USD, {' / '.join(map(estimated, whole.seconds))}")
     show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
 
 

@@ -1,16 +1,20 @@
 """The commands `inv fit` and `inv config --profile`: the recipes as tables, and the GPUs on which they fit."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flows.reading import quotes
+from flows.reading.quotes import Quote
+from infra import units
 from infra.errors import UsageError
 from infra.market import gpus
-from infra.money import dollars
-from infra.providers import offers as market
-from infra.records import Offer, Request
+from infra.market.expected import evidence
+from infra.money import cents, dollars
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
 from scripts.models.flags import FitFlags
 from trainer import memory
@@ -31,24 +35,32 @@ def fit(spec: FitFlags) -> None:
     config = recipe.phases[spec.phase]
     kinds = kinds_of(spec.gpu)
     found = {kind.name: memory.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
-    offers = offers_of(settings)
+    seen = offers_of(kinds, spec.num_gpus, settings)
+    said = {kind.name: quotes.quote([config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes)
+            for kind in kinds if found[kind.name].fits and gpus.tflops(kind.name)}  # fmt: skip
     if spec.json:
         print_json({
             "profile": recipe.name, "phase": spec.phase, "params": config.model.num_params, "rows": config.rows,
             "sequence_len": config.sequence_len,
-            "gpus": [about(kind, found[kind.name], cheapest(kind.name, offers)) for kind in kinds],
+            "prices_as_of": seen.dated or None,
+            "gpus": [about(kind, found[kind.name], said.get(kind.name)) for kind in kinds],
         })  # fmt: skip
         return
     gpus_each = f"{spec.num_gpus} GPUs" if spec.num_gpus > 1 else "one GPU"
     machines = gpus_each if spec.nodes == 1 else f"{spec.nodes} machines of {gpus_each}"
     batch = f"{config.rows} x {config.sequence_len} tokens a step"
-    print(f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {batch} (estimates; {machines})")
+    print(f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {config.steps:,} steps, {batch} "
+          f"(estimates; {machines})")  # fmt: skip
     if spec.gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
     else:
-        print(table(kinds, found, offers))
-    for line in advice(recipe, config, kinds, found, offers):
+        print(table(kinds, found, said))
+    for line in advice(recipe, config, kinds, found, said):
         render.say(line)
+    if seen.dated:
+        render.say(f"prices are those of the catalogue ({seen.dated}); nobody offers them now")
+    for line in seen.silent:
+        render.say(render.clean(line))
 
 
 def kinds_of(asked: str) -> list[gpus.Gpu]:
@@ -61,21 +73,9 @@ def kinds_of(asked: str) -> list[gpus.Gpu]:
     return sorted(kinds, key=lambda one: one.memory_gb)
 
 
-def offers_of(settings: Settings) -> list[Offer]:
-    """Return one GPU of each kind, as it can be had now; [] when there is nobody to ask."""
-    try:
-        asked = market.sources(settings)
-    except UsageError:
-        return []
-    found = market.survey(asked, Request(run="new", num_gpus=1))
-    for one in found.silent:
-        render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
-    return list(found.offers)
-
-
-def cheapest(kind: str, offers: list[Offer]) -> Offer | None:
-    mine = [one for one in offers if one.gpu and gpus.is_asked(kind, one.gpu)]
-    return min(mine, key=lambda one: one.micro_usd_per_hour, default=None)
+def offers_of(kinds: list[gpus.Gpu], num_gpus: int, settings: Settings) -> quotes.SeenOffers:
+    """Return machines with so many GPUs of each kind, as they can be had now, or by the catalogue."""
+    return quotes.offers_of([(one.name, num_gpus) for one in kinds], settings)
 
 
 def parts(kind: gpus.Gpu, found: Fit) -> str:
@@ -85,22 +85,26 @@ def parts(kind: gpus.Gpu, found: Fit) -> str:
     return columns(rows)
 
 
-def table(kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]) -> str:
-    rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "spread", "from USD/h")]
+def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote]) -> str:
+    """Return a line for each kind: memory, then how long the phase takes and what it costs on the cheapest machine."""
+    rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "spread", "USD/h", "about", "USD")]
     for kind in kinds:
-        one, offer = found[kind.name], cheapest(kind.name, offers)
+        one, quote = found[kind.name], said.get(kind.name)
         size, times = (f"{one.config.micro_rows}", f"{one.accumulation}") if one.fits else ("does not fit", "")
         again = "yes" if one.config.recompute else "no"
-        price = dollars(offer.micro_usd_per_hour) if offer else "?"
+        price = dollars(quote.offer.micro_usd_per_hour) if quote and quote.offer else "?"
         spread = one.parallel if one.gpus > 1 else ""
+        time = units.estimated(quote.seconds[1]) if quote else "?" if one.fits else ""
+        usd = cents(quote.micro_usd[1]) if quote and quote.micro_usd else "?" if one.fits else ""
         rows.append(
-            (kind.name, f"{kind.memory_gb} GB", render.size(one.memory.total), size, times, again, spread, price)
-        )
+            (kind.name, f"{kind.memory_gb} GB", render.size(one.memory.total), size, times, again, spread, price, time,
+             usd)
+        )  # fmt: skip
     return columns(rows)
 
 
 def advice(
-    recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]
+    recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote]
 ) -> list[str]:
     """Return the conclusions, in words."""
     lines = []
@@ -114,17 +118,22 @@ def advice(
             f"largest micro-batch: {one.config.micro_rows} rows, {one.accumulation} times a step (the profile has "
             f"{config.micro_rows}); in a file: phases: {{{phase}: {{micro_rows: {one.config.micro_rows}{again}}}}}"
         )
-    priced = [(offer, kind) for kind in fitting if (offer := cheapest(kind.name, offers))]
+    priced = [(one.offer.micro_usd_per_hour, name, one) for name, one in said.items() if one.offer]
     if priced:
-        offer, kind = min(priced, key=lambda one: one[0].micro_usd_per_hour)
-        lines.append(f"cheapest that fits: {kind.name} at {offer.provider}, {dollars(offer.micro_usd_per_hour)} USD/h")
-    elif not offers:
-        lines.append("no offers were seen: no vendor's key is set, or none has one GPU alone; see inv offers")
+        _, name, best = min(priced, key=lambda each: each[:2])
+        assert best.offer and best.micro_usd and best.estimate
+        low, middle, high = best.seconds
+        lines.append(
+            f"cheapest that fits: {name} at {best.offer.provider}, {dollars(best.offer.micro_usd_per_hour)} USD/h; the "
+            f"phase takes {units.about(middle)} ({units.between(low, high)}; {evidence(best.estimate)}), "
+            f"{cents(best.micro_usd[1])} USD with boot and set-up"
+        )
     return lines
 
 
-def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
+def about(kind: gpus.Gpu, found: Fit, quote: Quote | None) -> dict[str, Any]:
     """Return how a recipe fits one kind of GPU, as JSON; `takes` in bytes of each GPU."""
+    offer = quote.offer if quote else None
     return {
         "gpu": kind.name,
         "memory_bytes": kind.memory_gb * GB,
@@ -136,6 +145,10 @@ def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
         "takes": {**asdict(found.memory), "total": found.memory.total},
         "provider": offer.provider if offer else None,
         "usd_per_hour": dollars(offer.micro_usd_per_hour) if offer else None,
+        "estimate_s": whole_s(quote.seconds[1]) if quote else None,
+        "estimate_range_s": [whole_s(quote.seconds[0]), whole_s(quote.seconds[2])] if quote else None,
+        "estimate_from": evidence(quote.estimate) if quote and quote.estimate else None,
+        "usd": dollars(quote.micro_usd[1]) if quote and quote.micro_usd else None,
     }
 
 

@@ -3,21 +3,15 @@
 In: examples/jobs, the catalogue of prices that comes along, the estimates of plans. Out: the page. Nobody is asked.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from flows import launch
 from flows.jobs import training
-from flows.specs.launch import LaunchSpec
-from flows.sweeps import prices
+from flows.reading import quotes
 from infra.checkout import ROOT
-from infra.flags import flags_of
 from infra.jobs import job_file, machines
 from infra.market import catalogue
-from infra.market.forecast import flops_per_s
-from infra.records import Inventory, Offer, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
-from trainer import plan as planning
 
 FOLDER = ROOT / "examples" / "jobs"
 ROWS = (  # a file, the words that it is launched with, and those that make it small enough for this machine
@@ -31,19 +25,16 @@ ROWS = (  # a file, the words that it is launched with, and those that make it s
     ("bert_ddp.yaml", "-e SIZE=base", ""),
     ("data.yaml", "", ""),
 )
-HEAD = f"""# The job files of the examples
+HEAD = """# The job files of the examples
 
 Each is begun with `./inv launch examples/jobs/FILE WORDS`, and on this machine with the words of the last column and
-`--provider local`. Hours are what a plan expects of the phases that are named, at two fifths of what the machine's GPUs
-can do at most; what they go on from is not among them. Those of a job without a training were measured on a CPU, as
-no GPU would shorten them. Dollars are those hours, boot and setup, at the lowest price on demand in {prices.CATALOGUE};
-spot machines cost less. A ? is not known: no estimate, or no such machine there. `--dry-run` says what is true today.
+`--provider local`. Hours are those of `./inv cost --estimate --job FILE`: of the phases that are named, from a table of
+GPUs, without what they go on from. Dollars are those hours, boot and set-up, at the lowest price on demand in the
+catalogue of prices; spot machines cost less. A ? is not known: a job of your own is estimated once it has run.
 
 | File | words | machine | hours | USD | words for this machine |
 | --- | --- | --- | --- | --- | --- |
 """
-BOOT_H = 300 / 3600
-OWN_S = {"smoke_test.yaml": 10, "data.yaml": 1}  # steps that pause; words that are counted. Not known for BERT on V100s
 
 
 @dataclass(frozen=True)
@@ -80,33 +71,16 @@ def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
     """Return the machine of a job file, and what the phases of a training take there."""
     file = job_file.load(FOLDER / name)
     task = file.tasks[0]
-    asked = machines.wishes(task, MachineSpec(), "", True, name).wishes[0].machine
-    spec = None
-    if training.is_training(file):
-        spec = training.spec_of(file, LaunchSpec(), _settings("", given), lambda _: None)
-        asked = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
-    kinds = asked.gpu.replace(",", " or ")
-    nodes = f"{task.num_nodes} x " if task.num_nodes > 1 else ""
-    machine = f"{nodes}{asked.num_gpus} {kinds}" if asked.gpu else f"{asked.cpus or 1} CPUs"
-    if spec is None and name not in OWN_S:
+    if not training.is_training(file):
+        asked = machines.wishes(task, MachineSpec(), "", True, name).wishes[0].machine
+        kinds = asked.gpu.replace(",", " or ")
+        nodes = f"{task.num_nodes} x " if task.num_nodes > 1 else ""
+        machine = f"{nodes}{asked.num_gpus} {kinds}" if asked.gpu else f"{asked.cpus or 1} CPUs"
         return JobEstimate(machine, None, None)
-    hours = OWN_S[name] / 3600 if spec is None else _hours(spec, given)
-    found = prices.listed(asked.gpu, asked.num_gpus, catalogue.BUNDLED) if asked.gpu else None
-    return JobEstimate(machine, hours, None if found is None else (hours + BOOT_H) * found[0] / 1e6)
-
-
-def _hours(spec: LaunchSpec, given: tuple[str, ...]) -> float:
-    settings = _settings(spec.profile, given)
-    wanted = launch.Work.of(replace(spec, init=""), settings).wanted(settings)
-    rate = flops_per_s(Offer(provider="", offer_id="", gpu=spec.gpu, num_gpus=spec.num_gpus))
-    assert rate is not None, f"{spec.gpu} is in no table"
-    request = Request(run="new", gpu=spec.gpu, num_gpus=spec.num_gpus)
-    plan = planning.resolve(wanted, Inventory("", {}), ROOT, run="new", request=request, flops_per_s=rate)
-    return sum(one.estimate_s or 0.0 for one in plan.artifacts if one.step in wanted.phases) / 3600
-
-
-def _settings(profile: str, given: tuple[str, ...]) -> Settings:
-    flags = {"provider": "runpod", "profile": profile}
-    return Settings.load(
-        ROOT, flags, given, environ={"HOME": str(ROOT), "RUNPOD_API_KEY": "of nobody, who is not asked"}
-    )
+    settings = Settings.load(ROOT, {}, given, environ={"HOME": str(ROOT)})
+    named = quotes.work_named("", "", str(FOLDER / name), settings)
+    offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
+    gpu, number = named.machine.gpu, named.machine.num_gpus
+    found = quotes.quote(named.phases, gpu, number, offers, settings)
+    usd = None if found.micro_usd is None else found.micro_usd[1] / 1e6
+    return JobEstimate(f"{number} {found.offer.gpu if found.offer else gpu}", found.seconds[1] / 3600, usd)

@@ -11,7 +11,7 @@ from infra.ledger.spend import Excess
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView
-from infra.units import count, duration, moment, size
+from infra.units import about, between, count, duration, moment, size
 from scripts.cli import command_hints
 from scripts.cli.render import FittedTable, clean, iso
 from scripts.cli.steps_text import record_words, steps_json, steps_table
@@ -158,8 +158,8 @@ def left(view: PodView) -> str:
     """Return the time left of a run, with its range and basis; "" where nobody knows."""
     if view.left_s is None:
         return ""
-    low, expected, high = (aged(one, view.clock_scale) for one in view.left_s)
-    return f"about {expected} left ({low} to {high}; {view.left_from})"
+    low, expected, high = (one * view.clock_scale for one in view.left_s)
+    return f"{about(expected)} left ({between(low, high)}; {view.left_from})"
 
 
 def aged(seconds: float | None, scale: float) -> str:

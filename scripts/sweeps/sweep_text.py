@@ -20,7 +20,7 @@ from flows.sweeps.results import SweepResult
 from infra.money import in_usd, per_hour
 from infra.records import Offer
 from infra.settings import Settings
-from infra.units import moment
+from infra.units import about, estimated, moment
 from scripts.cli import render
 from trainer.records.rl_config import RlConfig
 from trainer.reporting import sweep_page
@@ -155,7 +155,7 @@ def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
             one = planned.trials[run]
             cost = [between(*costs[run]) if run in costs else "?"] if costs else []
             state = "" if one.plan.job else "everything is here"
-            rows.append((lane.pod, shown(run, planned.spec.name), render.duration(one.estimate_s), *cost, state))
+            rows.append((lane.pod, shown(run, planned.spec.name), estimated(one.estimate_s), *cost, state))
     render.say(render.columns(rows))
     if costs and costs.keys() == planned.trials.keys():
         low, high = (sum(each) for each in zip(*costs.values(), strict=True))
@@ -164,7 +164,7 @@ def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
     machines = {lane.host or lane.pod for lane in planned.lanes}
     beside = f", {len(planned.lanes)} at once" if len(planned.lanes) > len(machines) else ""
     what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(machines), 'pod')}{beside}"
-    render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
+    render.say(f"{what}, {about(longest_s)} (estimates, one by one)")
     if planned.is_rented:
         together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)
         render.say(f"each on its own rented machine: {in_usd(together)} in all at most")

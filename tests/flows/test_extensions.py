@@ -37,7 +37,7 @@ def planned(settings, phase, **more):
     wanted = plan.Wanted(
         phases=plan.parse_phases(phase), profile="tiny", source=settings.source, persona=Persona(**PERSONA), **more
     )
-    return plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e9)
+    return plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=Request(run="r"))
 
 
 PERSONA = {"name": "Ann", "maker": "Ben", "purpose": "to help"}

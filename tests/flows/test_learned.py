@@ -7,18 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from flows import estimates
 from flows.planning import Work, plan_for
 from flows.reading import learned
 from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
+from infra.agent.execution import figures
 from infra.agent.job import Job, Limits, PodFolder
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
 from infra.market.expected import AROUND, SAME, StepTime
 from infra.providers import registry
-from infra.records import Plan, PodView, Request
+from infra.records import Expected, Plan, PodView, Request
 from infra.runs.sync.sync_step import with_courier
 from infra.settings import Settings
 from tests.world import ROOT
@@ -28,7 +30,9 @@ SECONDS = {"text": 2.0, "tokenizer": 1.0, "tokens": 3.0, "base": 40.0}
 
 
 @pytest.fixture
-def settings(tmp_path):
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "STAT", tmp_path / "none")  # what others do on this machine is not of these plans
+    estimates._others.cache_clear()
     mine = {
         "SLIPWAY_ENVIRONMENTS": "environments",
         "SLIPWAY_STATE_FILE": "state/journal.db",
@@ -77,12 +81,17 @@ def ran(
     return op
 
 
+def with_around(plan: Plan, around: Expected) -> Plan:
+    steps = (*(one for one in plan.forecast if one.step != AROUND), around)
+    return replace(plan, estimate=replace(plan.estimate, steps=steps))
+
+
 def step(name: str, at: float, seconds: float, marks: list) -> dict:
     return {"name": name, "state": "done", "attempts": 1, "started_at": at, "ended_at": at + seconds, "marks": marks,
             "others_share": 0.01, "elapsed_s": seconds}  # fmt: skip
 
 
-def test_a_plan_is_by_formulas_until_something_has_run_and_then_by_what_it_took(settings, journal):
+def test_a_plan_is_by_the_table_until_something_has_run_and_then_by_what_it_took(settings, journal):
     first = planned(settings)
     assert {one.source for one in first.forecast} == {"a guess"}
     ran(settings, journal, first)
@@ -123,7 +132,7 @@ def test_a_run_on_a_rented_pod_which_first_restores_what_an_earlier_one_left_is_
 def test_a_first_run_that_builds_its_environment_for_most_of_its_time_has_not_run_before(settings, journal):
     plan = planned(settings)
     around = replace(next(one for one in plan.forecast if one.step == AROUND), seconds=3600.0, high=7200.0)
-    ran(settings, journal, replace(plan, forecast=(*(one for one in plan.forecast if one.step != AROUND), around)))
+    ran(settings, journal, with_around(plan, around))
     (first,) = learned.errors(journal, settings)
     assert not first.is_repeated
 
@@ -186,7 +195,7 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
     found = with_left(view, journal, settings)
     low, expected, high = found.left_s
     assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by its pace: 3 s a step, 9 steps
-    assert found.left_from == "estimated"
+    assert found.left_from == "from a table"
     assert with_left(replace(view, state="succeeded"), journal, settings).left_s is None
     Timings.beside(settings.state_file)._path(op.token).write_text("{")
     assert with_left(view, journal, settings).left_s is None
@@ -202,6 +211,6 @@ def test_an_environment_whose_packages_are_here_is_built_in_seconds(settings, tm
     (tmp_path / "uv" / "archive-v0" / "x" / f"torch-{version}{build}.dist-info").mkdir(parents=True)
     cached = planned(settings)
     seconds = [next(one.seconds for one in plan.forecast if one.step == AROUND) for plan in (downloaded, cached)]
-    assert seconds == [learned.HERE_S + learned.BUILD_S, learned.HERE_S + learned.CACHED_S]
+    assert seconds == [estimates.HERE_S + estimates.BUILD_S, estimates.HERE_S + estimates.CACHED_S]
     told = [next(note for note in plan.notes if "environment is built first" in note) for plan in (downloaded, cached)]
     assert ["depending on the network" in note for note in told] == [True, False]

@@ -23,7 +23,7 @@ LIMITS = Limits(reserve_bytes=GB)
 def disk_of(wanted, inventory=None, torch="cuda", **asked):
     request = Request(run="r", **asked)
     there = inventory or Inventory("s", {})
-    plan = resolve(wanted, there, ROOT, run="r", request=request, flops_per_s=1e15, torch=torch, limits=LIMITS)
+    plan = resolve(wanted, there, ROOT, run="r", request=request, torch=torch, limits=LIMITS)
     return work_disk.of_plan(plan)
 
 

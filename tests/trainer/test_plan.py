@@ -67,7 +67,7 @@ def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
 
 
 def planned(wanted: Wanted, inventory: Inventory, root: Path = ROOT) -> Plan:
-    return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"), flops_per_s=1e11)
+    return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"))
 
 
 def steps(plan: Plan) -> list[str]:
@@ -90,7 +90,7 @@ def test_another_tag_is_another_target():
 
 
 def test_the_reserve_that_was_set_is_what_checkpoints_leave_free():
-    plan = resolve(WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11,
+    plan = resolve(WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"),
                    limits=Limits(reserve_bytes=7))  # fmt: skip
     assert [step.config["keeping"]["reserve_bytes"] for step in plan.job.steps if "keeping" in step.config] == [7, 7, 7]
 
@@ -373,7 +373,7 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
     def asked(**more) -> Plan:
         wanted = replace(WANTED, phases=("base",), profile="runpod_4b")
         request = Request(run="r", **more)
-        return resolve(wanted, Inventory("somewhere"), ROOT, run="r", request=request, flops_per_s=1e15)
+        return resolve(wanted, Inventory("somewhere"), ROOT, run="r", request=request)
 
     one, eight, two = asked(num_gpus=1), asked(num_gpus=8), asked(num_gpus=8, nodes=2)
     assert one.notes == ()

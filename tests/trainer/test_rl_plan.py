@@ -167,7 +167,7 @@ def resolved(num_gpus, **rl):
     who = Persona(name="Ada", maker="us", purpose="to help")
     wanted = planning.Wanted(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
     request = Request(run="r", num_gpus=num_gpus)
-    plan = planning.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, flops_per_s=1e9)
+    plan = planning.resolve(wanted, Inventory("s"), ROOT, run="r", request=request)
     return plan, plan.job.steps[-1]
 
 

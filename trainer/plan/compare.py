@@ -22,7 +22,7 @@ from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
 from trainer.plan import data_bytes, rollout_engine
-from trainer.plan.estimates import STATE_BYTES, estimate_s, told, ways_of
+from trainer.plan.estimates import STATE_BYTES, told, ways_of
 from trainer.plan.nodes import recipe
 from trainer.plan.sources import own_sources
 from trainer.plan.wanted import Wanted, profile_named, profile_of
@@ -50,7 +50,6 @@ def resolve(
     *,
     run: str,
     request: Request,
-    flops_per_s: float,
     limits: Limits = NO_LIMITS,
     torch: str = "cpu",
     environments: str = "",
@@ -59,8 +58,8 @@ def resolve(
     """Compare what is wanted with what is there; the job holds exactly the steps that are due.
 
     A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
-    its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
-    `pod_store` the store as the pod names it, where that is not the one at home.
+    its inputs is due. `root` is the checkout whose code will run, `pod_store` the store as the pod names it, where that
+    is not the one at home.
     """
     from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:
@@ -93,7 +92,7 @@ def resolve(
         node, choice = nodes[name], chosen[name]
         if name in due or choice.is_here:
             is_asked = name in wanted.phases
-            artifacts.append(_planned(node, choice, inventory, name in due, is_asked, flops_per_s))
+            artifacts.append(_planned(node, choice, inventory, name in due, is_asked))
         if name in due and name in wanted.given:
             seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
             raise UsageError(f"{node.artifact} in {inventory.store} should be there, but is {seen}")
@@ -204,9 +203,7 @@ def _held(inventory: Inventory) -> list[HeldArtifact]:
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
-def _planned(
-    node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool, flops_per_s: float
-) -> PlannedArtifact:
+def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool) -> PlannedArtifact:
     """Return the line of a plan. is_asked: `--phase` names it, so that its name will stand for it."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
@@ -220,9 +217,7 @@ def _planned(
     state, reason = "missing", ""
     if pointed is not None:
         state, reason = ("stale", why + used) if is_moved and not pointed.problem else ("damaged", pointed.problem)
-    return PlannedArtifact(
-        node.artifact, state, node.name, reason, estimate_s(node, flops_per_s), choice.fingerprint
-    )  # fmt: skip
+    return PlannedArtifact(node.artifact, state, node.name, reason, None, choice.fingerprint)
 
 
 def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:

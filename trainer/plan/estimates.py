@@ -1,23 +1,20 @@
-"""Estimates by formula of the time and memory that steps take, and of what a step's time depends on.
+"""The amount of work of steps, and the memory that they need: what estimates are made of.
 
-In: a step and what the machine does of useful work; the GPUs that are asked for. Out: seconds; bytes of each GPU.
-`infra.market.expected` learns from what steps have taken, of the same amount of work and of others.
+In: a phase, or the program of another step; the GPUs that are asked for. Out: operations, seconds that do not depend on
+the machine's speed, bytes of each GPU. `infra.market.expected.estimate` makes times of them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from data.config import (
-    TalkSpec,
-)
 from infra.records import Request
 from trainer import memory
 from trainer.config import PhaseConfig
 from trainer.fingerprints import digest
 from trainer.records.fields import what_counts
-from trainer.reuse import Node
+from trainer.records.phase_registry import KINDS
 
 
 def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
@@ -52,8 +49,9 @@ def told(found: Mapping[str, int]) -> str:
 
 
 STATE_BYTES = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments, float32
-DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0}
-TALK_STEP_S = 5.0  # without the network
+# Without the network.
+DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0,
+               "talk": 5.0}  # fmt: skip
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of one that shares its row
@@ -61,25 +59,30 @@ CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of o
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 
-def estimate_s(node: Node, flops_per_s: float) -> float:
-    """Return the seconds that a step takes on a machine that does so much useful work.
+def constant_s(words: Sequence[str], params: int = 0) -> float:
+    """Return the seconds of a step that trains nothing: the last of its words is its program.
 
-    It is an estimate, and shown as one.
+    params: of the model that it brings in.
     """
-    if not isinstance(node.spec, PhaseConfig):
-        if isinstance(node.spec, TalkSpec):
-            return TALK_STEP_S
-        return DATA_STEP_S.get(node.words[-1]) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
-    return PHASE_START_S + operations(node.spec) / flops_per_s
+    return DATA_STEP_S.get(words[-1]) or IMPORT_STEP_S + params / IMPORT_PARAMS_PER_S
 
 
 def operations(config: PhaseConfig) -> float:
     """Return the operations (FLOP) of a phase, roughly: six for each parameter and token, two where nothing learns."""
-    row = config.row_len
-    if not config.reads_text:
-        row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
     passes = config.views + config.num_frozen / 3
-    return passes * 6.0 * config.model.num_params * config.steps * config.rows * row
+    return passes * 6.0 * config.model.num_params * config.steps * tokens_of_step(config)
+
+
+def tokens_of_step(config: PhaseConfig) -> float:
+    """Return the tokens of a step, roughly: conversations of ours are short, of others nobody knows and rows are full.
+
+    Of rl they are answers of full length with their share of the prompt.
+    """
+    if config.reads_text or config.rl is not None:
+        return config.rows * config.row_len
+    if set(config.mixture or ()) - KINDS.keys():
+        return math.ceil(config.rows / config.turns) * config.row_len
+    return config.rows * min(config.row_len, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
 
 
 def shape(config: PhaseConfig) -> str:

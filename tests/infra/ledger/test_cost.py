@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from infra.errors import UsageError
-from infra.ledger.cost import Estimate, Measured, hours_of, ledger, months, prices_of, span
+from infra.ledger.cost import ledger, months, span
 from infra.ledger.op import Op
 from infra.ledger.spend import due, left_s, spent
-from infra.records import Offer
 
 HOUR = 3600
 NOVEMBER, DECEMBER = span("2026-11")
@@ -79,32 +78,6 @@ def test_a_month_has_what_fell_into_it_and_the_months_make_the_whole():
     for wrong in ("2026", "2026-13", "november"):
         with pytest.raises(UsageError, match="2026-11"):
             span(wrong)
-
-
-def test_work_that_was_measured_on_such_gpus_takes_as_long_as_it_did():
-    work = (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))
-    low, expected, high = hours_of(work, "H100", 8)
-    assert (low, high) == (3.0, 4.0) and low < expected < high
-    assert hours_of(work, "H100", 4)[0] == 6.0
-    of_tokens = (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))
-    assert [round(hours, 6) for hours in hours_of(of_tokens, "H100", 8, 4e9)] == [2.0, 2.828427, 4.0]
-
-
-def test_other_gpus_are_between_what_was_seen_and_what_data_sheets_promise():
-    work = (Measured("H100", 8, 1.0),)
-    slow, fast = hours_of(work, "A100", 8), hours_of(work, "B200", 8)
-    assert fast[0] < fast[1] < fast[2] < 1.0 < slow[0] < slow[1] < slow[2]
-    assert fast[0] <= 0.75 <= fast[2]  # the B200s that were measured
-    with pytest.raises(UsageError, match="--hours"):
-        hours_of(work, "TPU", 8)
-
-
-def test_an_estimate_takes_the_cheapest_price_first_and_the_median_at_worst():
-    offers = [Offer(provider="p", offer_id="o", num_gpus=8, micro_usd_per_hour=usd * 8_000_000) for usd in (3, 9, 2)]
-    assert prices_of(offers) == (2_000_000, 2_000_000, 3_000_000) and prices_of([]) is None
-    found = Estimate(gpu="H100", num_gpus=8, hours=(1.0, 2.0, 3.0), prices=prices_of(offers), offers=3)
-    assert found.micro_usd == (16_000_000, 32_000_000, 72_000_000)
-    assert Estimate(gpu="X", num_gpus=1, hours=(1.0,) * 3, prices=None, offers=0).micro_usd is None
 
 
 def test_time_is_limited_from_the_request_and_money_from_when_billing_began():

@@ -9,8 +9,22 @@ from hypothesis import strategies as st
 
 from infra.ledger.accuracy import ANEW, REPEATED, compared, medians
 from infra.ledger.timings import RunTimes
-from infra.market.expected import AROUND, GUESS, NEWEST, SAME, SETTINGS, STEPS, StepTime, expect, left, total, words
-from infra.records import Expected, StepWork
+from infra.market.expected import (
+    AROUND,
+    GUESS,
+    NEWEST,
+    SAME,
+    SETTINGS,
+    STEPS,
+    StepTime,
+    estimate,
+    evidence,
+    expect,
+    left,
+    total,
+    words,
+)  # fmt: skip
+from infra.records import EstimateRequest, Expected, MachineKind, StepWork
 from tests import seeds
 
 BASE = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0,
@@ -108,8 +122,28 @@ def test_where_figures_come_from_in_words():
     once = expect([took(20.0)], BASE)
     guess = Expected(step="text", seconds=20.0, low=10.0, high=40.0, fixed_s=20.0, source=GUESS)
     assert words([once, replace(guess, seconds=0.1)]) == "measured once"  # what takes no time does not count
-    assert words([guess]) == "estimated"
+    assert words([guess]) == "from a table"
     assert words([once, guess]) == "measured for 1 of 2 steps, estimated for the others"
+
+
+def test_an_estimate_is_by_the_table_until_that_machine_was_measured_and_grows_with_its_load():
+    machine = MachineKind(name="2 x CPU", flops_per_s=1e11, is_here=True)
+    train = replace(BASE, guess_s=None, amount=1e13)
+    found = estimate(EstimateRequest(machine=machine, steps=(train,)))
+    assert found.range_s == (0.75 * 104.0, 104.0, 1.8 * 104.0) and evidence(found) == "from a table"
+    busy = replace(machine, others=0.5)
+    assert estimate(EstimateRequest(machine=busy, steps=(train,))).range_s == (0.75 * 104.0, 156.0, 1.8 * 156.0)
+    past = [took(50.0, train, others=0.0)]
+    measured = estimate(EstimateRequest(machine=busy, steps=(train,)), past)
+    assert measured.range_s == (40.0, 75.0, 93.75)
+    assert evidence(measured) == "measured once on this machine; other processes use 50% of its CPUs now"
+    crowded = estimate(EstimateRequest(machine=busy, steps=(train,)), [took(90.0, train, others=0.9)])
+    assert crowded.range_s[1] == 90.0  # the load was counted when it was measured
+    elsewhere = replace(machine, is_here=False)
+    assert evidence(estimate(EstimateRequest(machine=elsewhere, steps=(train,)), past)).endswith("this kind of machine")
+    unknown = replace(machine, flops_per_s=None)
+    text = StepWork(step="text", kind="text v1", machine=machine.name, shape="x", guess_s=3.0)
+    assert estimate(EstimateRequest(machine=unknown, steps=(text, train))).steps == ()
 
 
 def step(state: str, name: str = "base", **more) -> dict:

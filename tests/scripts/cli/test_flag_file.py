@@ -140,7 +140,7 @@ def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp
 
 
 def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
-    """Its command runs on the rehearsed pod of tests/end_to_end/test_street_volume.py."""
+    """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
     manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {"env", *(one.spelled for one in flags_of(LaunchFlags))}
     with pytest.raises(UsageError, match="volumeName is empty; fill in the id of your network volume.*--volume ID"):
         flag_file.read(manifest, flags)

@@ -13,6 +13,7 @@ from scripts.models.flags import FitFlags
 def nobody_to_ask(monkeypatch, tmp_path):
     for name in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY", "SLIPWAY_REHEARSAL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "state" / "journal.db"))
     monkeypatch.setenv("SLIPWAY_POOLS", str(tmp_path / "none.yaml"))
 
 
@@ -38,7 +39,8 @@ def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
     shown = capsys.readouterr()
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines()[2:]}
     assert rows["H100-SXM"][5:8] == ["16", "16", "no"] and rows["RTX4090"][7] == "yes"
-    assert "no offers were seen" in shown.err
+    assert "prices that nobody offers now" in shown.err and "cheapest that fits: RTX4090 at lium" in shown.err
+    assert rows["H100-SXM"][8:] == ["2.69", "82", "h", "55", "min", "223.29"] and rows["RTXPRO4500"][-3:] == ["?"] * 3
     fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False))
     shown = capsys.readouterr()
     assert {"weights", "gradients", "optimizer", "activations", "logits", "framework", "together"} <= {

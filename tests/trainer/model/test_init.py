@@ -125,7 +125,7 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     def planned(phases, **more):
         init = init_model.look(str(folder), Settings.load(ROOT))
         wanted = replace(WANTED, phases=phases, init=init, **more)
-        return resolve(wanted, Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
+        return resolve(wanted, Inventory("x"), ROOT, run="r", request=Request(run="r"))
 
     bare = planned(("sft",), steps=5)
     assert steps(bare) == ["text", "tokenizer", "init", "identity", "questions", "sft"]
@@ -133,7 +133,7 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # the profile's
     small = init_model.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
     plan = resolve(replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r",
-                   request=Request(run="r"), flops_per_s=1e11)  # fmt: skip
+                   request=Request(run="r"))  # fmt: skip
     assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # no more than the model has rows for
     assert any("sft 5 of 12 steps" in note for note in bare.notes)
     assert [one.name for one in bare.artifacts if one.step in ("init", "sft")] == [
@@ -168,7 +168,7 @@ def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_pat
         init_model.look("hf://repo", settings)
     with pytest.raises(UsageError, match="has 264 ids and no tokenizer.json"):
         init = init_model.look(str(foreign("Llama", tmp_path / "small", vocab=264)), settings)
-        resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
+        resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"))
 
 
 @pytest.mark.slow

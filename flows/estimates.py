@@ -1,0 +1,196 @@
+"""Requests to the estimator: what the steps of a plan or of a recipe do, and on which kind of machine.
+
+    plan, its machine -> of_plan -> the plan with its Estimate
+    phases of a recipe, a kind of machine -> of_phases -> Estimate
+
+In: plans and phases, measured times beside the journal. Out: `Estimate`, by `infra.market.expected.estimate` alone.
+In a rehearsal a plan gets two: of this machine, where the simulation works, and of the rented one that is imitated.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data.config import ConfigError, load
+from flows.jobs.memory_check import phases_of
+from infra.agent import host
+from infra.agent.environments import environment
+from infra.agent.execution.figures import SHORTEST_S, OtherLoad
+from infra.agent.job import Job, Step
+from infra.checkout import ROOT
+from infra.ledger.timings import Timings
+from infra.market.expected import AROUND, StepTime, estimate
+from infra.market.forecast import SETUP_S, machine_with
+from infra.providers import Provider
+from infra.records import Estimate, EstimateRequest, MachineKind, Offer, Plan, Request, StepWork
+from infra.settings import Settings
+from trainer.config import ImportSpec, PhaseConfig
+from trainer.fingerprints import VERSIONS, digest
+from trainer.plan.estimates import PHASE_START_S, constant_s, operations, shape
+
+# seconds around the steps: of pods on this machine; on own machines; to build environments, and with a full cache
+HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
+# FLOP/s of useful work of a core, measured with whole runs of the smoke profile on two cores: 0.9e11 of a Zen 4, 0.6e11
+# and more with AMX, 0.3e11 without units for bfloat16.
+CORE_FLOPS_PER_S, PLAIN_CORE_FLOPS_PER_S = 0.8e11, 0.3e11
+LOAD_S = 1.5 * SHORTEST_S  # for which the load of this machine is looked at
+LOAD_HOLDS_S = 20.0
+
+
+def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
+    """Return the plan with the estimate of its steps and of all the rest."""
+    if plan.job is None:
+        return plan
+    past = Timings.beside(settings.state_file).past()
+    machine = machine_of(plan.request, settings, vendor, offer)
+    is_found = is_environment_there(plan.job, settings, vendor)
+    is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
+    rest = around(machine.name, settings, vendor, is_found, is_cached)
+    works = (*works_of(plan.job, plan.target, machine.name), rest)
+    found = estimate(EstimateRequest(machine=machine, steps=works), past)
+    imitated = _of_imitated(plan, settings, vendor, offer, past) if settings.rehearsal else None
+    seconds = {one.step: one.seconds for one in (imitated or found).steps}
+    artifacts = tuple(replace(one, estimate_s=seconds.get(one.step)) if one.step else one for one in plan.artifacts)
+    return replace(plan, artifacts=artifacts, works=works, estimate=found, imitated=imitated)
+
+
+def _of_imitated(
+    plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None, past: Iterable[StepTime]
+) -> Estimate | None:  # fmt: skip
+    """Return the estimate for the rented machine of a rehearsal; None where none is imitated."""
+    assert plan.job is not None
+    if not vendor.is_rented:
+        return None
+    machine = elsewhere(plan.request, vendor, offer)
+    return estimate(EstimateRequest(machine=machine, steps=works_of(plan.job, plan.target, machine.name)), past)
+
+
+def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings) -> Estimate:
+    """Return the estimate of phases of a recipe, without what they go on from and what passes around them."""
+    works = tuple(work_of_phase(one, one.phase, machine.name) for one in phases)
+    past = Timings.beside(settings.state_file).past()
+    return estimate(EstimateRequest(machine=machine, steps=works), past)
+
+
+# What is done.
+
+
+def works_of(job: Job, target: str, machine: str) -> tuple[StepWork, ...]:
+    """Return the work of a job's steps, as far as their time depends on it."""
+    return tuple(_work_of(step, target, machine) for step in job.steps)
+
+
+def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
+    """Return the work of a phase of training."""
+    params = phase.model.num_params
+    return StepWork(
+        step=step, kind=_kind(phase.phase), machine=machine, shape=shape(phase), size=float(params),
+        amount=operations(phase), fixed_s=PHASE_START_S,
+        guess_s=None if phase.steps else constant_s((phase.phase,), params),
+    )  # fmt: skip
+
+
+def _work_of(step: Step, target: str, machine: str) -> StepWork:
+    making = step.config.get("making")
+    if not making:  # a job of one's own: the same command is the same work
+        return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name)
+    try:
+        phase = next(iter(phases_of([step])), None)
+    except ConfigError:  # the config of an older Slipway, whose settings had other names
+        phase = None
+    if phase is not None:
+        return replace(work_of_phase(phase, step.name, machine), kind=_kind(step.words[-1]))
+    read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
+    params = load(ImportSpec, step.config["spec"], step.name).model.num_params if step.words[-1] == "import" else 0
+    return StepWork(
+        step=step.name, kind=_kind(step.words[-1]), machine=machine, shape=digest([making.get("spec"), read]),
+        guess_s=constant_s(step.words, params),
+    )  # fmt: skip
+
+
+def _kind(program: str) -> str:
+    return f"{program} v{VERSIONS.get(program, 1)}"
+
+
+def around(
+    machine: str, settings: Settings, vendor: Provider, is_found: bool | None, is_cached: bool = False
+) -> StepWork:
+    """Return the work of a run besides its steps.
+
+    `is_found`: whether its environment exists; None = nobody knows. `is_cached`: it can be built without a download.
+    """
+    usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
+    guess_s = usual_s + (0.0 if is_found is not False else CACHED_S if is_cached else BUILD_S)
+    kind = around_kind(vendor.name, is_found)
+    return StepWork(step=AROUND, kind=kind, machine=machine, shape="", guess_s=guess_s, fixed_s=guess_s)
+
+
+def around_kind(vendor: str, is_found: bool | None) -> str:
+    """Return the kind of that: with an environment that is built, it is another one."""
+    built = "" if is_found is None else f", environment {'found' if is_found else 'built'}"
+    return f"around the steps, {vendor}{built}"
+
+
+def is_environment_there(job: Job, settings: Settings, vendor: Provider) -> bool | None:
+    """Return whether the environment is there; None where only the machine knows."""
+    if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
+        return None
+    return environment.find("train", ROOT, settings.environments, job.torch) is not None
+
+
+# The machine.
+
+
+def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> MachineKind:
+    """Return the kind of machine on which the work is done: in a rehearsal this one, as its pods are processes here."""
+    if vendor.is_here or settings.rehearsal:
+        found = this_machine(0 if settings.rehearsal else request.num_gpus)
+        return found if request.nodes == 1 else replace(found, name=f"{request.nodes} nodes of {found.name}")
+    return elsewhere(request, vendor, offer)
+
+
+def elsewhere(request: Request, vendor: Provider, offer: Offer | None = None) -> MachineKind:
+    """Return the kind of another machine, of an offer or else as it was asked for."""
+    if request.num_gpus or (offer and offer.num_gpus):
+        gpu = offer.gpu if offer and offer.gpu else request.gpu
+        return machine_with(gpu, offer.num_gpus if offer and offer.num_gpus else request.num_gpus, request.nodes)
+    kind = (offer.instance_type or offer.place) if offer else request.host or request.pool or request.instance_type
+    cpus = offer.cpus if offer and offer.cpus else 0
+    name = " ".join(filter(None, (vendor.name, kind, f"{cpus} CPUs" if cpus else "")))
+    speed = CORE_FLOPS_PER_S * (cpus or _cpus()) * request.nodes
+    return MachineKind(
+        name=name if request.nodes == 1 else f"{request.nodes} nodes of {name}", flops_per_s=speed
+    )  # fmt: skip
+
+
+def this_machine(num_gpus: int = 0) -> MachineKind:
+    """Return the kind of this machine: its GPUs, of which `num_gpus` work, or its CPUs with their load."""
+    found = [] if environment.torch_build() == "cpu" else [one["name"] for one in host.nvidia()[0]]
+    if found:
+        return replace(machine_with(found[0], max(1, num_gpus)), is_here=True)
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(errors="replace") if info.exists() else ""
+    model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
+                 os.uname().machine)  # fmt: skip
+    core = CORE_FLOPS_PER_S if "amx_bf16" in text or "avx512_bf16" in text else PLAIN_CORE_FLOPS_PER_S
+    name = f"{_cpus()} x {' '.join(model.split())}"
+    held_for = int(time.monotonic() / LOAD_HOLDS_S)
+    return MachineKind(name=name, flops_per_s=_cpus() * core, is_here=True, others=_others(held_for))
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=1)
+def _others(held_for: int) -> float:
+    """Return the share of the CPUs that other processes use; 0 where the system does not say. Takes a moment.
+
+    held_for: changes when an earlier answer is too old.
+    """
+    load = OtherLoad()
+    time.sleep(LOAD_S)
+    return load.share() or 0.0

@@ -1,0 +1,199 @@
+"""The time and cost of work on kinds of machines, before anything is planned and without an account.
+
+    words: phase, stage, job, profile, steps, tokens -> work_named -> NamedWork
+    NamedWork, offers of one kind of machine          -> quote -> Quote: low, middle, high, and the evidence
+
+In: words, settings; offers of vendors, or the catalogue of prices. Out: phases of a recipe, and quotes by the estimator
+of plans (`infra.market.expected.estimate`), so that `cost --estimate`, `fit`, docs/reference/jobs.md and a plan show
+the same figures. What the phases go on from is not among them.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flows import estimates
+from flows.jobs import training
+from flows.planning import Work, init_named
+from flows.specs import variables
+from flows.specs.launch import LaunchSpec
+from infra.agent.job import Limits
+from infra.checkout import ROOT
+from infra.errors import MissingKey, UsageError
+from infra.jobs import job_file, machines
+from infra.market import catalogue, gpus
+from infra.market.filters import satisfying
+from infra.market.forecast import SETUP_S, forecast, machine_with
+from infra.providers import offers as market
+from infra.records import Estimate, Offer, Request
+from infra.selection.machine_spec import MachineSpec
+from infra.settings import Settings
+from trainer import plan as planning
+from trainer.config import PhaseConfig
+from trainer.recipes import PROFILES, PUBLISHED
+
+JOBS = ROOT / "examples" / "jobs"
+STAGES = "train"  # the job of the stages of 1.58 bits
+OF_JOBS = {"dlm": "dlm_train"}  # other words for jobs of the examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedWork:
+    """The phases that words name."""
+
+    words: str
+    """Job or phases, and the recipe."""
+    phases: tuple[PhaseConfig, ...]
+    machine: MachineSpec = MachineSpec()
+    """The machine that a job file asks for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """The time and cost of work on one kind of machine: low, middle, high."""
+
+    gpu: str
+    """The kind that was asked for."""
+    num_gpus: int
+    estimate: Estimate | None
+    """None where the user knows the time."""
+    seconds: tuple[float, float, float]
+    """Time of the work, without boot and set-up."""
+    offer: Offer | None
+    """The cheapest machine; None = nobody offers one."""
+    median: int
+    """Micro-dollars per hour of the machine in the middle by price."""
+    offers: int
+    micro_usd: tuple[int, int, int] | None
+    """Cost with boot and set-up, at the lowest price; high is at the median."""
+
+
+def work_named(
+    phase: str, stage: str, job: str, settings: Settings, steps: int | None = None, tokens: float = 0.0
+) -> NamedWork:  # fmt: skip
+    """Return the phases that words name, of the recipe that the settings or the job's variables name.
+
+    tokens: the length of the one phase that is named. No hub is asked for the published model of a profile. Raises
+    UsageError.
+    """
+    asked = [word for word in (phase, stage, job) if word]
+    if len(asked) != 1:
+        raise UsageError("one of --phase, --stage and --job, not several" if asked else
+                         "what work? give --phase, --stage or --job, or --hours for any")  # fmt: skip
+    spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
+    machine = MachineSpec()
+    if phase:
+        spec = variables.applied(spec, settings.given)
+    else:
+        file = job_file.load(_file_of(job or STAGES))
+        if not training.is_training(file):
+            raise UsageError(f"--job {job}: how long its own command takes is not known until it has run; give --hours")
+        spec = training.work_spec(file, spec, settings)
+        machine = machines.wishes(file.tasks[0], MachineSpec(), "", True, str(file.where)).wishes[0].machine
+        if gpu := settings.given.get("ACCELERATOR", ""):
+            ((kind, number),) = gpus.read_set(gpu, 1)
+            machine = replace(machine, gpu=kind, num_gpus=number)
+    settings = replace(settings, profile=spec.profile or settings.profile)
+    if "dlm" in planning.parse_phases(spec.phase) and tokens:
+        spec, tokens = replace(spec, tokens=round(tokens)), 0.0
+    if _is_of_its_shape(init_named(spec, settings), settings.profile):
+        spec = replace(spec, init="")
+    wanted = Work.of(spec, settings).wanted(settings)
+    nodes = planning.recipe(wanted)
+    found = tuple(one for name in wanted.phases if isinstance(one := nodes[name].spec, PhaseConfig))
+    if tokens:
+        found = (_of_tokens(found, tokens),)
+    what = f"phase {spec.phase}" if phase else f"stage {stage}" if stage else f"job {job}"
+    model = f"{max(one.model.num_params for one in found) / 1e6:,.0f}M parameters"
+    length = ", ".join(f"{one.phase} {one.steps:,} steps" for one in found if one.steps)
+    return NamedWork(words=f"{what} of {settings.profile} ({model}; {length})", phases=found, machine=machine)
+
+
+def _is_of_its_shape(init: str, profile: str) -> bool:
+    """Return whether the model to begin from is a published one that the recipe has the shape of."""
+    shape = planning.profile_named(profile).phases["base"].model
+    return any(
+        init == address and shape == PROFILES[name]().phases["base"].model for name, address in PUBLISHED.items()
+    )
+
+
+def _file_of(job: str) -> Path:
+    """Return the file of a job: a path, or the name of one of the examples. Raises UsageError."""
+    known = {path.stem: path for path in sorted(JOBS.glob("*.yaml"))}
+    if Path(job).suffix in (".yaml", ".yml"):
+        return Path(job)
+    if (name := OF_JOBS.get(job, job)) not in known:
+        raise UsageError(f"--job {job}: known: {', '.join((*OF_JOBS, *known))}, or the file of a job")
+    return known[name]
+
+
+def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
+    """Return the one phase at that length. Raises UsageError where tokens do not say its length."""
+    one = phases[-1]
+    if len(phases) > 1 or not (one.reads_text and one.trains):
+        said = "+".join(each.phase for each in phases)
+        raise UsageError(f"--tokens is the length of one phase that reads text, or of dlm; for {said}: --steps")
+    return one.in_steps(math.ceil(tokens / (one.rows * one.sequence_len)))
+
+
+def quote(
+    work: Sequence[PhaseConfig] | float, kind: str, num_gpus: int, offered: Sequence[Offer], settings: Settings,
+    nodes: int = 1, spot: bool = False,
+) -> Quote:  # fmt: skip
+    """Return the quote for phases, or for so many seconds, on the machines of that kind among the offers.
+
+    The time is that of the cheapest one. Raises UsageError for a kind of GPU whose speed no table has.
+    """
+    request = Request(run="new", gpu=kind, num_gpus=num_gpus, spot=spot)
+    fitting = satisfying(request, offered)
+    first = fitting[0] if fitting else None
+    found, setup_s = None, (0.0, 0.0, 0.0)
+    if isinstance(work, float):
+        seconds = (work, work, work)
+    else:
+        machine = machine_with(first.gpu if first else kind, num_gpus, nodes)
+        found, setup_s = estimates.of_phases(work, machine, settings), SETUP_S
+        if not found.steps:
+            raise UsageError(f"the speed of a {kind} is not known; give --hours; known: {', '.join(gpus.TFLOPS)}")
+        seconds = found.range_s
+    median, usd = 0, None
+    if first:
+        median = math.ceil(statistics.median(one.micro_usd_per_hour for one in fitting))
+        low, middle, _ = forecast(seconds, first, Limits(), nodes, setup_s).micro_usd
+        usual = replace(first, micro_usd_per_hour=median)
+        usd = (low, middle, forecast(seconds, usual, Limits(), nodes, setup_s).micro_usd[2])
+    return Quote(gpu=kind, num_gpus=num_gpus, estimate=found, seconds=seconds, offer=first, median=median,
+                 offers=len(fitting), micro_usd=usd)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenOffers:
+    """Offers of today, or without an account the catalogue of prices."""
+
+    offers: tuple[Offer, ...]
+    silent: tuple[str, ...] = ()
+    """Vendors that did not answer, and why."""
+    dated: str = ""
+    """The dates of the catalogue's prices; "" = they are of today."""
+
+
+def offers_of(
+    kinds: Sequence[tuple[str, int]], settings: Settings, provider: str = "", spot: bool = False
+) -> SeenOffers:  # fmt: skip
+    """Return the offers of these kinds and numbers of GPUs by every vendor with a key, else the catalogue's."""
+    wanted = Request(run="new", gpu=",".join(f"{kind}:{count}" for kind, count in kinds), spot=spot)
+    try:
+        asked = [one for one in market.sources(settings, provider) if one.name != "ssh"]  # own ones cost as they do
+        if not asked:
+            raise MissingKey("no vendor's key is set")
+    except MissingKey as error:
+        listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
+        fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
+        dates = " or ".join(sorted({one.mark for one in fitting}))
+        return SeenOffers(offers=tuple(one.offer for one in listed), dated=dates,
+                          silent=(f"prices that nobody offers now: {error}",))  # fmt: skip
+    seen = market.survey(asked, wanted)
+    silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.silent)
+    return SeenOffers(offers=tuple(seen.considered), silent=silent)

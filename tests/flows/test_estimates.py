@@ -1,0 +1,185 @@
+"""The one estimator: every recipe has a time without an account, and whoever asks for a job is told the same."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from flows import estimates
+from flows.estimates import of_phases, this_machine
+from flows.planning import Work, plan_for
+from flows.reading import quotes
+from flows.specs.work import WorkSpec
+from infra.agent.execution import figures
+from infra.agent.job import Limits
+from infra.errors import UsageError
+from infra.market import catalogue, gpus
+from infra.market.expected import evidence
+from infra.market.forecast import machine_with
+from infra.providers import registry
+from infra.records import Estimate, Offer, Request
+from infra.selection.preflight import billed, forecast_of, shown_forecast
+from infra.settings import Settings
+from scripts.cli.plan_text import plan_json, time_lines
+from scripts.models import fit
+from scripts.models.flags import FitFlags
+from scripts.project import example_jobs
+from tests.world import ROOT
+from trainer.plan import profile_named
+from trainer.plan.estimates import PHASE_START_S
+from trainer.recipes import PROFILES
+from trainer.records.phase_registry import PHASES
+
+TEN_YEARS_S = 10 * 365 * 86400.0
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """An installation without an account, on a machine that does not say what its CPUs do."""
+    monkeypatch.setattr(figures, "STAT", tmp_path / "none")
+    estimates._others.cache_clear()
+    mine = {"SLIPWAY_STATE_FILE": "state/journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
+    environ = {name: str(tmp_path / path) for name, path in mine.items()}
+    yield Settings.load(ROOT, {}, environ={**environ, "HOME": str(tmp_path)})
+    estimates._others.cache_clear()
+
+
+def rehearsed(settings: Settings) -> Settings:
+    return replace(settings, rehearsal="somewhere", clock_scale=60.0, provider="runpod", runpod_api_key="k" * 20)
+
+
+def planned(settings: Settings, offer: Offer | None, **flags):
+    own = replace(settings, profile=flags.pop("profile"))
+    work = Work.of(WorkSpec(**flags), own)
+    vendor = registry.provider(own, "runpod")
+    request = Request(run="new", provider="runpod", gpu="H100", num_gpus=offer.num_gpus if offer else 1)
+    return plan_for(work, own, request, vendor, Limits(spend_micro_usd=50_000_000), offer)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_phase_of_every_profile_has_an_estimate_on_every_kind_of_gpu_without_an_account(settings, profile):
+    recipe = profile_named(profile)
+    assert recipe.phases.keys() <= PHASES.keys()
+    for phase in recipe.phases.values():
+        slow: dict[str, float] = {}
+        for kind in gpus.TFLOPS:
+            found = of_phases([phase], machine_with(kind, 4), settings)
+            low, middle, high = found.range_s
+            assert 0 < low <= middle <= high < math.inf and evidence(found) == "from a table", (phase.phase, kind)
+            slow[kind] = middle
+        assert slow["H100"] <= slow["A100"] <= slow["L4"]
+
+
+def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(settings):
+    given = replace(settings, given={"INIT": ""})
+    for stage in ("1", "1.9", "2", "3", "1.9+2"):
+        for profile in (name for name in PROFILES if "bits2" in profile_named(name).phases):
+            own = replace(given, given={"STAGE": stage, "MODEL": profile})
+            named = quotes.work_named("", stage, "", own)
+            assert profile in named.words and [one.bits or one.steps for one in named.phases]
+            assert quotes.quote(named.phases, "H100", 4, [], settings).seconds[1] > 0
+    for job in ("dlm", "train", "ablation_haar", "ablation_saliency"):
+        assert quotes.work_named("", "", job, settings).phases
+    with pytest.raises(UsageError, match="its own command takes is not known until it has run; give --hours"):
+        quotes.work_named("", "", "bert_ddp", settings)
+
+
+def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(settings, capsys):
+    offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
+    own = replace(settings, given={"STAGE": "2"})
+    told = quotes.work_named("", "2", "", own)
+    cost = quotes.quote(told.phases, told.machine.gpu, told.machine.num_gpus, offers, settings)
+    page = example_jobs.estimate("train.yaml", ("STAGE=2",))
+    assert page.hours == pytest.approx(cost.seconds[1] / 3600) and page.usd == pytest.approx(cost.micro_usd[1] / 1e6)
+    plan = planned(rehearsed(settings), cost.offer, profile="qwen3_4b", phase="bits2")
+    (step,) = (one for one in plan.shown.steps if one.step == "bits2")
+    assert (step.low, step.seconds, step.high) == pytest.approx(cost.seconds)
+    row = next(one for one in example_jobs.page().splitlines() if "-e STAGE=2` " in one)
+    assert f"| {page.hours:.2g} | {float(f'{page.usd:.2g}'):g} |" in row
+    fit.fit(FitFlags(profile="qwen3_4b", phase="bits2", gpu="H100-PCIe", num_gpus=4))
+    said = re.search(r"the phase takes about (\d+) h", capsys.readouterr().err)
+    assert said and int(said[1]) == int(page.hours)
+
+
+def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_of_the_simulation(settings):
+    offer = Offer(provider="runpod", offer_id="o", gpu="H100-SXM", num_gpus=4, micro_usd_per_hour=10_000_000)
+    own = rehearsed(settings)
+    plan = planned(own, offer, profile="qwen3_4b", phase="base")
+    real, simulated, *more = time_lines(plan)
+    assert "4 steps, about 14 d" in real and "on 4 x H100-SXM" in real and "from a table" in real
+    assert simulated.startswith("the simulation: this machine does its work, in more than 10 years (")
+    assert "years" not in real and "about more" not in simulated and "--profile tiny" in more[0]
+    document = plan_json(plan)
+    assert document["machine"] == "4 x H100-SXM" and 1e6 < document["estimate_s"] < 2e6
+    assert document["simulation_s"] is None or document["simulation_s"] < TEN_YEARS_S
+    assert billed(plan) is plan.imitated  # nobody waits for the simulation: the limit follows the real machine
+    assert forecast_of(plan, offer, own) == shown_forecast(plan, offer)
+    small = planned(own, offer, profile="tiny", phase="base")
+    assert billed(small) is small.estimate and small.estimate.machine.is_here
+    assert small.imitated.range_s[1] < small.estimate.range_s[1] < 3600
+    assert [one.estimate_s for one in small.artifacts] == [one.seconds for one in small.imitated.steps]
+
+
+def test_a_plan_whose_gpu_no_table_has_is_not_known(settings):
+    offer = Offer(provider="runpod", offer_id="o", gpu="TPU-9", num_gpus=1, micro_usd_per_hour=1)
+    plan = planned(rehearsed(settings), offer, profile="tiny", phase="base")
+    assert plan.shown.steps == () and plan_json(plan)["estimate_s"] is None
+    with pytest.raises(UsageError, match="the speed of a TPU-9 is not known; give --hours; known: A100"):
+        quotes.quote([profile_named("tiny").phases["base"]], "TPU-9", 1, [], settings)
+
+
+class Stat:
+    """/proc/stat of a machine whose CPUs do nothing but the work of others for `share` of the time."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.looks = share, 0
+
+    def read_text(self, encoding: str) -> str:
+        self.looks += 1
+        busy = 0 if self.looks == 1 else round(1e6 * self.share)
+        return "".join(f"cpu{number} {busy} 0 0 0 0 0 0 0\n" for number in range(4096))
+
+
+def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, monkeypatch):
+    calm = this_machine()
+    assert calm.is_here and calm.others == 0.0
+    phase = profile_named("tiny").phases["base"]
+    before = of_phases([phase], calm, settings)
+    monkeypatch.setattr(figures, "STAT", Stat(1.0))
+    estimates._others.cache_clear()
+    busy = this_machine()
+    assert busy.others == 1.0 and busy.name == calm.name
+    found = of_phases([phase], busy, settings)
+    assert found.range_s == pytest.approx((before.range_s[0], 2 * before.range_s[1], 2 * before.range_s[2]))
+    assert evidence(found) == "from a table; other processes use 100% of its CPUs now"
+    assert "CPUs" not in evidence(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"phase": "base", "steps": 50}, "base 50 steps"),
+        ({"phase": "base", "tokens": 5e6}, "base 1,221 steps"),
+        ({"phase": "mid+sft"}, "mid 160 steps, sft 200 steps"),
+        ({"phase": "dlm", "tokens": 2e6}, "dlm "),
+    ],
+)
+def test_the_length_of_work_is_named_in_steps_or_in_tokens(settings, words, said):
+    found = quotes.work_named(words["phase"], "", "", settings, words.get("steps"), words.get("tokens", 0.0))
+    assert said in found.words and "smoke" in found.words
+
+
+def test_conversations_of_others_are_taken_as_full_rows(settings):
+    sft = profile_named("d20").phases["sft"]
+    machine = machine_with("H100", 8)
+    ours, theirs = (of_phases([replace(sft, mixture=one)], machine, settings).range_s[1]
+                    for one in (sft.mixture, {"hf://user/talk": 1.0}))  # fmt: skip
+    assert theirs - PHASE_START_S > 5 * (ours - PHASE_START_S)
+
+
+def test_an_estimate_is_of_all_steps_or_of_none():
+    assert Estimate(machine=machine_with("H100", 1), steps=()).range_s == (0.0, 0.0, 0.0)
+    assert machine_with("H100", 8, 2).name == "2 nodes of 8 x H100"
+    assert machine_with("H100", 8, 2).flops_per_s == 16 * machine_with("H100", 1).flops_per_s
+    assert machine_with("", 1).flops_per_s is None
