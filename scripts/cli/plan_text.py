@@ -50,7 +50,7 @@ def mount_lines(plan: Plan) -> list[str]:
 
 def whole_s(seconds: float | None) -> float | None:
     """Return estimated seconds for a document; None where they are not known, or beyond ten years."""
-    return None if seconds is None or seconds > MOST_S else round(seconds, 1)
+    return None if seconds is None or seconds > MOST_S else round(seconds, 2)
 
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:

@@ -130,8 +130,9 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         named = quotes.work_named(wanted.phase, wanted.stage, wanted.job, settings, wanted.steps, tokens)
         what, machine = named.words, named.machine
         work = work or named.phases
-    is_open = not (wanted.gpu or wanted.num_gpus)
-    kinds = kinds_of(wanted.gpu or (machine.gpu if is_open else ""), wanted.num_gpus or (machine.num_gpus or 1))
+    if wanted.gpu or wanted.num_gpus:  # as for a launch, one of them typed leaves nothing of the job's machine
+        machine = MachineSpec()
+    kinds = kinds_of(wanted.gpu or machine.gpu, wanted.num_gpus or machine.num_gpus or 1)
     given, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
     if given:
         seen = quotes.SeenOffers(offers=tuple(priced(kind, count, given) for kind, count in kinds))
@@ -224,7 +225,9 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
 
 def hours(seconds: float) -> str:
     """Return estimated hours; beyond ten years no number."""
-    return "more than 10 years" if seconds > MOST_S else f"{seconds / 3600:.3g}"
+    if seconds > MOST_S:
+        return "more than 10 years"
+    return f"{seconds / 3600:,.0f}" if seconds >= 3.6e6 else f"{seconds / 3600:.3g}"
 
 
 def estimate_json(one: Quote, is_given: bool) -> dict[str, Any]:

@@ -267,6 +267,10 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
     assert out.splitlines()[-1].split()[:9] == ["4x", "H100", "24", "2.10", "(as", "given)", *["201.60"] * 3]
     compared = rehearsal.json("cost", "--estimate", "--job", "dlm", "-e", "TOKENS=4000000000", "--num-gpus", "8")
     assert [one["gpu"] for one in compared["estimates"]] == ["B200", "H200", "H100", "A100"]
+    of_job, typed = (rehearsal.json("cost", "--estimate", "--stage", "2", "--profile", "smollm2_135m", *more)
+                     for more in ((), ("--gpu", "A100")))  # fmt: skip
+    machines = [(one["gpu"], one["num_gpus"]) for told in (of_job, typed) for one in told["estimates"]]
+    assert machines == [("H100", 4), ("A100", 1)] and "stage 2 of smollm2_135m" in typed["work"]
     fewer = rehearsal.json("cost", "--estimate", "--job", "dlm", "-e", "TOKENS=1000000000", "--num-gpus", "8")
     ratios = [more["hours"]["expected"] / less["hours"]["expected"]
               for more, less in zip(compared["estimates"], fewer["estimates"], strict=True)]  # fmt: skip
