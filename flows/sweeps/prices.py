@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flows import estimates
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.experiment import on_pod
 from flows.sweeps.plan import SweepPlan
@@ -16,8 +17,7 @@ from flows.sweeps.records import SweepSpec
 from flows.sweeps.rehearsed import phases_of
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
-from infra.market.expected import HIGH, LOW
-from infra.market.forecast import SETUP_S, flops_per_s
+from infra.market.forecast import SETUP_S, machine_with
 from infra.providers import registry
 from infra.records import Offer, Request
 from infra.runs.pod_set import PodEntry
@@ -28,7 +28,6 @@ from infra.selection.preflight import forecast_of
 from infra.selection.request import request_for
 from infra.settings import Settings
 from infra.units import count
-from trainer.plan.estimates import PHASE_START_S, operations
 from trainer.recipes import PUBLISHED
 
 CATALOGUE = "the catalogue of prices"
@@ -137,11 +136,12 @@ def _expected_s(spec: LaunchSpec, offer: Offer, settings: Settings) -> tuple[flo
 
     None for a model that is not the profile's, and for a GPU of unknown speed.
     """
-    speed = flops_per_s(offer)
-    if speed is None or spec.init and spec.init not in ("hub", PUBLISHED.get(spec.profile or settings.profile)):
+    if spec.init and spec.init not in ("hub", PUBLISHED.get(spec.profile or settings.profile)):
         return None
-    work_s = sum(PHASE_START_S + operations(one) / speed for one in phases_of(spec, settings.profile))
-    return SETUP_S[0] + LOW * work_s, SETUP_S[2] + HIGH * work_s
+    machine = machine_with(offer.gpu, offer.num_gpus)
+    found = estimates.of_phases(list(phases_of(spec, settings.profile)), machine, settings)
+    low, _, high = found.range_s
+    return (SETUP_S[0] + low, SETUP_S[2] + high) if found.steps else None
 
 
 def _cost(offer: Offer, seconds: float) -> int:

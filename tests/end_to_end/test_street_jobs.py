@@ -284,7 +284,7 @@ def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_repor
 
 
 def test_a_secret_spelt_like_a_word_of_ours_is_masked_and_changes_no_state(tmp_path):
-    """Its value was struck out of the names of the agent's own records, which then told nothing any more."""
+    """Masking replaced the names of fields in the agent's own records."""
     world = World(tmp_path)
     for value in ("token", "succeeded", "state"):
         words = (

@@ -136,7 +136,7 @@ def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
     # The shape of the model on the hub has as many heads that its GPUs share evenly.
     wanted = Work.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
     request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
-    found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, flops_per_s=1e14, torch="cuda")
+    found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
     step = found.job.steps[-1]
     assert step.together == ("-m", "trainer.spread", "--train", "0", "--answer", "1,2,3,4")
     assert found.job.setup == ("serve-cuda",) and step.config["spec"]["rl"]["engine_tensor_parallel"] == 4
