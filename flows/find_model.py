@@ -9,7 +9,7 @@ from flows.init_model import is_foreign
 from infra.errors import UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings
-from store.artifacts import model_files
+from store.artifacts import model_files, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import template_of
 from store.manifest import Artifact
@@ -91,8 +91,9 @@ def shape_of(folder: Path) -> ModelConfig:
 
 def gguf_problem(folder: Path, config: ModelConfig, kind: str = "") -> str:
     """Return why the model in a folder cannot be a GGUF file; "" when it can. kind: "" = the usual one of its shape."""
+    files = files_of(folder)
     problem = config.gguf_problem(kind or usual_type(config))
-    return problem or (FOREIGN if is_foreign(template_of(files_of(folder))) else "")
+    return problem or (FOREIGN if is_foreign(template_of(files)) or vocabulary.has_pieces(files) else "")
 
 
 def usual_type(config: ModelConfig) -> str:

@@ -7,7 +7,7 @@ finds that artifact without the folder.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
-from store.artifacts import model_files, vocabulary
+from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
@@ -70,7 +70,8 @@ def in_folder(init: str) -> ImportSpec:
             f"--init {init}: no config.json there; give a Hugging Face folder, a checkpoint folder of nanochat, or "
             "hf://user/repo"
         )
-    files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".safetensors"))
+    names = {one.name: one for one in folder.iterdir()}
+    files = [one for name, one in sorted(names.items()) if one.suffix in (".json", ".safetensors")]
     if not any(one.suffix == ".safetensors" for one in files):
         raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")
     try:
@@ -86,34 +87,50 @@ def in_folder(init: str) -> ImportSpec:
         small = one.suffix == ".json" and stat.st_size < 1 << 26
         content.update(one.name.encode())
         content.update(one.read_bytes() if small else repr((stat.st_size, stat.st_mtime_ns)).encode())
-    has_tokenizer = (folder / "tokenizer.json").is_file()
+    file, has_pieces = file_of_tokenizer(init, names), False
     try:
-        templates = templates_of(folder) if has_tokenizer else {}
+        templates = templates_of(folder) if file else {}
     except outside.Unreadable as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(usual(templates))
-    if has_tokenizer:
+    if file:
         try:
-            raw = outside.content(model_files.held(folder, vocabulary.TOKENIZER), vocabulary.MOST_BYTES)
+            raw = outside.content(model_files.held(folder, file), vocabulary.MOST_BYTES)
         except (OSError, outside.Unreadable) as error:
-            raise UsageError(f"--init {init}: {vocabulary.TOKENIZER}: {error}") from None
-        refuse_tokenizer(init, raw, own_chat)
+            raise UsageError(f"--init {init}: {file}: {error}") from None
+        has_pieces = checked_tokenizer(init, file, raw, own_chat)
+        content.update(b"" if file == vocabulary.TOKENIZER else raw)
     if own_chat:
         refuse_templates(init, templates)
         content.update("\0".join(part for one in sorted(templates.items()) for part in one).encode())
     return ImportSpec(
         source=str(folder),
         model=model,
-        has_tokenizer=has_tokenizer,
+        has_tokenizer=bool(file),
         content=content.hexdigest()[:12],
         own_chat=own_chat,
+        has_pieces=has_pieces,
     )
 
 
-def refuse_tokenizer(init: str, raw: bytes, own_chat: bool) -> None:
-    """Raise UsageError for a tokenizer.json that the import would refuse."""
-    if wrong := vocabulary.import_problem(raw, SPECIALS, own_chat):
-        raise UsageError(f"--init {init}: {vocabulary.TOKENIZER}: {wrong}")
+def file_of_tokenizer(init: str, names: Collection[str]) -> str:
+    """Return the file that holds a model's tokenizer; "" for none. Raises UsageError for one that nobody here reads."""
+    try:
+        return vocabulary.file_of(names)
+    except sentencepiece.UnknownKind as error:
+        raise UsageError(f"--init {init}: {error}") from None
+
+
+def checked_tokenizer(init: str, file: str, raw: bytes, own_chat: bool) -> bool:
+    """Return whether a tokenizer is SentencePiece's kind. Raises UsageError for one that the import would refuse."""
+    if file == sentencepiece.FILE:
+        wrong, has_pieces = vocabulary.model_problem(raw), True
+    elif not (wrong := vocabulary.import_problem(raw, SPECIALS, own_chat)):
+        said = outside.mapping(raw, vocabulary.MOST_BYTES, vocabulary.MOST_VALUES, integer=outside.clamped)
+        has_pieces = sentencepiece.is_pieces(said)
+    if wrong:
+        raise UsageError(f"--init {init}: {file}: {wrong}")
+    return has_pieces
 
 
 def refuse_templates(init: str, templates: Mapping[str, str]) -> None:
@@ -142,22 +159,29 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
-    has_tokenizer = "tokenizer.json" in names
-    own_chat = has_tokenizer and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
-    if has_tokenizer and not own_chat and "tokenizer_config.json" in names:
+    file, has_pieces = file_of_tokenizer(init, names), False
+    own_chat = bool(file) and any(name == "chat_template.jinja" or name.startswith(f"{FOLDER}/") for name in names)
+    if file and not own_chat and "tokenizer_config.json" in names:
         said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
         templates = templates_in(said)
         own_chat = is_foreign(usual(templates))
         if own_chat:
             refuse_templates(init, templates)
-    if has_tokenizer:
-        refuse_tokenizer(init, get(f"{repo}/resolve/{commit}/tokenizer.json", init, settings).encode(), own_chat)
+    if file:
+        raw = content_of(f"{repo}/resolve/{commit}/{file}", init, settings)
+        has_pieces = checked_tokenizer(init, file, raw, own_chat)
     return ImportSpec(
-        source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer, own_chat=own_chat
-    )
+        source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=bool(file), own_chat=own_chat,
+        has_pieces=has_pieces,
+    )  # fmt: skip
 
 
 def get(path: str, init: str, settings: Settings) -> str:
+    """Return the hub's answer at `path`, a text. Raises UsageError, AuthError."""
+    return content_of(path, init, settings).decode(errors="replace")
+
+
+def content_of(path: str, init: str, settings: Settings) -> bytes:
     """Return the hub's answer at `path`. Raises UsageError, AuthError.
 
     init: as it was typed, for what is said of it.
@@ -185,7 +209,7 @@ def get(path: str, init: str, settings: Settings) -> str:
         raise UsageError(f"--init {init}: no such model or revision on {hub()}")
     if reply.status_code != 200:
         raise UsageError(f"--init {init}: {hub()} answered {reply.status_code}; try again")
-    return body.decode(errors="replace")
+    return bytes(body)
 
 
 def read_json(text: str, init: str) -> dict[str, Any]:

@@ -332,6 +332,8 @@ class ImportSpec:
     """Digest of a local folder's content at the time of planning."""
     own_chat: bool = newer(False)
     """True if it has a chat template: its template, stop tokens and ids are kept; otherwise it gets our chat tokens."""
+    has_pieces: bool = newer(False)
+    """True if its tokenizer is SentencePiece's kind, on characters with byte fallback."""
     nanochat: str = newer("")
     """The file of weights in a checkpoint folder of nanochat, such as `model_000650.pt`; "" = a Hugging Face folder."""
 

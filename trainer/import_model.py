@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,15 @@ import torch
 from torch import Tensor
 
 from data.config import Making
+from data.errors import InputError
 from data.events import emit
 from data.tokens import bpe
 from data.tokens import tokenizer as tokenizers
+from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import SPECIALS
-from data.tokens.untrusted import limited_tokenizer
+from data.tokens.untrusted import limited_tokenizer, sentencepiece_file
 from store import outside
-from store.artifacts import chat_template, model_files
+from store.artifacts import chat_template, model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
@@ -41,10 +42,15 @@ WORDS = (
     "generation_config.json",
 )
 TEMPLATES = (chat_template.FILE, f"{chat_template.FOLDER}/*{chat_template.SUFFIX}")
-WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS, *TEMPLATES)
+PIECES = (sentencepiece.FILE, vocabulary.ADDED)
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS, *PIECES, *TEMPLATES)
 PROBE = (
     "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ on this
 )
+TALK = [
+    {"role": "user", "content": "How are  you?"}, {"role": "assistant", "content": "Well."},
+    {"role": "user", "content": "And\nnow?"}, {"role": "assistant", "content": "Well, still."},
+]  # fmt: skip
 ROWS = 64  # a grown embedding is a multiple of this, which multiplies well
 
 
@@ -58,11 +64,12 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
         model, dtype = export.read(source), stored_dtype(source)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
             raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
+        own = own_words(source, Path(scratch) / "own") if spec.has_tokenizer else source
         if spec.own_chat:
-            keep_words(source, words)
+            keep_words(own, words)
             new = []
         elif spec.has_tokenizer:
-            new = with_chat_tokens(source / "tokenizer.json", words)
+            new = with_chat_tokens(own / "tokenizer.json", words)
         else:
             shutil.copytree(open_input(making, "tokenizer"), words)
             new = []
@@ -118,10 +125,30 @@ def stored_dtype(folder: Path) -> torch.dtype:
     return torch.bfloat16 if str(said).removeprefix("torch.") == "bfloat16" else torch.float32
 
 
+def own_words(source: Path, folder: Path) -> Path:
+    """Return `source`; for one with a tokenizer.model alone `folder`, where its tokenizer is as a tokenizer.json.
+
+    Raises Refused, DataError.
+    """
+    if (source / vocabulary.TOKENIZER).is_file() or not (source / sentencepiece.FILE).is_file():
+        return source
+    folder.mkdir()
+    try:
+        for name in (*WORDS[1:], *PIECES, "config.json"):
+            if (source / name).is_file():
+                shutil.copyfile(model_files.held(source, name), folder / name)
+        chat_template.copy_template_files(source, folder)
+        sentencepiece_file.write(folder)
+    except (outside.Unreadable, InputError) as error:
+        raise Refused(f"{source / sentencepiece.FILE}: {error}") from None
+    return folder
+
+
 def keep_words(source: Path, folder: Path) -> None:
     """Copy the tokenizer and the chat template of `source` as they are. Raises Refused, DataError.
 
-    Refused is one that does not work on bytes, or that gives other ids here than where the model was trained.
+    Refused is one of a kind that is not supported, or that gives other ids here than where the model was trained.
+    transformers would make another tokenizer of the file of SentencePiece's kind, by the class that its config names.
     """
     folder.mkdir()
     for name in (*WORDS, "config.json"):  # some say only in the last which token ends an answer
@@ -134,40 +161,48 @@ def keep_words(source: Path, folder: Path) -> None:
         chat_template.copy_template_files(source, folder)
     except outside.Unreadable as error:
         raise Refused(str(error)) from None
+    path = folder / "tokenizer.json"
+    _refuse(path.read_bytes(), source / path.name, keeps_ids=True)
     kept = tokenizers.load(folder)
-    _refuse_characters(json.loads(kept.inner.to_str()), source / "tokenizer.json")  # as the library writes it
-    if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
-        raise Refused(f"{source / 'tokenizer.json'}: it splits text in a way that is not supported")
+    is_same = kept.encode(PROBE) == kept.reference_ids(PROBE, special=False)
+    if kept.has_pieces and kept.chat is not None:
+        config = chat_template.config_of(folder, chat_template.CONFIG)
+        config = {name: one for name, one in config.items() if name != "auto_map"}
+        made = json.dumps({**config, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1)
+        (folder / chat_template.CONFIG).write_text(made, encoding="utf-8")
+        talk = Dialogue(TALK)
+        kept.inner.encode_special_tokens = False
+        whole = kept.inner.encode(kept.chat.text(talk), add_special_tokens=False).ids
+        is_same = is_same and kept.chat.rows(talk)[-1][0] == whole
+    if not is_same:
+        raise Refused(f"{source / path.name}: it splits text in a way that is not supported")
 
 
-def _refuse_characters(said: Mapping[str, Any], path: Path) -> None:
-    if "ByteLevel" not in json.dumps(said.get("decoder")):
-        raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
+def _refuse(raw: bytes, path: Path, keeps_ids: bool) -> None:
+    if wrong := vocabulary.import_problem(raw, SPECIALS, keeps_ids):
+        raise Refused(f"{path}: {wrong}")
 
 
 def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     """Write the tokenizer of `path` into `folder` with our specials as its last ids; those that are new.
 
-    Raises Refused for one that does not work on bytes: its tokens' lengths would say nothing.
+    One that puts a space in front of the first text alone puts it in front of each from here on: behind each of our
+    specials a text begins. Raises Refused for a kind that is not supported.
     """
     import tokenizers as library
 
     try:
         raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
-        _refuse_characters(outside.mapping(raw.decode()), path)
-        limited_tokenizer.of_untrusted(raw)  # in a child first
-        made = library.Tokenizer.from_str(raw.decode())
+        _refuse(raw, path, keeps_ids=False)
+        if not sentencepiece.is_pieces(json.loads(raw)):
+            limited_tokenizer.of_untrusted(raw)  # in a child first
+        made = library.Tokenizer.from_str(sentencepiece.led_always(raw.decode()))
     except Refused:
         raise
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
         raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
-    _refuse_characters(json.loads(made.to_str()), path)
     before = made.get_vocab_size()
-    if max(made.get_vocab().values(), default=0) >= max(1, before):
-        raise Refused(f"{path}: some of its {before} ids are larger: a model would have no row for them")
     new = [name for name in SPECIALS if made.token_to_id(name) is None]
-    if 0 < len(new) < len(SPECIALS):
-        raise Refused(f"{path}: has some of our chat tokens and lacks {', '.join(new)}")
     made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
     bpe.save(made, folder)
     tokenizers.load(folder)  # raises DataError when they are not the last

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import DataError, InputError
 from data.tokens import written_whole
 from data.tokens.jinja_template import END, HIDDEN, RESERVED, JinjaTemplate, Spans
+from store.artifacts.sentencepiece import ALWAYS, FIRST, NOTHING
 from store.untrusted.templates import Beginning
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ SHORT, MOST_KNOWN = 32, 4096  # characters of a text whose ids are remembered, a
 SPACE = r"\s*"
 OPENED = re.compile(r"<think>\s*\Z")
 Message = Mapping[str, Any]
-Encode = Callable[[Sequence[str]], Sequence["np.ndarray"]]
+Part = int | tuple[str, bool]
+"""An id, or a text and whether it goes on behind other text without a space of the tokenizer's own in front."""
+Encode = Callable[[Sequence[str], bool], Sequence["np.ndarray"]]
 
 
 @dataclass(frozen=True)
@@ -87,23 +90,24 @@ class ChatTemplate:
         added: Sequence[tuple[Any, int]],
         encode: Encode,
         stops: Sequence[int],
+        lead: str = NOTHING,
     ) -> None:
         """Make ready the templates, which are tried on a short conversation.
 
         sources: by name, of which `default` is the usual one and `tool_use` the one with tools; names: texts of
         `bos_token` and so on; added: added tokens as `tokenizers` has them, with their ids; encode: texts to ids,
-        without added tokens; stops: ids that end an answer, by what the model says of itself. Raises DataError for
-        templates that nobody can learn conversations from.
+        without added tokens; stops: ids that end an answer, by what the model says of itself; lead: where the tokenizer
+        puts a space in front. Raises DataError for templates that nobody can learn conversations from.
         """
         if "default" not in sources:
             raise DataError(f"the chat templates are {', '.join(sources)}, and none of them is named default")
         self._templates = {name: JinjaTemplate(one) for name, one in sources.items() if name in ("default", "tool_use")}
-        self.names, self._encode, self.stops = dict(names), encode, tuple(stops)
+        self.names, self._encode, self.stops, self._lead_of_texts = dict(names), encode, tuple(stops), lead
         self._ids = {one.content: number for one, number in added}
         self._added = _matching([one for one, _ in added])
         controls = [one.content for one, _ in added if one.special and one.content]
         self._firsts = sorted({one[:2] for one in controls})
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[tuple[str, bool], list[int]] = {}
         self._spelt = _any_of(controls)
         self._spelt_in_answers = _any_of([one for one in controls if one not in TAGS])
         self.stops = self._usual_stops(stops)
@@ -145,6 +149,10 @@ class ChatTemplate:
         text, spans = self._text(talk, True)
         ends = self._answer_ends(talk, text, asks=True) if align > 1 else []
         return self._ids_of(_Row(text, spans), ends, align)[0]
+
+    def text(self, talk: Dialogue) -> str:
+        """Return a conversation as the template writes it. Raises InputError."""
+        return self._text(self._prepared(talk), False)[0].replace(HIDDEN, "")
 
     def _usual_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
         """Return the ids that end an answer, first of them the one that the template itself writes."""
@@ -288,42 +296,52 @@ class ChatTemplate:
         if row.spans:
             targets = [(max(a, c), min(b, d)) for a, b in targets for c, d in row.spans if max(a, c) < min(b, d)]
         cuts = sorted({0, len(row.text), *ends, *(place for one in targets for place in one)})
-        parts = list[tuple[int | str, int]]()  # an id or a text, and whether it is learnt; a text of "" fills up
+        leads, begins = self._lead_of_texts != NOTHING, self._begins(row.text)
+        parts = list[tuple[Part, int]]()  # an id or a text, and whether it is learnt; a text of "" fills up
         for start, stop in zip(cuts, cuts[1:], strict=False):
             learnt = int(any(a <= start and stop <= b for a, b in targets))
-            parts += [(one, learnt) for one in self._parts(row.text[start:stop])]
+            parts += [(one, learnt) for one in self._parts(row.text[start:stop], leads and start not in begins)]
             if stop in ends:
-                parts.append(("", learnt))
-        texts = self._encoded({one for one, _ in parts if one and isinstance(one, str)})
+                parts.append((("", False), learnt))
+        texts = self._encoded({one for one, _ in parts if not isinstance(one, int) and one[0]})
         ids, mask = list[int](), list[int]()
         for one, learnt in parts:
             before = len(ids)
             if isinstance(one, int):
                 ids.append(one)
             else:
-                ids += texts[one] if one else [self.stops[0]] * (-before % align)
+                ids += texts[one] if one[0] else [self.stops[0]] * (-before % align)
             mask += [learnt] * (len(ids) - before)
         return ids, mask
 
-    def _encoded(self, texts: set[str]) -> dict[str, list[int]]:
+    def _begins(self, text: str) -> set[int]:
+        """Return the places in a text behind which the tokenizer puts a space in front."""
+        behind = {one.end() for one in self._added.finditer(text)} if self._lead_of_texts == ALWAYS else set()
+        return {0, *behind}
+
+    def _encoded(self, texts: set[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
         """Return the ids of texts; those of short ones, which templates write again and again, are remembered."""
-        new = [one for one in texts if one not in self._known]
-        found = dict(zip(new, (one.tolist() for one in self._encode(new)), strict=True)) if new else {}
+        found = dict[tuple[str, bool], list[int]]()
+        for goes_on in (False, True):
+            new = [one for one in texts if one not in self._known and one[1] is goes_on]
+            ids = self._encode([one for one, _ in new], goes_on) if new else []
+            found |= dict(zip(new, (one.tolist() for one in ids), strict=True))
         if len(self._known) < MOST_KNOWN:
-            self._known |= {one: ids for one, ids in found.items() if len(one) <= SHORT}
+            self._known |= {one: ids for one, ids in found.items() if len(one[0]) <= SHORT}
         return {one: found[one] if one in found else self._known[one] for one in texts}
 
     def _id_of(self, found: str) -> int:
         """Return the id of an added token, around which there may be space that it swallows."""
         return self._ids[found] if found in self._ids else self._ids[found.strip()]
 
-    def _parts(self, text: str) -> list[int | str]:
+    def _parts(self, text: str, goes_on: bool) -> list[Part]:
         """Return the added tokens of a text as ids, and what stands between them as it was spelt."""
-        found, at = list[int | str](), 0
+        found, at = list[Part](), 0
         for one in self._added.finditer(text):
-            found += [text[at : one.start()].replace(HIDDEN, ""), self._id_of(one[0])]
-            at = one.end()
-        return [one for one in (*found, text[at:].replace(HIDDEN, "")) if one != ""]
+            found += [(text[at : one.start()].replace(HIDDEN, ""), goes_on), self._id_of(one[0])]
+            at, goes_on = one.end(), self._lead_of_texts == FIRST
+        found.append((text[at:].replace(HIDDEN, ""), goes_on))
+        return [one for one in found if isinstance(one, int) or one[0]]
 
 
 def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:

@@ -220,7 +220,7 @@ def heldout(
     for start in range(0, stream.num_tokens - 1, span):
         piece = stream.read(start, span + 1)
         targets = np.where(widths[piece[1:]] > 0, piece[1:], -1)
-        num_bytes = int(widths[piece[1:]].sum())
+        num_bytes = int(tokenizer.bytes_behind(piece[:-1], piece[1:]).sum())
         short = -len(targets) % sequence_len
         ids = np.pad(piece[:-1], (0, short))
         targets = np.pad(targets, (0, short), constant_values=-1)

@@ -1,8 +1,10 @@
-"""Text to ids and back, by a byte-level BPE that lies in a folder as `transformers` and vLLM read it.
+"""Text to ids and back, by a BPE that lies in a folder as `transformers` and vLLM read it.
 
 In: a folder that `bpe.py` or an export wrote, or one of somebody else's model. Out: a Tokenizer. Ours splits text with
 GPT-4's pattern, numbers by at most two digits, and the nine specials are its last nine ids. Source: nanochat (its
-tokenizer and chat format). Anyone else's has a chat template and stop tokens of its own, which are kept.
+tokenizer and chat format). Anyone else's has a chat template and stop tokens of its own, which are kept. Ours and most
+others work on bytes; SentencePiece's kind works on characters, and writes the first text of several otherwise than
+those that go on behind it (`piece_encoder`).
 
 Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
 twelve times as fast (bench/RESULTS.md). A file with parts whose cost is not known is untrusted: it works in a child
@@ -10,19 +12,23 @@ with limits, more slowly.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.config import ENDS_ANSWER, SPECIALS
 from data.errors import DataError, InputError
 from data.tokens.chat_template import NAMES, ChatTemplate
+from data.tokens.piece_encoder import PieceEncoder, decoder_behind, widths
 from data.tokens.untrusted import limited_tokenizer
 from data.tokens.untrusted.patterns import PATTERN as PATTERN
+from data.tokens.untrusted.plain_parts import odd_part
 from store import outside
+from store.artifacts import sentencepiece
 from store.artifacts.chat_template import config_of, named_tokens, templates_of
 
 if TYPE_CHECKING:
@@ -53,11 +59,19 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         try:
             raw = outside.content(path, TOKENIZER_BYTES)
-            self._limited = limited_tokenizer.of_untrusted(raw)  # opens it in a child first
-            self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
-            self._encoder = self._limited or fastokens.Tokenizer.from_json_str(raw.decode())
+            self._limited = self._by_pieces = None
+            if said := _of_pieces(raw):
+                self._by_pieces = PieceEncoder(said, sentencepiece.spaces_of(said))
+                self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
+            else:
+                self._limited = limited_tokenizer.of_untrusted(raw)  # opens it in a child first
+                self.inner = tokenizers.Tokenizer.from_str(raw.decode())
+                self._encoder = self._limited or fastokens.Tokenizer.from_json_str(raw.decode())
+            self._said = said
         except FileNotFoundError:
-            raise DataError(f"{folder}: no tokenizer.json") from None
+            is_other = (folder / sentencepiece.FILE).is_file()
+            other = f"; --init {folder} takes the {sentencepiece.FILE} over" if is_other else ""
+            raise DataError(f"{folder}: no tokenizer.json{other}") from None
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except BaseException as error:  # the libraries raise bare Exception for a file that they cannot read, or panic
@@ -95,8 +109,9 @@ class Tokenizer:
         ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]
         stops = [one for one in dict.fromkeys(ids) if type(one) is int and 0 <= one < self.vocab_size]
         added = [(one, number) for number, one in self.inner.get_added_tokens_decoder().items()]
+        lead = self._by_pieces.spaces.lead if self._by_pieces is not None else sentencepiece.NOTHING
         try:
-            self.chat = ChatTemplate(sources, texts, added, self.encode_batch, stops)
+            self.chat = ChatTemplate(sources, texts, added, self.encode_batch, stops, lead)
         except DataError as error:
             raise InputError(f"{folder}: {error}") from None
         self.stops = self.chat.stops
@@ -105,25 +120,49 @@ class Tokenizer:
         bos = self.named["bos_token"]
         self.separator = bos if bos is not None else self.stops[-1]
 
-    def encode(self, text: str | bytes) -> list[int]:
-        return self.encode_batch([text])[0].tolist()
+    @property
+    def has_pieces(self) -> bool:
+        """Return whether it is SentencePiece's kind, on characters with byte fallback."""
+        return self._by_pieces is not None
 
-    def encode_batch(self, texts: Sequence[str | bytes]) -> list["np.ndarray"]:
+    def encode(self, text: str | bytes, goes_on: bool = False) -> list[int]:
+        return self.encode_batch([text], goes_on)[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str | bytes], goes_on: bool = False) -> list["np.ndarray"]:
         """Return the ids of each text, uint32 (tokens,); bytes that are no UTF-8 count as U+FFFD, as in text shards.
 
-        All are views of one array. Raises UnicodeEncodeError for a string with half a surrogate pair.
+        goes_on: each stands behind other text, not by itself, which only SentencePiece's kind writes otherwise. All
+        are views of one array. Raises UnicodeEncodeError for a string with half a surrogate pair.
         """
         pieces: list[str] = []
         firsts = [0]
         for text in texts:
-            pieces += _pieces(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+            pieces += self._pieces(text if isinstance(text, str) else text.decode("utf-8", "replace"))
             firsts.append(len(pieces))
-        ids, ends = encode_flat(self._encoder, pieces)
+        ids, ends = self._flat(pieces, firsts, goes_on)
         return [ids[ends[start] : ends[stop]] for start, stop in pairwise(firsts)]
 
     def encode_joined(self, texts: Sequence[str]) -> "np.ndarray":
         """Return the ids of all texts in one row, uint32 (tokens,)."""
-        return encode_flat(self._encoder, [piece for text in texts for piece in _pieces(text)])[0]
+        pieces = [list(self._pieces(text)) for text in texts]
+        firsts = [0, *accumulate(map(len, pieces))]
+        return self._flat([one for some in pieces for one in some], firsts, False)[0]
+
+    def _flat(self, pieces: list[str], firsts: Sequence[int], goes_on: bool) -> tuple["np.ndarray", list[int]]:
+        """Return the ids of all pieces in a row, and where each begins; `firsts`: those with which a text begins."""
+        if self._by_pieces is None:
+            return encode_flat(self._encoder, pieces)
+        begins = frozenset() if goes_on else frozenset(firsts)
+        return self._by_pieces.flat(pieces, [at not in begins for at in range(len(pieces))])
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """Yield `text` in parts whose ids are those of the whole."""
+        start = 0
+        if self._by_pieces is None or self._by_pieces.has_borders:
+            while len(text) - start > PIECE and (cut := CUT.search(text, start + PIECE)):
+                yield text[start : cut.start()]
+                start = cut.start()
+        yield text[start:]
 
     def reference_ids(self, text: str, special: bool) -> list[int]:
         """Return the ids by Hugging Face's library; `special`: with those that stand around a text."""
@@ -132,8 +171,14 @@ class Tokenizer:
         self.inner.encode_special_tokens = not special
         return list(self.inner.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD."""
+    def decode(self, ids: Sequence[int], goes_on: bool = False) -> str:
+        """Return the text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD.
+
+        goes_on: they stand behind others, so that a space at their beginning is one of the text.
+        """
+        if goes_on and self._by_pieces is not None:
+            words = map(self.inner.id_to_token, map(int, ids))
+            return decoder_behind().decode([one for one in words if one is not None])
         if self._limited is not None:
             return self._limited.decode(ids)
         return self.inner.decode(list(ids), skip_special_tokens=False)
@@ -147,13 +192,33 @@ class Tokenizer:
         """Return the bytes of text behind each id, int32 (vocab_size,); 0 for the specials."""
         return self._token_bytes
 
+    def bytes_behind(self, before: "np.ndarray", ids: "np.ndarray") -> "np.ndarray":
+        """Return the bytes of text behind each of `ids`, int32 as their shape; `before`: the id in front of each.
+
+        The space that the tokenizer puts in front of a document is none of its text.
+        """
+        found = self._token_bytes[ids]
+        if self._by_pieces is None or self._by_pieces.spaces.lead == sentencepiece.NOTHING:
+            return found
+        return found - ((before == self.separator) & self._led[ids])
+
     @cached_property
     def _token_bytes(self) -> "np.ndarray":
         import numpy as np
 
         # one character of a byte-level token stands for one byte, whatever it decodes to
-        widths = {number: len(word) for word, number in self.inner.get_vocab(with_added_tokens=False).items()}
-        return np.array([widths.get(number, 0) for number in range(self.vocab_size)], dtype=np.int32)
+        words = self.inner.get_vocab(with_added_tokens=False).items() if not self._said else ()
+        found = widths(self._said) if self._said else {number: len(word) for word, number in words}
+        return np.array([found.get(number, 0) for number in range(self.vocab_size)], dtype=np.int32)
+
+    @cached_property
+    def _led(self) -> "np.ndarray":
+        """Return whether each id begins with a space, bool (vocab_size,)."""
+        import numpy as np
+
+        words = self._said["model"]["vocab"].items()
+        spaced = {number for word, number in words if word.startswith(sentencepiece.SPACE)}
+        return np.array([number in spaced for number in range(self.vocab_size)])
 
 
 def load(folder: Path) -> Tokenizer:
@@ -169,10 +234,12 @@ def encode_flat(encoder: "fastokens.Tokenizer | LimitedTokenizer", texts: list[s
     return np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.uint64).tolist()
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Yield `text` in parts whose ids are those of the whole."""
-    start = 0
-    while len(text) - start > PIECE and (cut := CUT.search(text, start + PIECE)):
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
+def _of_pieces(raw: bytes) -> dict[str, Any]:
+    """Return a tokenizer.json of SentencePiece's kind, {} for any other. Raises InputError, ValueError."""
+    said = json.loads(raw)
+    if not isinstance(said, dict) or not sentencepiece.is_pieces(said):
+        return {}
+    said |= {"padding": None, "truncation": None}  # of whoever wrote the file, for rows of a batch
+    if odd := odd_part(said):
+        raise InputError(f"{odd} is not supported in a tokenizer with byte fallback")
+    return said

@@ -7,12 +7,13 @@ loaded or served.
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from store import outside
+from store.artifacts import sentencepiece
 from store.manifest import MANIFEST, Manifest
 
 HF = "hf"  # the folder within a checkpoint's artifact
@@ -22,8 +23,14 @@ CONFIG, GENERATION, TOKENIZER, NAMED = (
     "tokenizer.json",
     "special_tokens_map.json",
 )
+ADDED = "added_tokens.json"  # beside a tokenizer.model
+# Files in which models keep tokenizers that are not read here.
+UNREAD = ("tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "spm.model", "tekken.json",
+          "tiktoken.model", "sentencepiece.bpe.model")  # fmt: skip
 MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
+
+SUPPORTED = "supported are tokenizers on bytes (Llama 3, Qwen, SmolLM) and BPE with byte fallback (Llama 2, 1bitLLM)"
 
 Read = Callable[[str], bytes]
 """The bytes of a file of the folder; raises FileNotFoundError."""
@@ -85,6 +92,41 @@ def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
+def file_of(names: Collection[str]) -> str:
+    """Return which of the files of a model holds its tokenizer; "" where it has none.
+
+    Raises UnknownKind where another file holds it.
+    """
+    if found := next((one for one in (TOKENIZER, sentencepiece.FILE) if one in names), ""):
+        return found
+    other = next((one for one in names if one in UNREAD or one.endswith((".tiktoken", ".spm"))), "")
+    if other:
+        raise sentencepiece.UnknownKind(
+            f"it has {other}, and neither {TOKENIZER} nor {sentencepiece.FILE}, so that its tokenizer cannot be read; "
+            f"transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a {TOKENIZER}"
+        )
+    return ""
+
+
+def model_problem(raw: bytes) -> str:
+    """Return why a `tokenizer.model` cannot be taken over, in words; "" where nothing speaks against it."""
+    wrong = sentencepiece.file_problem(raw)
+    return f"{wrong}; {SUPPORTED}" if wrong else ""
+
+
+def has_pieces(folder: Path) -> bool:
+    """Return whether the tokenizer of a folder is SentencePiece's kind. Raises OSError, Unreadable."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return False
+    raw = outside.content(path, MOST_BYTES)
+    return sentencepiece.is_pieces(outside.mapping(raw, MOST_BYTES, MOST_VALUES, integer=outside.clamped))
+
+
+def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
+    return "ByteLevel" in json.dumps(tokenizer.get("decoder"))
+
+
 def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
     """Return why a tokenizer.json cannot be taken over, in words; "" where nothing speaks against it.
 
@@ -95,8 +137,11 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
         ids = ids_of(said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"not a tokenizer: {str(error)[:200]}"
-    if "ByteLevel" not in json.dumps(said.get("decoder")):
-        return "only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported"
+    if not _is_byte_level(said):
+        try:
+            sentencepiece.spaces_of(said)
+        except sentencepiece.UnknownKind as error:
+            return f"{error}; {SUPPORTED}"
     # ids of added tokens are counted on from the others by the library, whatever they say
     of_model = ids_of({"model": said["model"]})
     if max(of_model.values(), default=0) >= max(1, len(ids)):

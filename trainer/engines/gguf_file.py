@@ -159,7 +159,7 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     """Add tokens, merges, special ids and the chat template."""
     words = tokenizers.load(folder)
-    if words.chat is not None:
+    if words.chat is not None or words.has_pieces:
         raise Refused(
             f"{folder}: only our own tokenizers are written into GGUF files; llama.cpp's converter knows others"
         )

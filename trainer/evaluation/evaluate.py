@@ -75,12 +75,12 @@ def nats_and_greedy(
 def rows_of_text(
     model: Decoder,
     heldout: Iterable[tuple[np.ndarray, np.ndarray, int]],
-    widths: np.ndarray,
+    tokenizer: Tokenizer,
     begin: int | None = None,
 ) -> dict[str, list[float]]:
     """Return `nats`, `tokens` and `bytes` of every row of held-out text.
 
-    widths: bytes behind each id (vocab,); begin: the id with which documents begin, where each is to be seen alone.
+    tokenizer: of the ids; begin: the id with which documents begin, where each is to be seen alone.
     """
     found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
     for ids, targets, _ in heldout:
@@ -89,7 +89,7 @@ def rows_of_text(
         counted = targets != IGNORED
         found["nats"] += [round(one, 4) for one in costs.sum(dim=1, dtype=torch.float64).tolist()]
         found["tokens"] += counted.sum(axis=1).tolist()
-        found["bytes"] += np.where(counted, widths[targets], 0).sum(axis=1).tolist()
+        found["bytes"] += np.where(counted, tokenizer.bytes_behind(ids, targets), 0).sum(axis=1).tolist()
         emit("progress", done=int(sum(found["bytes"])), unit="held-out bytes")
     return found
 

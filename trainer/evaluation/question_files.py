@@ -179,7 +179,7 @@ class Asking:
             rows = order[start : start + ROWS]
             said = generate(self.model, [prompts[row] for row in rows], stop, MAX_NEW)
             for row, ids in zip(rows, said, strict=True):
-                text = self.tokenizer.decode(ids)
+                text = self.tokenizer.decode(ids, goes_on=self.as_text)
                 found[row] = text.strip().split("\n")[0] if self.as_text else text
             emit("progress", done=start + len(rows), total=len(order), unit="answers")
         return found
@@ -214,7 +214,7 @@ class Asking:
         rows = []
         for prompt, some in zip(prompts, answers, strict=True):
             for text in some:
-                ids = self.tokenizer.encode(f" {text}" if self.as_text else text)
+                ids = self.tokenizer.encode(f" {text}", goes_on=True) if self.as_text else self.tokenizer.encode(text)
                 rows.append(([*prompt, *ids], len(ids)))
         costs = iter(self.costs(rows))
         return [[next(costs).nats for _ in some] for some in answers]

@@ -178,7 +178,7 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "val.bin"
         tokenize.write(val, words, shard)
-        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes(), begin)
+        rows = rows_of_text(model, heldout([shard], folder, length), words, begin)
     counted = [at for at, size in enumerate(rows["bytes"]) if size]
     rows = {name: [values[at] for at in counted] for name, values in rows.items()}
     bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))

@@ -163,7 +163,8 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 def about_bits(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[str, ...]:
     """Return warnings before training: ternary models that GGUF cannot hold, stages of bits without a ternary model."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
-    own = f"the tokenizer of {init.source} is not one of ours" if init is not None and init.own_chat else ""
+    is_foreign = init is not None and (init.own_chat or init.has_pieces)
+    own = f"the tokenizer of {init.source} is not one of ours" if init is not None and is_foreign else ""
     said = [problem for model in found if (problem := model.gguf_problem() or own)]
     whole = [phase.phase for phase in phases if phase.bits and not phase.model.ternary]
     return (
@@ -175,7 +176,7 @@ def about_bits(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
     if init is None or init.has_tokenizer:
         return ()
-    return (f"{init.source} has no tokenizer.json, so its ids mean nothing: a new tokenizer is trained on the text",)
+    return (f"{init.source} has no tokenizer, so its ids mean nothing: a new tokenizer is trained on the text",)
 
 
 def about_rates(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:

@@ -153,8 +153,8 @@ def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
         return profile.vocab_size
     if init.model.vocab_size < LEAST_VOCAB:
         raise UsageError(
-            f"{init.source} has {init.model.vocab_size} ids and no tokenizer.json; the bytes and the chat tokens of a "
-            f"new one alone are {LEAST_VOCAB}: put the model's own tokenizer.json into the folder"
+            f"{init.source} has {init.model.vocab_size} ids and no tokenizer; the bytes and the chat tokens of a "
+            f"new one alone are {LEAST_VOCAB}: put the model's own tokenizer.json or tokenizer.model into the folder"
         )
     return min(profile.vocab_size, init.model.vocab_size)
 

@@ -22,7 +22,7 @@ class Sampler:
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, is_talk: bool) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.prompts = TALK if is_talk else TEXT
+        self.is_talk, self.prompts = is_talk, TALK if is_talk else TEXT
         as_ids = self._talk if is_talk else self._text
         room = model.config.max_position_embeddings - 1
         self.ids = [as_ids(one)[:room] for one in self.prompts]
@@ -31,7 +31,7 @@ class Sampler:
         stop = set(self.tokenizer.stops)
         with uncompiled(self.model):  # training was compiled for other shapes
             said = generate(self.model, self.ids, stop, MAX_NEW)
-        texts = map(self.tokenizer.decode, said)
+        texts = [self.tokenizer.decode(ids, goes_on=not self.is_talk) for ids in said]
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]
 
     def _talk(self, words: str) -> list[int]:

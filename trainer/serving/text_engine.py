@@ -43,6 +43,7 @@ class TextEngine(ABC):
         """Yield the answer piece by piece; the last one says why it ends."""
         stop = set(self.tokenizer.stops)
         waiting, said, given, count = list[int](), "", 0, 0  # given: characters that were yielded
+        goes_on = not ask.is_chat  # a completion goes on behind its prompt
         held = max(map(len, ask.stop), default=1) - 1  # may be the beginning of a text that ends it
         passes = self.passes(ask, stop)
         try:
@@ -50,9 +51,9 @@ class TextEngine(ABC):
                 ended = next((at for at, token in enumerate(new) if token in stop), None)
                 waiting += new[:ended]
                 count += len(new[:ended])
-                text = self.tokenizer.decode(waiting)
+                text = self.tokenizer.decode(waiting, goes_on)
                 if not text.endswith("\ufffd"):  # else ids wait whose bytes end inside a character
-                    said, waiting = said + text, []
+                    said, goes_on, waiting = said + text, goes_on or bool(waiting), []
                 elif ended is not None:
                     said += text.rstrip("\ufffd")
                 if (cut := min((at for one in ask.stop if (at := said.find(one)) >= 0), default=-1)) >= 0:
@@ -64,6 +65,6 @@ class TextEngine(ABC):
                 final = max(given, len(said) - held)
                 yield Piece(said[given:final], count)
                 given = final
-            yield Piece(said[given:] + self.tokenizer.decode(waiting).rstrip("\ufffd"), count, "length")
+            yield Piece(said[given:] + self.tokenizer.decode(waiting, goes_on).rstrip("\ufffd"), count, "length")
         finally:
             passes.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from data.tokens.untrusted.patterns import KNOWN_PATTERNS
 from store import outside
+from store.artifacts.sentencepiece import LEADS, READS, SPACE, STRIPS, WRITES
 
 # Of the parts that a tokenizer.json may name, those without an expression, a replacement or a table of their own.
 SIMPLE = {
@@ -18,6 +19,7 @@ SIMPLE = {
     "decoder": {"ByteLevel", "ByteFallback", "Fuse"},
     "post_processor": {"ByteLevel"},
 }
+SPACES = {"normalizer": (LEADS, WRITES), "decoder": (READS, STRIPS)}  # one character for one, or one more
 INNER = {"normalizers", "pretokenizers", "decoders", "processors"}
 MOST_PARTS, MOST_CHARS, MOST_IDS = 64, 64, 16
 
@@ -54,9 +56,15 @@ def _is_plain(kind: str, part: Any) -> bool:
         return False
     if kind == "pre_tokenizer" and name == "Split":
         return _is_known(part.get("pattern"))
+    if part in SPACES.get(kind, ()) or kind == "pre_tokenizer" and name == "Metaspace" and _is_space(part):
+        return True
     if kind == "post_processor" and name == "TemplateProcessing":
         return _is_short(part)
     return name in SIMPLE[kind]
+
+
+def _is_space(part: Mapping[str, Any]) -> bool:
+    return part.get("replacement") == SPACE and part.get("str_rep", SPACE) == SPACE
 
 
 def _is_known(pattern: Any) -> bool:

@@ -1,0 +1,93 @@
+"""Texts to ids by SentencePiece's kind of tokenizers, which put a space in front of some texts and not of others.
+
+In: a tokenizer.json of that kind, texts, and whether each goes on behind another. Out: ids as Hugging Face's
+`tokenizers` gives them. `fastokens` makes them, where no added token can stand inside a text; it knows no Metaspace, so
+both spellings of the rule for spaces become one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from store.artifacts.sentencepiece import LEADS, NOTHING, SPACE, WRITES, Spaces, crosses
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tokenizers
+
+
+class PieceEncoder:
+    """A tokenizer on characters with byte fallback."""
+
+    def __init__(self, said: Mapping[str, Any], spaces: Spaces) -> None:
+        """Open the tokenizer. said: its tokenizer.json. Raises what the libraries raise."""
+        import fastokens
+        import tokenizers
+
+        self.spaces = spaces
+        plain = {**said, "pre_tokenizer": None, "post_processor": None, "decoder": None}
+        bare = {**plain, "normalizer": {"type": "Sequence", "normalizers": [WRITES]}}
+        # Behind an added token that is text, where a space is put in front is for the library to say.
+        self.is_fast = all(one.get("special") for one in said.get("added_tokens") or ())
+        self.has_borders = self.is_fast and not crosses(said["model"]["vocab"])
+        """True if a text may be cut in front of a space between letters."""
+        if self.is_fast:
+            led = {**plain, "normalizer": {"type": "Sequence", "normalizers": [LEADS, WRITES]}}
+            self._led, self._bare = (fastokens.Tokenizer.from_json_str(json.dumps(one)) for one in (led, bare))
+        else:
+            self._library_led, self._library_bare = (
+                tokenizers.Tokenizer.from_str(json.dumps(one)) for one in (dict(said), bare)
+            )
+            self._library_led.encode_special_tokens = self._library_bare.encode_special_tokens = True
+
+    def flat(self, texts: Sequence[str], go_on: Sequence[bool]) -> tuple["np.ndarray", list[int]]:
+        """Return the ids of all texts in a row, uint32 (tokens,), and where each begins and the last one ends."""
+        import numpy as np
+
+        bare = [on or self._stays(text) for text, on in zip(texts, go_on, strict=True)]
+        if all(bare) or not any(bare):
+            return self._ids(texts, all(bare))
+        halves = {is_bare: self._ids([one for one, on in zip(texts, bare, strict=True) if on is is_bare], is_bare)
+                  for is_bare in (False, True)}  # fmt: skip
+        at, parts, ends = {False: 0, True: 0}, [], [0]
+        for is_bare in bare:
+            ids, of_half = halves[is_bare]
+            parts.append(ids[of_half[at[is_bare]] : of_half[at[is_bare] + 1]])
+            at[is_bare] += 1
+            ends.append(ends[-1] + len(parts[-1]))
+        return np.concatenate(parts), ends
+
+    def _stays(self, text: str) -> bool:
+        """Return whether nothing is put in front of a text that stands by itself."""
+        if not self.is_fast:
+            return False
+        return self.spaces.lead == NOTHING or not self.spaces.doubles and text.startswith((" ", SPACE))
+
+    def _ids(self, texts: Sequence[str], is_bare: bool) -> tuple["np.ndarray", list[int]]:
+        import numpy as np
+
+        if self.is_fast:
+            encoder = self._bare if is_bare else self._led
+            ids, ends = encoder.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+            return np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.uint64).tolist()
+        library = self._library_bare if is_bare else self._library_led
+        found = [one.ids for one in library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        firsts = np.cumsum([0, *map(len, found)]).tolist()
+        return np.array([number for one in found for number in one], np.uint32), firsts
+
+
+def decoder_behind() -> "tokenizers.decoders.Decoder":
+    """Return what writes ids that go on behind others: the decoder of that kind, which drops no space here."""
+    from tokenizers import decoders
+
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def widths(said: Mapping[str, Any]) -> dict[int, int]:
+    """Return the bytes of text behind each id of the model and of added tokens that are no special ones."""
+    words = {number: word.replace(SPACE, " ") for word, number in said["model"]["vocab"].items()}
+    from_bytes = {said["model"]["vocab"][f"<0x{byte:02X}>"] for byte in range(256)}
+    found = {number: 1 if number in from_bytes else len(word.encode()) for number, word in words.items()}
+    for one in said.get("added_tokens") or ():
+        found[one["id"]] = 0 if one.get("special") else len(one["content"].encode())
+    return found

@@ -1,0 +1,263 @@
+"""SentencePiece's tokenizers: BPE on characters with byte fallback, as Llama 2 and 1bitLLM's BitNet have.
+
+In: a `tokenizer.model` (a protocol buffer), or a tokenizer.json of that kind. Out: what cannot be taken over, in words;
+how spaces are written; of a `tokenizer.model` the tokenizer.json with the same ids. Such a tokenizer writes a space as
+`SPACE`, and most put one in front of a text. Source: sentencepiece_model.proto of google/sentencepiece.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from store.outside import shown
+
+FILE = "tokenizer.model"
+MOST_BYTES = 16 << 20
+SPACE = "\u2581"
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+BPE = 2
+MODELS = {1: "Unigram", BPE: "BPE", 3: "word", 4: "character"}
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+OTHERS = {4: "user defined symbols", 5: "unused pieces"}
+LONGEST = 256  # characters of a piece: all its parts are looked up
+NOTHING, FIRST, ALWAYS = "never", "first", "always"
+WRITES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+LEADS = {"type": "Prepend", "prepend": SPACE}
+READS = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+DECODERS = [READS, {"type": "ByteFallback"}, {"type": "Fuse"}]
+STRIPS = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+# Number, type and default of the fields that are read; pieces apart, since a plan reads the rest alone.
+FIELDS: Mapping[str, Mapping[str, tuple[int, str, str]]] = {
+    "Piece": {"piece": (1, "TYPE_BYTES", ""), "score": (2, "TYPE_FLOAT", ""), "type": (3, "TYPE_INT32", "1")},
+    "Trainer": {
+        "model_type": (3, "TYPE_INT32", "1"),
+        "treat_whitespace_as_suffix": (24, "TYPE_BOOL", "false"),
+        "byte_fallback": (35, "TYPE_BOOL", "false"),
+    },
+    "Normalizer": {
+        "name": (1, "TYPE_BYTES", ""),
+        "precompiled_charsmap": (2, "TYPE_BYTES", ""),
+        "add_dummy_prefix": (3, "TYPE_BOOL", "true"),
+        "remove_extra_whitespaces": (4, "TYPE_BOOL", "true"),
+        "escape_whitespaces": (5, "TYPE_BOOL", "true"),
+    },
+}
+
+
+class UnknownKind(ValueError):
+    """A tokenizer cannot be taken over; the message says why."""
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The rule by which a tokenizer writes the spaces of a text."""
+
+    lead: str
+    """The texts that get a space in front: none, what stands first, or also what follows each added token."""
+    doubles: bool
+    """True if a text that begins with a space gets one more, as SentencePiece has it."""
+
+
+def file_problem(raw: bytes) -> str:
+    """Return why a `tokenizer.model` cannot be taken over, in words; "" where nothing speaks against it.
+
+    Its pieces are not looked at.
+    """
+    try:
+        _checked(raw, "Head")
+    except UnknownKind as error:
+        return str(error)
+    return ""
+
+
+def as_json(raw: bytes) -> dict[str, Any]:
+    """Return the tokenizer.json with the ids of a `tokenizer.model`. Raises UnknownKind."""
+    model = _checked(raw, "Model")
+    pieces = [(_text(one.piece), one.score, one.type) for one in model.pieces]
+    if odd := {kind for _, _, kind in pieces} - {NORMAL, UNKNOWN, CONTROL, BYTE}:
+        raise UnknownKind(f"SentencePiece's BPE with {OTHERS.get(min(odd), 'pieces of an unknown kind')}")
+    vocab = {piece: number for number, (piece, _, _) in enumerate(pieces)}
+    if len(vocab) < len(pieces):
+        raise UnknownKind("some of its pieces are there twice")
+    normal = {piece: score for piece, score, kind in pieces if kind == NORMAL}
+    unknown = [piece for piece, _, kind in pieces if kind == UNKNOWN]
+    if {piece for piece, _, kind in pieces if kind == BYTE} != BYTES.keys() or len(unknown) != 1:
+        raise UnknownKind("SentencePiece's BPE without a piece for each byte, or without one for what is unknown")
+    special = [(number, piece) for number, (piece, _, kind) in enumerate(pieces) if kind in (UNKNOWN, CONTROL)]
+    leads = model.normalizer_spec.add_dummy_prefix
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(number, piece, special=True) for number, piece in special],
+        "normalizer": {"type": "Sequence", "normalizers": [*([LEADS] if leads else []), WRITES]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [*DECODERS, *([STRIPS] if leads else [])]},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown[0],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": _merges(normal),
+        },
+    }
+
+
+def added_token(number: int, content: str, special: bool, **more: bool) -> dict[str, Any]:
+    """Return a token beside the model's own, as a tokenizer.json has it."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, **more}
+    return {"id": number, "content": content, **flags, "special": special}
+
+
+def is_pieces(tokenizer: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer.json says that it falls back from characters to bytes, whatever else it says."""
+    model = tokenizer.get("model")
+    return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
+
+
+def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces:
+    """Return how a tokenizer.json of that kind writes spaces. Raises UnknownKind for any other."""
+    model, kind = tokenizer.get("model"), kind_of(tokenizer)
+    if not isinstance(model, dict) or not is_pieces(tokenizer):
+        raise UnknownKind(kind)
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict) or not BYTES.keys() <= vocab.keys():
+        raise UnknownKind(f"{kind}, but without a token for each byte")
+    if odd := [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]:
+        raise UnknownKind(f"{kind} and {odd[0]} {shown(model[odd[0]])}")
+    behind = tokenizer.get("post_processor")
+    if behind is not None and (not isinstance(behind, dict) or behind.get("type") != "TemplateProcessing"):
+        raise UnknownKind(f"{kind}, with the post-processor {shown(behind)}")
+    normal = list(_parts(tokenizer.get("normalizer"), "normalizers"))
+    before = list(_parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+    if list(_parts(tokenizer.get("decoder"), "decoders")) not in (DECODERS, [*DECODERS, STRIPS]):
+        raise UnknownKind(f"{kind}, decoded by {shown(tokenizer.get('decoder'))}")
+    if not before and normal in ([WRITES], [LEADS, WRITES]):
+        return Spaces(ALWAYS if LEADS in normal else NOTHING, doubles=True)
+    if not normal and len(before) == 1 and (lead := _metaspace(before[0])):
+        return Spaces(lead, doubles=False)
+    raise UnknownKind(f"{kind}, with the normalizer {shown(normal)} and the pre-tokenizer {shown(before)}")
+
+
+def kind_of(tokenizer: Mapping[str, Any]) -> str:
+    """Return the kind of a tokenizer.json in words."""
+    model = tokenizer.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "BPE":
+        return f"its model is {shown(kind)}"
+    return "BPE on characters " + ("with byte fallback" if is_pieces(tokenizer) else "without byte fallback")
+
+
+def led_always(tokenizer: str) -> str:
+    """Return a tokenizer.json that puts its space in front of each text where it did so with the first alone."""
+    said = json.loads(tokenizer)
+    if not is_pieces(said) or spaces_of(said).lead != FIRST:
+        return tokenizer
+    part = next(_parts(said["pre_tokenizer"], "pretokenizers"))
+    return json.dumps({**said, "pre_tokenizer": {**part, "prepend_scheme": ALWAYS}}, ensure_ascii=False)
+
+
+def crosses(vocab: Mapping[str, int]) -> bool:
+    """Return whether a token goes on behind a letter with a space, so that no space between letters is a border."""
+    return any(re.search(f"[A-Za-z]{SPACE}", one) for one in vocab)
+
+
+def _metaspace(part: Mapping[str, Any]) -> str:
+    """Return where such a pre-tokenizer puts a space in front; "" for one that is not known."""
+    said = part.get("prepend_scheme", ALWAYS if part.get("add_prefix_space", True) else NOTHING)
+    is_known = part.get("type") == "Metaspace" and part.get("replacement") == SPACE and part.get("split") is False
+    return said if is_known and said in (NOTHING, FIRST, ALWAYS) else ""
+
+
+def _parts(said: Any, inner: str) -> Iterator[Mapping[str, Any]]:
+    if isinstance(said, dict):
+        some = said.get(inner) if said.get("type") == "Sequence" else [said]
+        yield from (one if isinstance(one, dict) else {} for one in (some if isinstance(some, list) else [{}]))
+    elif said is not None:
+        yield {}
+
+
+def _checked(raw: bytes, message: str) -> Any:
+    """Return a `tokenizer.model` as that message. Raises UnknownKind for one with other ids than BPE would give."""
+    from google.protobuf.message import DecodeError
+
+    if len(raw) > MOST_BYTES:
+        raise UnknownKind(f"it has {len(raw)} bytes, at most {MOST_BYTES} are read")
+    try:
+        model = _messages()[message].FromString(raw)
+    except DecodeError as error:
+        raise UnknownKind(f"not a file of SentencePiece: {error}") from None
+    trainer, rules = model.trainer_spec, model.normalizer_spec
+    if not model.HasField("trainer_spec"):
+        raise UnknownKind("not a file of SentencePiece: it does not say how it was trained")
+    kind = MODELS.get(trainer.model_type, f"number {trainer.model_type}")
+    if trainer.model_type != BPE:
+        raise UnknownKind(f"SentencePiece's {kind} model")
+    if not trainer.byte_fallback:
+        raise UnknownKind("SentencePiece's BPE without byte fallback: what it has no piece for is lost")
+    if rules.precompiled_charsmap:
+        raise UnknownKind(
+            f"SentencePiece's BPE with rules that rewrite text ({shown(rules.name.decode('utf-8', 'replace'))})"
+        )
+    if rules.remove_extra_whitespaces or not rules.escape_whitespaces or trainer.treat_whitespace_as_suffix:
+        raise UnknownKind("SentencePiece's BPE with spaces that are removed, not escaped, or put behind words")
+    return model
+
+
+def _merges(scores: Mapping[str, float]) -> list[list[str]]:
+    """Return the pairs that are merged, in their order: SentencePiece merges what has the highest score.
+
+    Pairs of the same piece follow each other as in transformers. Raises UnknownKind.
+    """
+    long = {piece: score for piece, score in scores.items() if len(piece) > 1}
+    if odd := [piece for piece in long if len(piece) > LONGEST or not all(one in scores for one in piece)]:
+        raise UnknownKind(f"the piece {shown(odd[0])} is longer than {LONGEST}, or one of its characters is no piece")
+    if len(set(long.values())) < len(long):
+        raise UnknownKind("some of its pieces have the same score, so that their order is not told")
+    merges = []
+    for piece in sorted(long, key=long.__getitem__, reverse=True):
+        halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        known = [pair for pair in halves if pair[0] in scores and pair[1] in scores]
+        merges += [list(pair) for pair in sorted(known, key=lambda pair: (len(pair[0]), len(pair[1])))]
+    return merges
+
+
+def _text(piece: bytes) -> str:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        raise UnknownKind(f"the piece {shown(piece.decode('utf-8', 'replace'))} is no UTF-8") from None
+
+
+@cache
+def _messages() -> Mapping[str, Any]:
+    """Return the classes of the messages, made of FIELDS."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="slipway/sentencepiece.proto", package="slipway", syntax="proto2")
+    field = descriptor_pb2.FieldDescriptorProto
+    for message, fields in FIELDS.items():
+        made = file.message_type.add(name=message)
+        for name, (number, kind, default) in fields.items():
+            made.field.add(
+                name=name, number=number, label=field.LABEL_OPTIONAL, type=getattr(field, kind), default_value=default
+            )
+    inner = (("pieces", 1, "Piece"), ("trainer_spec", 2, "Trainer"), ("normalizer_spec", 3, "Normalizer"))
+    for message, parts in (("Head", inner[1:]), ("Model", inner)):
+        made = file.message_type.add(name=message)
+        for name, number, kind in parts:
+            label = field.LABEL_REPEATED if name == "pieces" else field.LABEL_OPTIONAL
+            made.field.add(name=name, number=number, label=label, type=field.TYPE_MESSAGE, type_name=f".slipway.{kind}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names: Sequence[str] = ("Head", "Model")
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"slipway.{name}")) for name in names}

@@ -1,0 +1,48 @@
+"""Tokenizers of SentencePiece, as its own trainer makes them."""
+
+import io
+import pydoc_data.topics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+MORE = [
+    "日本語のテキスト",
+    "caf\u00e9 \u043f\u0440\u0438\u0432\u0435\u0442",
+    "    indented   code\tx = 1",
+    "foo  bar   baz",
+] * 40
+LLAMA = (
+    ("model_type", "bpe"), ("vocab_size", 900), ("byte_fallback", True), ("normalization_rule_name", "identity"),
+    ("remove_extra_whitespaces", False), ("split_digits", True), ("allow_whitespace_only_pieces", True),
+    ("character_coverage", 0.9995),
+)  # fmt: skip
+"""Options by which Llama 2's was trained."""
+
+
+@cache
+def text() -> str:
+    return "\n".join([*pydoc_data.topics.topics.values(), *MORE])
+
+
+def trained(**options: Any) -> bytes:
+    """Return a `tokenizer.model` of 900 ids as Llama 2 has one, but for these options."""
+    return _trained(tuple(sorted({**dict(LLAMA), **options}.items())))
+
+
+@cache
+def _trained(options: tuple[tuple[str, Any], ...]) -> bytes:
+    import sentencepiece
+
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text()[:200_000].splitlines() + MORE), model_writer=made, num_threads=1, minloglevel=3,
+        **dict(options),
+    )  # fmt: skip
+    return made.getvalue()
+
+
+def write(folder: Path, raw: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.model").write_bytes(raw)
+    return folder

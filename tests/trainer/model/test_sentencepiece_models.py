@@ -1,0 +1,193 @@
+"""Models whose tokenizer is SentencePiece's: taken over with their own ids, trained, talked to, exported."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.chat import conversations
+from data.config import Input
+from data.tokens import tokenizer as tokenizers
+from data.tokens.tokenizer import SPECIALS
+from flows import find_model, init_model
+from infra.errors import UsageError
+from infra.settings import Settings
+from store.artifacts.artifacts import Store
+from tests.data.hub import COMMIT, Repo, serving
+from tests.data.tokens.pieces import trained, write
+from tests.trainer.conftest import WAIT_S
+from tests.trainer.model.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
+from tests.trainer.model.test_init import configured, foreign, models
+from tests.trainer.model.test_own_chat import TALKS
+from tests.trainer.test_plan import ROOT
+from trainer import recipes
+from trainer.__main__ import main
+from trainer.chat import open_talk
+from trainer.config import Keeping
+from trainer.model import export
+from trainer.profiles import street
+
+pytestmark = pytest.mark.process
+
+IDS = 902  # 900 pieces and two added tokens, as 1bitLLM has 32,000 and two
+LLAMA_2 = """\
+{{ bos_token }}{% for one in messages %}{% if one.role == 'system' %}{{ '<<SYS>>' + one.content + '<</SYS>>\\n' }}\
+{% elif one.role == 'user' %}{{ '[INST] ' + one.content + ' [/INST]' }}{% else %}\
+{{ ' ' + one.content + ' ' + eos_token }}{% endif %}{% endfor %}"""
+ZEPHYR = """\
+{% for one in messages %}{{ '<|' + one.role + '|>\\n' + one.content + eos_token + '\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+
+
+def one_bit(folder: Path, layout: dict) -> Path:
+    """A random model in a published layout, with a tokenizer.model and no tokenizer.json."""
+    raw = {**layout, "vocab_size": IDS}
+    tensors = dict(theirs_of(raw).state_dict())
+    if layout is ONE_BIT_LLM:
+        tensors = {".".join(OF_1BITLLM.get(one, one) for one in name.split(".")): it for name, it in tensors.items()}
+    write(folder_of(raw, tensors, folder), trained())
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    (folder / "added_tokens.json").write_text(json.dumps({"<pad>": 900, "</line>": 901}))
+    config = {**named, "add_bos_token": True, "tokenizer_class": "BitnetTokenizer", "use_fast": False,
+              "auto_map": {"AutoTokenizer": ["tokenization_bitnet.BitnetTokenizer", None]}}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [ONE_BIT_LLM, MICROSOFT], ids=["1bitLLM", "microsoft"])
+def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_ids(
+    layout, world, monkeypatch, capfd, tmp_path
+):
+    from sentencepiece import SentencePieceProcessor
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = one_bit(world.root / "theirs", layout)
+    spec = init_model.look(str(folder), Settings.load(ROOT))
+    assert spec.has_tokenizer and spec.has_pieces and not spec.own_chat
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
+    taken = Store(world.store).path("imported/theirs", "f" * 64)
+    words, before, after = tokenizers.load(taken), export.read(folder), export.read(taken)
+    assert words.vocab_size == IDS + len(SPECIALS) and after.config.vocab_size == 960
+    dtype = torch.float32 if layout is ONE_BIT_LLM else torch.bfloat16  # as the config says
+    assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # each id kept its row
+    theirs = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
+
+    entry = Input(name="imported/theirs", fingerprint="f" * 64)
+    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
+    making = replace(making, inputs={**making.inputs, "tokenizer": entry})
+    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0, capfd.readouterr().err
+    made = world.store / "chatsft_checkpoints/theirs"
+    assert find_model.gguf_problem(made, recipes.tiny().phases["sft"].model, "f16") == find_model.FOREIGN
+    export.copy(made, tmp_path / "out", torch.float32)
+    library = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for one in ("  What's 12\n3? \u65e5", " led", "<|user_start|>", ""):
+        assert library.encode(one, add_special_tokens=False, split_special_tokens=True) == words.encode(one)
+    for talk in TALKS:
+        wanted = library.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+        assert conversations.prompt(talk, words) == wanted
+    talk = open_talk(made, "theirs", 0.0, 0, 12, 1)
+    said = "".join(talk.say("Who are you?"))
+    ids = [*talk.engine.tokens(conversations.prompt(TALKS[0], words), set(words.stops), 12)]
+    ids = ids[: next((at for at, one in enumerate(ids) if one in words.stops), len(ids))]
+    assert said.rstrip("\ufffd") == words.decode(ids).rstrip("\ufffd") or "\ufffd" in words.decode(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["prepend", "metaspace"])
+@pytest.mark.parametrize("template", [LLAMA_2, ZEPHYR], ids=["llama-2", "zephyr"])
+def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers(
+    template, form, world, monkeypatch, capfd
+):
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = write(foreign("Llama", world.root / "theirs", vocab=900), trained())
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>",
+              "tokenizer_class": "LlamaTokenizer", "chat_template": template}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if form == "metaspace":  # as newer folders have it, beside the file that it was made of
+        from data.tokens.untrusted import sentencepiece_file
+
+        sentencepiece_file.write(folder)
+        said = json.loads((folder / "tokenizer.json").read_text())
+        space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+        (folder / "tokenizer.json").write_text(json.dumps({**said, "normalizer": None, "pre_tokenizer": space}))
+    spec = init_model.look(str(folder), Settings.load(ROOT))
+    assert spec.own_chat and spec.has_pieces
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0, capfd.readouterr().err
+    taken = Store(world.store).path("imported/theirs", "f" * 64)
+    ours, theirs = tokenizers.load(taken), AutoTokenizer.from_pretrained(taken)
+    assert torch.equal(export.read(taken).head, export.read(folder).head)  # no row was added
+    for talk in TALKS:
+        wanted = theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+        assert conversations.prompt(talk, ours) == wanted
+        answered = [*talk, {"role": "assistant", "content": "the paths  there"}]
+        ids, mask = conversations.render(answered, ours)
+        assert ids[: len(wanted)] == wanted  # what is learnt follows what is asked
+        assert theirs.decode(ids) == theirs.decode(theirs.apply_chat_template(answered)["input_ids"])
+        learnt = [one for one, is_learnt in zip(ids, mask, strict=True) if is_learnt]
+        assert ours.decode(learnt).endswith("the paths  there" + (" </s>" if template is LLAMA_2 else "</s>"))
+    for one in (" led", "\u65e5\u672c <s>", "a\n b"):
+        assert ours.encode(one) == theirs.encode(one, add_special_tokens=False, split_special_tokens=True)
+
+
+def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_and_a_hub(world, monkeypatch):
+    settings = Settings.load(ROOT)
+    cases = {
+        "unigram": ("tokenizer.model", trained(model_type="unigram"), "tokenizer.model: SentencePiece's Unigram model"),
+        "broken": ("tokenizer.model", b"\x00", "tokenizer.model: not a file of SentencePiece"),
+        "gpt2": ("vocab.json", b"{}", "it has vocab.json, and neither tokenizer.json nor tokenizer.model"),
+        "t5": ("spiece.model", b"", "it has spiece.model, and neither"),
+        "named": ("tokenizer_config.json", b"{}", "it has tokenizer_config.json, and neither"),
+    }
+    repos = {}
+    for name, (file, content, said) in cases.items():
+        folder = foreign("Llama", world.root / name)
+        (folder / file).write_bytes(content)
+        repos[f"them/{name}"] = Repo(folder)
+        with pytest.raises(UsageError, match=said):
+            init_model.look(str(folder), settings)
+    with serving(repos) as hub:
+        models(hub)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for name, (_, _, said) in cases.items():
+            with pytest.raises(UsageError, match=f"--init hf://them/{name}: .*{said}"):
+                init_model.look(f"hf://them/{name}", settings)
+
+
+def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, monkeypatch):
+    folder = one_bit(world.root / "theirs", ONE_BIT_LLM)
+    with serving({"1bitLLM/tiny": Repo(folder)}) as hub:
+        models(hub)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        spec = init_model.look("hf://1bitLLM/tiny", Settings.load(ROOT))
+        assert (spec.has_tokenizer, spec.has_pieces, spec.revision) == (True, True, COMMIT)
+        making = replace(world.making("imported"), name="imported/tiny")
+        file = configured(world, "import", making, spec)
+        environ = {**os.environ, "SLIPWAY_WORK": str(world.work()), "HF_HOME": str(world.root / "hf")}
+        words = [sys.executable, "-m", "trainer", "import", "--config", str(file)]
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+    assert tokenizers.load(Store(world.store).path("imported/tiny", "f" * 64)).vocab_size == IDS + len(SPECIALS)
+
+
+def test_another_tokenizer_model_is_another_model(world):
+    folder = one_bit(world.root / "theirs", ONE_BIT_LLM)
+    settings = Settings.load(ROOT)
+    first = init_model.look(str(folder), settings).content
+    assert first == init_model.look(str(folder), settings).content
+    (folder / "tokenizer.model").write_bytes(trained(add_dummy_prefix=False))
+    assert init_model.look(str(folder), settings).content != first
