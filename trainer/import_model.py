@@ -204,8 +204,11 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     before = made.get_vocab_size()
     new = [name for name in SPECIALS if made.token_to_id(name) is None]
     made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
+    made.post_processor = None  # it puts a token of theirs in front of a text, and ours begins with <|bos|>
     bpe.save(made, folder)
-    tokenizers.load(folder)  # raises DataError when they are not the last
+    kept = tokenizers.load(folder)  # raises DataError when they are not the last
+    if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
+        raise Refused(f"{path}: it splits text in a way that is not supported")
     return list(range(before, before + len(new)))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from store.outside import shown
 
 FILE = "tokenizer.model"
-MOST_BYTES = 16 << 20
+MOST_BYTES, MOST_PIECES = 8 << 20, 1 << 20
 SPACE = "\u2581"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 BPE = 2
@@ -29,7 +29,7 @@ LEADS = {"type": "Prepend", "prepend": SPACE}
 READS = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
 DECODERS = [READS, {"type": "ByteFallback"}, {"type": "Fuse"}]
 STRIPS = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-# Number, type and default of the fields that are read; pieces apart, since a plan reads the rest alone.
+# Number, type and default of the fields that are read.
 FIELDS: Mapping[str, Mapping[str, tuple[int, str, str]]] = {
     "Piece": {"piece": (1, "TYPE_BYTES", ""), "score": (2, "TYPE_FLOAT", ""), "type": (3, "TYPE_INT32", "1")},
     "Trainer": {
@@ -64,10 +64,10 @@ class Spaces:
 def file_problem(raw: bytes) -> str:
     """Return why a `tokenizer.model` cannot be taken over, in words; "" where nothing speaks against it.
 
-    Its pieces are not looked at.
+    It takes time and memory in proportion to the file.
     """
     try:
-        _checked(raw, "Head")
+        _checked(raw)
     except UnknownKind as error:
         return str(error)
     return ""
@@ -75,19 +75,11 @@ def file_problem(raw: bytes) -> str:
 
 def as_json(raw: bytes) -> dict[str, Any]:
     """Return the tokenizer.json with the ids of a `tokenizer.model`. Raises UnknownKind."""
-    model = _checked(raw, "Model")
-    pieces = [(_text(one.piece), one.score, one.type) for one in model.pieces]
-    if odd := {kind for _, _, kind in pieces} - {NORMAL, UNKNOWN, CONTROL, BYTE}:
-        raise UnknownKind(f"SentencePiece's BPE with {OTHERS.get(min(odd), 'pieces of an unknown kind')}")
+    pieces, leads = _checked(raw)
     vocab = {piece: number for number, (piece, _, _) in enumerate(pieces)}
-    if len(vocab) < len(pieces):
-        raise UnknownKind("some of its pieces are there twice")
     normal = {piece: score for piece, score, kind in pieces if kind == NORMAL}
-    unknown = [piece for piece, _, kind in pieces if kind == UNKNOWN]
-    if {piece for piece, _, kind in pieces if kind == BYTE} != BYTES.keys() or len(unknown) != 1:
-        raise UnknownKind("SentencePiece's BPE without a piece for each byte, or without one for what is unknown")
+    unknown = next(piece for piece, _, kind in pieces if kind == UNKNOWN)
     special = [(number, piece) for number, (piece, _, kind) in enumerate(pieces) if kind in (UNKNOWN, CONTROL)]
-    leads = model.normalizer_spec.add_dummy_prefix
     return {
         "version": "1.0",
         "truncation": None,
@@ -100,7 +92,7 @@ def as_json(raw: bytes) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": unknown[0],
+            "unk_token": unknown,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
@@ -186,45 +178,62 @@ def _parts(said: Any, inner: str) -> Iterator[Mapping[str, Any]]:
         yield {}
 
 
-def _checked(raw: bytes, message: str) -> Any:
-    """Return a `tokenizer.model` as that message. Raises UnknownKind for one with other ids than BPE would give."""
+def _checked(raw: bytes) -> tuple[list[tuple[str, float, int]], bool]:
+    """Return the pieces of a file (text, score, kind), and whether a space is put in front of a text.
+
+    Raises UnknownKind for one with other ids than BPE would give.
+    """
     from google.protobuf.message import DecodeError
 
     if len(raw) > MOST_BYTES:
         raise UnknownKind(f"it has {len(raw)} bytes, at most {MOST_BYTES} are read")
     try:
-        model = _messages()[message].FromString(raw)
+        model = _message().FromString(raw)
     except DecodeError as error:
         raise UnknownKind(f"not a file of SentencePiece: {error}") from None
-    trainer, rules = model.trainer_spec, model.normalizer_spec
     if not model.HasField("trainer_spec"):
         raise UnknownKind("not a file of SentencePiece: it does not say how it was trained")
-    kind = MODELS.get(trainer.model_type, f"number {trainer.model_type}")
+    trainer, rules = model.trainer_spec, model.normalizer_spec
     if trainer.model_type != BPE:
-        raise UnknownKind(f"SentencePiece's {kind} model")
+        raise UnknownKind(f"SentencePiece's {MODELS.get(trainer.model_type, f'number {trainer.model_type}')} model")
     if not trainer.byte_fallback:
         raise UnknownKind("SentencePiece's BPE without byte fallback: what it has no piece for is lost")
     if rules.precompiled_charsmap:
-        raise UnknownKind(
-            f"SentencePiece's BPE with rules that rewrite text ({shown(rules.name.decode('utf-8', 'replace'))})"
-        )
+        name = shown(rules.name.decode("utf-8", "replace"))
+        raise UnknownKind(f"SentencePiece's BPE with rules that rewrite text ({name})")
     if rules.remove_extra_whitespaces or not rules.escape_whitespaces or trainer.treat_whitespace_as_suffix:
         raise UnknownKind("SentencePiece's BPE with spaces that are removed, not escaped, or put behind words")
-    return model
+    if len(model.pieces) > MOST_PIECES:
+        raise UnknownKind(f"it has {len(model.pieces)} pieces, at most {MOST_PIECES} are read")
+    pieces = [(_text(one.piece), one.score, one.type) for one in model.pieces]
+    _check_pieces(pieces)
+    return pieces, rules.add_dummy_prefix
+
+
+def _check_pieces(pieces: Sequence[tuple[str, float, int]]) -> None:
+    """Raise UnknownKind for pieces that cannot be those of a BPE with byte fallback."""
+    if odd := {kind for _, _, kind in pieces} - {NORMAL, UNKNOWN, CONTROL, BYTE}:
+        raise UnknownKind(f"SentencePiece's BPE with {OTHERS.get(min(odd), 'pieces of an unknown kind')}")
+    if len({piece for piece, _, _ in pieces}) < len(pieces):
+        raise UnknownKind("some of its pieces are there twice")
+    of_bytes = {piece for piece, _, kind in pieces if kind == BYTE}
+    if of_bytes != BYTES.keys() or sum(kind == UNKNOWN for _, _, kind in pieces) != 1:
+        raise UnknownKind("SentencePiece's BPE without a piece for each byte, or without one for what is unknown")
+    scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
+    long = [piece for piece in scores if len(piece) > 1]
+    if wrong := [piece for piece in long if len(piece) > LONGEST or not all(one in scores for one in piece)]:
+        raise UnknownKind(f"the piece {shown(wrong[0])} is longer than {LONGEST}, or one of its characters is no piece")
+    if len({scores[piece] for piece in long}) < len(long):
+        raise UnknownKind("some of its pieces have the same score, so that their order is not told")
 
 
 def _merges(scores: Mapping[str, float]) -> list[list[str]]:
     """Return the pairs that are merged, in their order: SentencePiece merges what has the highest score.
 
-    Pairs of the same piece follow each other as in transformers. Raises UnknownKind.
+    Pairs of the same piece follow each other as in transformers.
     """
-    long = {piece: score for piece, score in scores.items() if len(piece) > 1}
-    if odd := [piece for piece in long if len(piece) > LONGEST or not all(one in scores for one in piece)]:
-        raise UnknownKind(f"the piece {shown(odd[0])} is longer than {LONGEST}, or one of its characters is no piece")
-    if len(set(long.values())) < len(long):
-        raise UnknownKind("some of its pieces have the same score, so that their order is not told")
     merges = []
-    for piece in sorted(long, key=long.__getitem__, reverse=True):
+    for piece in sorted((one for one in scores if len(one) > 1), key=scores.__getitem__, reverse=True):
         halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
         known = [pair for pair in halves if pair[0] in scores and pair[1] in scores]
         merges += [list(pair) for pair in sorted(known, key=lambda pair: (len(pair[0]), len(pair[1])))]
@@ -239,8 +248,8 @@ def _text(piece: bytes) -> str:
 
 
 @cache
-def _messages() -> Mapping[str, Any]:
-    """Return the classes of the messages, made of FIELDS."""
+def _message() -> Any:
+    """Return the class of the file's message, made of FIELDS."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="slipway/sentencepiece.proto", package="slipway", syntax="proto2")
@@ -251,13 +260,14 @@ def _messages() -> Mapping[str, Any]:
             made.field.add(
                 name=name, number=number, label=field.LABEL_OPTIONAL, type=getattr(field, kind), default_value=default
             )
-    inner = (("pieces", 1, "Piece"), ("trainer_spec", 2, "Trainer"), ("normalizer_spec", 3, "Normalizer"))
-    for message, parts in (("Head", inner[1:]), ("Model", inner)):
-        made = file.message_type.add(name=message)
-        for name, number, kind in parts:
-            label = field.LABEL_REPEATED if name == "pieces" else field.LABEL_OPTIONAL
-            made.field.add(name=name, number=number, label=label, type=field.TYPE_MESSAGE, type_name=f".slipway.{kind}")
+    made = file.message_type.add(name="Model")
+    for name, number, inner in (
+        ("pieces", 1, "Piece"),
+        ("trainer_spec", 2, "Trainer"),
+        ("normalizer_spec", 3, "Normalizer"),
+    ):
+        label = field.LABEL_REPEATED if name == "pieces" else field.LABEL_OPTIONAL
+        made.field.add(name=name, number=number, label=label, type=field.TYPE_MESSAGE, type_name=f".slipway.{inner}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    names: Sequence[str] = ("Head", "Model")
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"slipway.{name}")) for name in names}
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("slipway.Model"))

@@ -210,13 +210,17 @@ def test_pieces_that_have_no_order_or_no_characters_are_refused(tmp_path):
     for said, change in cases.items():
         changed = theirs.ModelProto.FromString(model.SerializeToString())
         change(changed)
+        raw = changed.SerializeToString()
+        assert said in vocabulary.model_problem(raw)  # so a plan says it, too
         with pytest.raises(InputError, match=said):
-            sentencepiece_file.converted(changed.SerializeToString())
+            sentencepiece_file.converted(raw)
     for raw in (b"", b"not a model", b"\x00" * 50, b"\x0a\xff\xff\xff\xff\x7f"):
         with pytest.raises(InputError, match="not a file of SentencePiece"):
             sentencepiece_file.converted(raw)
-    with pytest.raises(InputError, match="at most 16777216 are read"):
-        sentencepiece_file.converted(b"\0" * ((16 << 20) + 1))
+    with pytest.raises(InputError, match="it has 1048577 pieces"):
+        sentencepiece_file.converted(trained() + b"\x0a\x00" * ((1 << 20) + 1 - len(model.pieces)))
+    with pytest.raises(InputError, match="at most 8388608 are read"):
+        sentencepiece_file.converted(b"\0" * ((8 << 20) + 1))
 
 
 def test_the_fields_that_are_read_are_those_of_sentencepiece():

@@ -20,6 +20,7 @@ from infra.settings import Settings
 from store.artifacts.artifacts import Store
 from tests.data.hub import COMMIT, Repo, serving
 from tests.data.tokens.pieces import trained, write
+from tests.data.tokens.test_sentencepiece import taken
 from tests.trainer.conftest import WAIT_S
 from tests.trainer.model.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
 from tests.trainer.model.test_init import configured, foreign, models
@@ -31,6 +32,8 @@ from trainer.chat import open_talk
 from trainer.config import Keeping
 from trainer.model import export
 from trainer.profiles import street
+from trainer.serving import asks
+from trainer.serving.text_engine import TextEngine
 
 pytestmark = pytest.mark.process
 
@@ -94,6 +97,7 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
     library = AutoTokenizer.from_pretrained(tmp_path / "out")
     for one in ("  What's 12\n3? \u65e5", " led", "<|user_start|>", ""):
         assert library.encode(one, add_special_tokens=False, split_special_tokens=True) == words.encode(one)
+    assert library.encode("led") == words.encode("led")  # and no <s>, which the model is not trained with here
     for talk in TALKS:
         wanted = library.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
         assert conversations.prompt(talk, words) == wanted
@@ -142,6 +146,24 @@ def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers
         assert ours.decode(learnt).endswith("the paths  there" + (" </s>" if template is LLAMA_2 else "</s>"))
     for one in (" led", "\u65e5\u672c <s>", "a\n b"):
         assert ours.encode(one) == theirs.encode(one, add_special_tokens=False, split_special_tokens=True)
+
+
+def test_a_completion_keeps_the_space_behind_its_prompt_and_an_answer_has_none(tmp_path):
+    words = tokenizers.load(taken(tmp_path, trained()))
+    said = words.encode(" France  \u65e5\U0001f600 x", goes_on=True)
+
+    class Saying(TextEngine):
+        tokenizer, room = words, 200
+
+        def passes(self, ask, stop):
+            yield from ([one] for one in (*said, words.stops[0]))
+
+    for body, is_chat, wanted in (
+        ({"prompt": "in"}, False, " France  \u65e5\U0001f600 x"),
+        ({"messages": [{"role": "user", "content": "Where?"}]}, True, "France  \u65e5\U0001f600 x"),
+    ):
+        ask = asks.read(body, is_chat, "demo", words, 200, 0, 1)
+        assert "".join(piece.text for piece in Saying().answer(ask)) == wanted
 
 
 def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_and_a_hub(world, monkeypatch):
