@@ -1,8 +1,8 @@
 """Texts to ids by SentencePiece's kind of tokenizers, which put a space in front of some texts and not of others.
 
 In: a tokenizer.json of that kind, texts, and whether each goes on behind another. Out: ids as Hugging Face's
-`tokenizers` gives them. `fastokens` makes them, where no added token can stand inside a text; it knows no Metaspace, so
-both spellings of the rule for spaces become one.
+`tokenizers` gives them. `fastokens` makes them; it knows no Metaspace, so both spellings of the rule for spaces become
+one, but for a Metaspace with added tokens that can stand inside a text, which is slower.
 """
 
 import json
@@ -27,9 +27,10 @@ class PieceEncoder:
         self.spaces = spaces
         plain = {**said, "pre_tokenizer": None, "post_processor": None, "decoder": None}
         bare = {**plain, "normalizer": {"type": "Sequence", "normalizers": [WRITES]}}
-        # Behind an added token that is text, where a space is put in front is for the library to say.
-        self.is_fast = all(one.get("special") for one in said.get("added_tokens") or ())
-        self.has_borders = self.is_fast and not crosses(said["model"]["vocab"])
+        has_texts = not all(one.get("special") for one in said.get("added_tokens") or ())
+        # With Metaspace, what begins behind an added token that is text is for the library to say.
+        self.is_fast = spaces.doubles or not has_texts
+        self.has_borders = not has_texts and not crosses(said["model"]["vocab"])
         """True if a text may be cut in front of a space between letters."""
         if self.is_fast:
             led = {**plain, "normalizer": {"type": "Sequence", "normalizers": [LEADS, WRITES]}}

@@ -93,16 +93,22 @@ def test_ids_of_a_tokenizer_json_with_metaspace_are_those_of_the_library(scheme,
     assert whole == [*user, *ours.encode(" there")]
 
 
-def test_added_tokens_that_are_text_give_the_ids_of_the_library(tmp_path):
+@pytest.mark.parametrize("scheme", ["", "first", "always"])
+def test_added_tokens_that_are_text_give_the_ids_of_the_library(scheme, tmp_path):
     import tokenizers as library
 
     write(tmp_path, trained())
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": 900, "<line>": 901, "fo o": 902}))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>", "bos_token": "<s>"}))
     sentencepiece_file.write(tmp_path)
+    if scheme:
+        said = json.loads((tmp_path / "tokenizer.json").read_text())
+        space = {"type": "Metaspace", "replacement": sentencepiece.SPACE, "prepend_scheme": scheme, "split": False}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**said, "normalizer": None, "pre_tokenizer": space}))
     import_model.with_chat_tokens(tmp_path / "tokenizer.json", tmp_path / "ours")
     ours = tokenizers.load(tmp_path / "ours")
-    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    led = sentencepiece.led_always((tmp_path / "tokenizer.json").read_text())
+    theirs = library.Tokenizer.from_str(led)
     theirs.encode_special_tokens = True
     texts = [*odd_texts(), "a<line>b <line> c", "<line>", "fo o fo o", " <line>  x<pad>"]
     wanted = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
