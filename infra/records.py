@@ -30,8 +30,7 @@ class Request:
     host: str = ""  # only this machine, as `pool.list` names it; "" = any
     devices: str = ""  # only these GPUs of a machine of one's own, such as `0,1`; "" = the whole machine
     without_gpu: bool = False  # only machines that have no GPU
-    # Requirements on rented machines; 0 and "" = any. A figure that the vendor does not tell fails its minimum, except
-    # that of a speed: such a machine comes last, and that its speed is unknown is told.
+    # Requirements on rented machines; 0 and "" = any. A figure that the vendor does not tell fails its minimum.
     cpus: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
