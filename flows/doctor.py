@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.providers import listed
-from infra.settings import SKYPILOT, VENDORS, Settings, unlikely
+from infra.settings import SKYPILOT, SLURM, VENDORS, Settings, unlikely
 from infra.units import count
 from store import credentials, extensions
 from store.artifacts.artifacts import Store
@@ -57,7 +58,8 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
         _rsync(),
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
-    providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
+    rented = (_vendor(name, settings) for name in VENDORS)
+    providers = [DoctorLine("local", "ok", "this machine"), *_inventories(settings), *rented, _engine(root, settings)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
     return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *_timings(settings), *providers,
             *_extensions(settings)]  # fmt: skip
@@ -119,6 +121,31 @@ def nodes(settings: Settings) -> list[DoctorLine]:
         for one in looks
     ]
     return [*lines, *(DoctorLine(f"ssh {one.place}", "bad", one.why) for one in own.unusable)]
+
+
+def _inventories(settings: Settings) -> list[DoctorLine]:
+    """Tell how many machines and clusters the inventories hold; none of these is asked anything."""
+    from infra.machines import clusters, inventory
+
+    return [
+        _inventory("ssh pools", "ssh", lambda: count(len(inventory.load(settings.pools).hosts), "machine")),
+        _inventory(SLURM, SLURM, lambda: count(len(clusters.load(settings.clusters).usable), "cluster")),
+    ]
+
+
+def _inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLine:
+    try:
+        return DoctorLine(name, "ok", f"enabled: {held()}; inv doctor --provider {provider} asks them")
+    except UsageError as error:
+        return DoctorLine(name, "off", f"disabled: {error}")
+
+
+def _engine(root: Path, settings: Settings) -> DoctorLine:
+    """Tell whether SkyPilot's client is here; its API server is not asked, which takes seconds."""
+    then = f"inv doctor --provider {SKYPILOT} asks its API server"
+    if environment.find(SKYPILOT, root, settings.environments, ""):
+        return DoctorLine(SKYPILOT, "ok", f"its client is here; {then}")
+    return DoctorLine(SKYPILOT, "off", f"disabled: its client is not here; {then}, and makes the client's environment")
 
 
 def engine(settings: Settings) -> list[DoctorLine]:

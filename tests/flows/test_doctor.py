@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 
 from flows import doctor
+from flows.installation import checklist
 from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.names import new_token
 from infra.settings import Settings
 from store.backends.by_uri import open_place
 from tests.loopback import loopback
@@ -159,3 +162,46 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     world.inv("serve.key", "demo", "--for", "ann")
     assert told(1, "hf://us/nowhere")["access"][0] == "ok"
     assert "--for serve" in json.loads(world.inv("doctor", "--for", "money", "--json", code=2))["error"]
+
+
+@pytest.mark.process
+def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path):
+    """No machine, cluster or API server is asked: the inventories name addresses where nobody is."""
+    keys = dict.fromkeys(("RUNPOD_API_KEY", "SHADEFORM_API_KEY"), "") | {"LIUM_API_KEY": "lium-canary-0123456789"}
+    files = {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "SLIPWAY_CLUSTERS": str(tmp_path / "clusters.yaml")}
+    world = World(tmp_path, {**keys, **files, "SLIPWAY_ENVIRONMENTS": str(tmp_path / "environments")})
+
+    def told() -> dict[str, tuple[str, str]]:
+        return {one["name"]: (one["state"], one["detail"]) for one in world.json("doctor")}
+
+    found = told()
+    names = ["local", "ssh pools", "slurm", "runpod", "lium", "shadeform", "skypilot"]
+    assert [name for name in found if name in names] == names
+    for name, why in (("ssh pools", "there is no inventory"), ("slurm", "there is no inventory"),
+                      ("runpod", "RUNPOD_API_KEY is not set"), ("skypilot", "its client is not here")):  # fmt: skip
+        assert found[name][0] == "off" and found[name][1].startswith(f"disabled: {why}"), found[name]
+    assert found["lium"] == ("ok", "enabled: LIUM_API_KEY from shell")
+    (tmp_path / "key").touch(mode=0o600)
+    own = {"user": "nobody", "identity_file": str(tmp_path / "key")}
+    (tmp_path / "pools.yaml").write_text(json.dumps({"box": {**own, "hosts": ["192.0.2.1", "192.0.2.2"]}}))
+    (tmp_path / "clusters.yaml").write_text(json.dumps({"lab": {**own, "host": "192.0.2.3"}}))
+    found = told()
+    assert found["ssh pools"] == ("ok", "enabled: 2 machines; inv doctor --provider ssh asks them")
+    assert found["slurm"] == ("ok", "enabled: 1 cluster; inv doctor --provider slurm asks them")
+
+
+def test_what_a_training_needs_is_told_before_a_machine_is_rented(tmp_path):
+    settings = Settings.load(
+        tmp_path,
+        {"profile": "runpod_1b", "store": str(tmp_path / "here")},
+        environ={"RUNPOD_API_KEY": "rpa-0123456789abcdef"},
+    )
+    with Journal.open(tmp_path / "journal.db") as journal:
+        found = {one.name: one for one in checklist.training(settings, journal)}
+        assert list(found) == ["credentials", "store", "tracking", "smoke test", "recipe"]
+        assert found["credentials"].state == found["recipe"].state == "ok" and "992 million" in found["recipe"].detail
+        assert found["store"].state == "bad" and "where no rented one can reach it" in found["store"].detail
+        assert found["smoke test"].state == "bad" and "smoke_test.yaml" in found["smoke test"].detail
+        op = journal.plan(token=new_token(journal.installation), run="smoke-test-1", vendor="runpod")
+        journal.note(op, outcome="succeeded")
+        assert checklist.training(settings, journal)[3].state == "ok"
