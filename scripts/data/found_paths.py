@@ -1,18 +1,23 @@
 """The command `inv config --config`: whether each path exists that a recipe or a file of flags names.
 
-In: the name of a recipe, or a YAML file: a recipe, a job, flags. Out: a row for each path, and one for each folder of
-the experiment that `inv pipeline` would read.
+In: the name of a recipe, or a YAML file: a recipe, a job, flags. Out: a row for each path. A job file has a row for
+each of its variables before these; a recipe and a file of flags have one for each folder of the experiment that
+`inv pipeline` would read after them.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
+from flows.jobs import request as jobs
 from infra import strict_yaml
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.settings import Settings
+from infra.jobs import job_file
+from infra.jobs.job_file import JobFile
+from infra.settings import Settings, is_secret
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -21,20 +26,33 @@ from trainer import plan as planning
 
 SUFFIXES = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".csv", ".yaml", ".toml", ".py", ".safetensors", ".gguf")
 FOLDERS = ("workdir", "problems", "init")
+PUBLISHED = "hub"  # as `init`: the published model of the profile
 
 
 def show(name: str, as_json: bool) -> None:
-    settings = context.settings()
-    found = [(what, path, _is_there(path)) for what, path in dict.fromkeys(_named(name))]
-    found += list(_of_experiment(settings))
+    job = job_file.load(Path(name)) if jobs.is_job(name) else None
+    variables = _variables(job) if job else {}
+    found = [(what, path, _is_there(path)) for what, path in dict.fromkeys(_named(name, variables))]
+    found += [] if job else list(_of_experiment(context.settings()))
     if as_json:
-        print_json([{"name": what, "path": path, "found": there == "found"} for what, path, there in found])
-    else:
-        print(render.clean(columns([(what, there, str(path)) for what, path, there in found])))
+        rows = [{"name": f"envs.{one}", "value": value, "given": value is not None} for one, value in variables.items()]
+        print_json([*rows, *({"name": what, "path": path, "found": there == "found"} for what, path, there in found)])
+        return
+    given = [(f"envs.{one}", "no value" if value is None else "value", value or "") for one, value in variables.items()]
+    print(render.clean(columns([*given, *((what, there, str(path)) for what, path, there in found)])))
 
 
-def _named(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield what names a path, and the path. Raises UsageError for what is neither a recipe nor a file."""
+def _variables(job: JobFile) -> dict[str, str | None]:
+    """Return the variables of a job file as it says them, by name; None = to be given, and `***` for a secret."""
+    said = {name: value for task in job.tasks for name, value in {**task.envs, **task.secrets}.items()}
+    return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
+
+
+def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str, Path]]:
+    """Yield what names a path, and the path. Raises UsageError for what is neither a recipe nor a file.
+
+    variables: those of a job file, which stand as `$NAME` in its other keys.
+    """
     path = Path(name).expanduser()
     said: Any
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -44,23 +62,26 @@ def _named(name: str) -> Iterator[tuple[str, Path]]:
         said = [one.said for one in strict_yaml.documents(path)]
     else:
         said = dataclasses.asdict(planning.profile_named(name))
-    for place, text in _texts(said, ""):
+    known = {one: value for one, value in variables.items() if value is not None}
+    for place, text in _texts(said, "", known):
         here = Path(text).expanduser()
         yield place, here if here.is_absolute() or here.exists() or not (ROOT / here).exists() else ROOT / here
 
 
-def _texts(said: Any, place: str) -> Iterator[tuple[str, str]]:
+def _texts(said: Any, place: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield each text that is a path, and where it stands; addresses of other machines and commands are none."""
     if isinstance(said, dict):
         for key, value in said.items():
-            yield from _texts(value, f"{place}.{key}".lstrip("."))
+            yield from _texts(value, f"{place}.{key}".lstrip("."), variables)
     elif isinstance(said, (list, tuple)):
         for one in said:
-            yield from _texts(one, place)
-    elif isinstance(said, str) and "://" not in said and len(said.split()) == 1:
-        is_path = said.endswith(SUFFIXES) or said.startswith(("/", "./", "../", "~/"))
-        if is_path or place.rpartition(".")[2] in FOLDERS:
-            yield place, said
+            yield from _texts(one, place, variables)
+    elif isinstance(said, str):
+        text = Template(said).safe_substitute(variables)
+        is_path = text.endswith(SUFFIXES) or text.startswith(("/", "./", "../", "~/"))
+        is_path |= place.rpartition(".")[2] in FOLDERS and text != PUBLISHED
+        if is_path and "://" not in text and len(text.split()) == 1:
+            yield place, text
 
 
 def _is_there(path: Path) -> str:
