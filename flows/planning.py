@@ -19,14 +19,14 @@ from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.job_environment import asked_at, of_job, plain, secrets
+from infra.job_environment import asked_at, plain, secrets
 from infra.ledger import turns
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.runs.acceptance_policy import is_examined
 from infra.selection import work_disk
-from infra.settings import Settings, is_secret
+from infra.settings import Settings
 from infra.units import count, size
 from store import credentials
 from store.artifacts import references
@@ -180,7 +180,7 @@ def plan_for(
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ, trackers=beside)
         lacking = trackers.notes(tracked, settings) if beside else ()
         shown = [f"{name}={value}" for name, value in plain(settings).items()]
-        shown += [f"{name} (its value is kept secret)" for name in of_job(settings) if is_secret(name)]
+        shown += [f"{name} (set; its value is kept secret)" for name in settings.given if name in job.secrets]
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
     if vendor.pod_store:

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterable, Mapping
 
-from infra.settings import Settings, is_secret, sources_of, table
+from infra.settings import VENDORS, Settings, is_secret, sources_of, table
 from store import credentials
+
+ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables whose values never go to a pod
 
 
 def asked_at(settings: Settings) -> set[str]:
@@ -42,10 +44,11 @@ def of_job(settings: Settings) -> dict[str, str]:
 def of_own_job(settings: Settings) -> dict[str, str]:
     """Return the variables of `--env` for a job of one's own, where TOKENS or RUN_SHARD are the job's business.
 
-    Keys of ours are not among them: a job names those that it wants.
+    A key that was typed is among them, as `--env WANDB_API_KEY` is for this job; keys of an account with a vendor are
+    not, since they never go to a pod.
     """
-    ours = {one.metadata["variable"] for one in table() if one.metadata["secret"]}
-    return {name: value for name, value in settings.given.items() if name not in ours and name[:8] != "SLIPWAY_"}
+    return {name: value for name, value in settings.given.items()
+            if name not in ACCOUNTS and not name.startswith("SLIPWAY_")}  # fmt: skip
 
 
 def plain(settings: Settings) -> dict[str, str]:

@@ -110,7 +110,7 @@ class JobWork:
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         if self.secrets:
-            found.append(f"secrets: {', '.join(sorted(self.secrets))} (their values go to the pod by a private file)")
+            found.append(f"secrets: {', '.join(sorted(self.secrets))} (set; values go to the pod by a private file)")
         for one in (mount for task in self.file.tasks for mount in task.mounts if is_own):
             if one.path.startswith("/"):
                 found.append(f"{one.path} is in the pod's folder: the job alone sees it at that path")

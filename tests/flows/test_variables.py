@@ -74,3 +74,26 @@ def test_a_stage_goes_on_from_the_published_model_of_its_profile(model, init):
 def test_the_plan_without_a_file_is_that_of_the_stage(tmp_path):
     plan = World(tmp_path).json("launch", "-e", "MODEL=smoke_bits", "-e", "STAGE=2", "--provider", "local", "--dry-run")
     assert plan["artifacts"][-1]["name"] == "bits2_checkpoints/smoke_bits"
+
+
+@pytest.mark.process
+def test_a_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
+    world = World(tmp_path, {"WANDB_API_KEY": "wandb-canary-77", "DB_TOKEN": "db-canary-78"})
+    job = tmp_path / "job.yaml"
+    job.write_text("envs: {WANDB_API_KEY: }\nrun: echo\n")
+    (tmp_path / "plain.yaml").write_text("run: echo\n")
+    names = ("-e", "WANDB_API_KEY", "-e", "DB_TOKEN")
+    for words, said in (
+        (("--phase", "base", *names), "WANDB_API_KEY (set; its value is kept secret), DB_TOKEN (set;"),
+        ((str(job),), "secrets: WANDB_API_KEY (set; values go to the pod by a private file)"),
+        ((str(tmp_path / "plain.yaml"), *names), "secrets: DB_TOKEN, WANDB_API_KEY (set;"),
+    ):
+        plan = world.json("launch", *words, "--provider", "local", "--dry-run")
+        assert [one for one in plan["notes"] if said in one], plan["notes"]
+        assert "canary" not in str(plan)
+    unset = World(tmp_path, {"RUNPOD_API_KEY": "rpa-canary-0123456789"})
+    assert "not set in the shell" in unset.json("launch", "-e", "GONE_KEY", "--dry-run", code=2)["error"]
+    plan = unset.json(
+        "launch", str(tmp_path / "plain.yaml"), "-e", "RUNPOD_API_KEY", "--provider", "local", "--dry-run"
+    )
+    assert not [one for one in plan["notes"] if one.startswith("secrets:")], "the key of an account never goes to a pod"
