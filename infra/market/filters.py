@@ -12,6 +12,7 @@ from infra.money import dollars
 from infra.records import Offer, Request
 
 FABRICS = ("infiniband", "efa", "tcpx", "roce")
+BANDWIDTH = ("--min-upload-mbps", "--min-download-mbps")
 CLOSEST = 3
 
 
@@ -107,15 +108,20 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
         count = sum(wish in bad for bad in failed.values())
         if count:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
-    # An offer of another kind is further away than one that costs more.
-    near = sorted(offers, key=lambda one: (len(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
+    # An offer of another kind is further away than one that costs more, or whose bandwidth is small or not known.
+    near = sorted(offers, key=lambda one: (_distance(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
     lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
-    fewest = [one for one in near if len(failed[one]) == len(failed[near[0]])]
+    fewest = [one for one in near if _distance(failed[one]) == _distance(failed[near[0]])]
     ways = dict.fromkeys(_flags(failed[one]) for one in fewest)
     alike = ([one for one in fewest if _flags(failed[one]) == way] for way in list(ways)[:CLOSEST])
     lines.append("try: " + "; or ".join(" and ".join(wish.relax(same) for wish in failed[same[0]]) for same in alike))
     return "\n".join(lines)
+
+
+def _distance(wishes: Sequence[Filter]) -> int:
+    """Return how many things an offer lacks; both directions of its bandwidth are one."""
+    return len({"bandwidth" if wish.flag.startswith(BANDWIDTH) else wish.flag for wish in wishes})
 
 
 def _flags(wishes: Sequence[Filter]) -> str:

@@ -93,6 +93,19 @@ def test_what_is_relaxed_is_what_the_closest_offers_lack(wanted, relaxed):
     assert explain(request, ALL).splitlines()[-1].split("; or ")[: relaxed.count("; or ") + 1] == relaxed.split("; or ")
 
 
+def test_bandwidth_is_relaxed_first_where_nothing_else_excludes_the_asked_gpu():
+    """Another kind of GPU fails one filter, the asked one both directions of a bandwidth that is not told."""
+    untold, slow = offer("lium", "A100-80GB-SXM", usd=11.0), offer("lium", "A100-80GB-SXM", usd=12.0, upload_mbps=200.0)
+    other = offer("lium", "RTX4090", usd=3.0, upload_mbps=900.0, download_mbps=900.0)
+    request = Request(run="x", gpu="A100", num_gpus=8, upload_mbps=500, download_mbps=500)
+    said = explain(request, (untold, slow, other)).splitlines()
+    assert said[-1] == (
+        "try: --min-upload-mbps 200 and leave out --min-download-mbps: the speed of these offers is unknown; or "
+        "--gpu RTX4090"
+    )
+    assert "A100" in said[said.index("closest") + 1]
+
+
 def test_what_is_told_to_try_works():
     request = Request(run="x", gpu="B200", num_gpus=8, max_micro_usd_per_hour=33_600_000)
     assert satisfying(request, ALL) == [HYPERSTACK]
