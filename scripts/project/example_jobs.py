@@ -24,6 +24,7 @@ ROWS = (  # a file, the words that it is launched with, and those that make it s
     ("ablation_saliency.yaml", "", "-e MODEL=toy -e INIT="),
     ("bert_ddp.yaml", "-e SIZE=base", ""),
     ("data.yaml", "", ""),
+    ("gpt_cpu.yaml", "", ""),
 )
 HEAD = """# The job files of the examples
 

@@ -1,6 +1,9 @@
 """The files of examples/ are what their readers take."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -87,3 +90,27 @@ def test_the_persona_changes_what_is_made_and_the_sweep_is_three_runs(tmp_path):
     assert sorted(run["run"] for run in planned["runs"]) == ["runs.seed-1", "runs.seed-2", "runs.short"]
     assert len(planned["lanes"]) == 2
     assert not Path(tmp_path, "pods").exists()
+
+
+GPT = EXAMPLES / "jobs" / "gpt"
+
+
+def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "SLIPWAY_WORK": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=GPT, env=environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_the_small_gpt_learns_and_goes_on_after_a_kill_with_the_losses_of_one_left_alone(tmp_path):
+    words = ("--steps", "30", "--save-every", "5")
+    whole = trained(tmp_path / "whole", *words).communicate(timeout=300)[0].splitlines()
+    losses = [float(one.rpartition(" ")[2]) for one in whole if one.startswith("step")]
+    assert len(losses) == 6 and losses[-1] < losses[0] < 5.6  # 5.545: every byte as likely as any other
+    with trained(tmp_path / "parted", *words) as cut:
+        assert any(line.startswith("step 15:") for line in cut.stdout)
+        cut.kill()
+    parted = trained(tmp_path / "parted", *words).communicate(timeout=300)[0].splitlines()
+    begun = int(parted[0].rpartition(" ")[2])
+    assert 15 <= begun < 30 and parted[1:] == whole[1 + begun // 5 :]
