@@ -143,6 +143,14 @@ def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_emp
         assert "no checkpoint is called 'slip'" in asked.communicate(timeout=120)[1]
 
 
+def test_the_smoke_test_ends_on_this_machine_within_seconds(world):
+    words = ("-e", "STEPS=20", "-e", "PAUSE=0", "--provider", "local", "-n", "smoke-test-1")
+    done = world.json("launch", "examples/jobs/smoke_test.yaml", *words)
+    assert (done["state"], done["ran"]) == ("succeeded", ["setup", "run"])
+    log = world.inv("logs", "smoke-test-1", "--file", "run")
+    assert "smoke-test-1 begins at step 0\n" in log and log.endswith("step 20: sum 210\ndone\n")
+
+
 @pytest.mark.nightly
 def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(world):
     done = world.json("rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5",

@@ -16,6 +16,7 @@ from infra.settings import Settings
 from tests.data.hub import Repo, serving
 from tests.trainer.model.test_init import models
 from tests.world import ROOT
+from trainer.plan import profile_named
 from trainer.plan.estimates import STATE_BYTES
 
 pytestmark = pytest.mark.process
@@ -57,6 +58,23 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
     assert spec.gpu and spec.num_gpus and spec.use_spot
     large = settings(tmp_path, "runpod", profile=spec.profile)
     assert launch.Work.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "model", "steps", "disk"),
+    [
+        ("ablation_haar", "HAAR_ENABLED", "smollm2_135m", (2000, 1000), ""),
+        ("ablation_saliency", "SALIENCY_ENABLED", "qwen3_4b", (500, 1000), "100"),
+    ],
+)
+def test_the_job_files_of_the_ablations_have_the_numbers_of_their_source(tmp_path, name, variable, model, steps, disk):
+    for is_on in ("true", "false"):
+        spec, _ = asked(tmp_path, name, "runpod", f"{variable}={is_on}")
+        assert (spec.phase, spec.gpu, spec.num_gpus, spec.disk_size) == ("1+1.9+2", "A100-80GB", 1, disk)
+        recipe = profile_named(spec.profile)
+        assert recipe.name.startswith(model)
+        assert tuple(recipe.phases[one].steps for one in ("bits1.9", "bits2")) == steps
+    assert job_file.load(JOBS / f"{name}.yaml").tasks[0].envs["WANDB_PROJECT"] == "wrinklefree-ablation"
 
 
 def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):

@@ -21,6 +21,7 @@ from infra.records import Address, Pod, Request
 from infra.settings import Settings
 from serve.policy import service_state
 from tests.hostile import mistyped, spliced
+from tests.world import World
 
 KEY = "k" * 24
 
@@ -55,6 +56,17 @@ def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_ac
         markets, problems = accounts.known_accounts(found, journal, "")
     assert [one.name for one in markets] == ["lium"]
     assert len(problems) == 1 and problems[0].startswith("slurm: ") and "clusters.yaml" in problems[0]
+
+
+@pytest.mark.process
+def test_every_service_is_listed_where_none_is_named(tmp_path):
+    world = World(tmp_path)
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        for name in ("first", "second"):
+            with journal.writing():
+                journal.execute("INSERT INTO services VALUES (?, 1, ?, '')", name, '{"nope": 1}')
+    assert [one["service"] for one in world.json("serve.status")] == ["first", "second"]
+    assert world.json("serve.status", "second")["service"] == "second"
 
 
 def test_a_service_that_cannot_be_read_is_listed_with_its_reason_beside_the_others(environ, tmp_path):

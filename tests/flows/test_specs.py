@@ -135,3 +135,9 @@ def test_the_sizes_of_blocks_are_flags_which_outweigh_settings_and_are_for_dlm()
     assert sizes(phase="sft") == (16, 0, 0, 2048)  # a setting may stand in .env for another day
     with pytest.raises(UsageError, match="--batch-size, --tokens: for the phase dlm, as in --phase sft.dlm"):
         sizes(phase="sft", tokens=2048, batch_size=4)
+
+
+def test_how_often_and_how_many_checkpoints_are_saved_reaches_the_plan():
+    settings = Settings.load(ROOT, {}, environ={})
+    wanted = Work.of(LaunchSpec(save_every=1000, keep=10, ckpt_prefix="checkpoint"), settings).wanted(settings)
+    assert wanted.keeping == {"save_every": 1000, "keep": 10, "prefix": "checkpoint"}

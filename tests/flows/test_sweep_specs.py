@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.flags import as_typed
 from infra.records import Inventory, Request
 from infra.settings import Settings
-from scripts.sweeps import sweep_text
+from scripts.sweeps import sweep, sweep_text
 from tests.world import ROOT
 from trainer import plan
 from trainer.recipes import PROFILES
@@ -389,3 +389,13 @@ def test_an_experiment_has_the_gpus_that_it_names_or_its_pod(gpus, each, devices
 def test_a_setting_that_tells_runs_apart_is_said_of_the_run_with_its_default_too():
     spec = configurations.of_function(configurations.lr_sweep)
     assert [one.asked["learning_rate"] for one in spec.trials.values()] == ["1e-06", "3e-06", "5e-06", "1e-05"]
+
+
+def test_named_sweeps_are_listed_without_an_account_with_what_they_cost_and_what_to_do_before(tmp_path, capsys):
+    sweep.list_configs(settings(tmp_path), as_json=False)
+    listed = capsys.readouterr()
+    head, *rows = listed.out.splitlines()
+    assert head.split()[:4] == ["name", "pods", "runs", "GPU-hours"] and "per GPU" in head and "per pod" in head
+    (rates,) = (one.split() for one in rows if one.startswith("lr_sweep"))
+    assert rates[1:4] == ["2", "4", "96"] and rates.count("USD/h") == 2
+    assert "the same with few steps on one pod, and --spend-limit for all runs together" in " ".join(listed.err.split())

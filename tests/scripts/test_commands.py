@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import tasks
+from scripts.cli.context import watch_seconds
 from scripts.cli.invoke_patch import Words
+from scripts.runs.status import WATCH_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference" / "commands.md").read_text()
@@ -73,3 +75,26 @@ def test_a_flag_has_one_meaning_in_a_command(name):
         if own & others and not issubclass(one, other)
     ]
     assert twice == []
+
+
+def spec_of(*line):
+    """Return the record that a command gets of a line."""
+    ((name, *_), (one,)) = line, Words(list(line), tasks.namespace).read()
+    values = COMMANDS[name].values(one.as_kwargs)
+    record = COMMANDS[name].record
+    return record(**{key: value for key, value in values.items() if key in record.__dataclass_fields__})
+
+
+def test_words_of_the_sources_mean_what_ours_mean():
+    by_theirs = spec_of("launch", "--accelerators", "H100:8", "-y", "-n", "bert-qa")
+    assert by_theirs == spec_of("launch", "--gpu", "H100:8", "--yes", "--run-name", "bert-qa")
+    assert spec_of("train", "--config", "configs/runpod_2b.yaml").config == "configs/runpod_2b.yaml"
+    assert spec_of("train", "--out", "somewhere").out == "somewhere"
+
+
+def test_a_launch_without_flags_is_sft_and_watching_looks_every_minute():
+    assert spec_of("launch").phase == "sft"
+    assert watch_seconds(spec_of("status", "--watch").watch, WATCH_S) == WATCH_S == 60
+    assert watch_seconds(spec_of("status", "--watch", "30").watch, WATCH_S) == 30
+    (about,) = (one.about for one in COMMANDS["launch"].flags if one.spelled == "profile")
+    assert "begin with the smallest: runpod_1b, then 2b and 4b" in about

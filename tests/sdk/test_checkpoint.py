@@ -226,3 +226,15 @@ def test_a_function_that_neither_returns_nor_writes_leaves_no_checkpoint(tmp_pat
     nothing(7)
     assert tries == [7, 7] and "once more" in caplog.text and "step 7 is no checkpoint" in caplog.text
     assert load(0) == 0 and list((tmp_path / "own").iterdir()) == []
+
+
+def test_the_oldest_go_together_with_their_metadata(tmp_path):
+    @checkpoint.save_checkpoint(save_dir=tmp_path / "own", max_checkpoints=2)
+    def save(step):
+        (tmp_path / "own" / f"model_{step}.pt").write_bytes(b"whole")
+
+    for step in range(1, 6):
+        save(step)
+    left = sorted(path.name for path in (tmp_path / "own").iterdir())
+    assert [one for one in left if one.endswith(".pt")] == ["model_4.pt", "model_5.pt"]
+    assert [json.loads((tmp_path / "own" / one).read_text())["step"] for one in left if one.endswith(".json")] == [4, 5]

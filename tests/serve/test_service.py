@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from infra.errors import UsageError
+from scripts.project import reference
 from serve import service
 from serve.controller import limits_of
 from serve.service import Probe
@@ -155,3 +156,14 @@ def test_an_export_holds_no_word_of_ours_and_is_read_back_the_same():
     again = service.parse("again", yaml.safe_load(yaml.safe_dump(made)))
     assert (again.policy, again.probe, again.port) == (shipped.policy, shipped.probe, shipped.port)
     assert service.to_skyserve(again) == made
+
+
+def test_every_number_of_scaling_says_what_it_is_for():
+    about = {name: said for name, _, said in reference.keys(service.ServiceFile)}
+    for name in ("min_replicas", "max_replicas", "target_qps_per_replica", "upscale_delay_seconds",
+                 "downscale_delay_seconds"):  # fmt: skip
+        assert len(about[f"`service.replica_policy.{name}`"]) > 20, name
+    text = (ROOT / "serve" / "service.yaml").read_text()
+    for advice in ("always on; the number of own machines", "the budget for bursts", "raise it when replicas end",
+                   "lower: faster answers, higher cost", "higher: steadier, dearer"):  # fmt: skip
+        assert advice in text

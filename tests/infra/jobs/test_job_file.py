@@ -154,6 +154,7 @@ def test_what_has_no_effect_is_told(tmp_path):
             "{infra: aws}",
             "it is left out. Type a provider instead: --provider skypilot",
         ),
+        ("{infra: nebius, accelerators: H100:8}", "--provider skypilot, which rents there"),
         ("{accelerators: 'A100:1 A100-80GB:1'}", "write accelerators: {A100: 1, A100-80GB: 1}"),
         ("{accelerators: H100:-1}", "H100:-1: it must be a whole number"),
         ("{accelerators: H100:0.5}", "no vendor rents a part of a GPU"),

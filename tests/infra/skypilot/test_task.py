@@ -181,3 +181,14 @@ def test_a_verdict_is_final_when_skypilot_says_that_the_job_is_over(status, told
     row = {"status": status, "failure_reason": "" if status == "SUCCEEDED" else "why"}
     found = job_view.words(row, log, TOKEN, "bert-1", 9.0)
     assert (found["verdict"].get("state", ""), found["verdict"].get("reason", "")) == (state, reason)
+
+
+def test_settings_of_a_cloud_are_kept_as_they_were_written():
+    config = {
+        "gcp": {"enable_gpu_direct": True},
+        "kubernetes": {"pod_config": {"spec": {"containers": [
+            {"resources": {"limits": {"vpc.amazonaws.com/efa": 4}, "requests": {"vpc.amazonaws.com/efa": 4}}}]}}},
+    }  # fmt: skip
+    said = made(resources={"accelerators": "H100:8", "network_tier": "best", "disk_tier": "best"}, config=config)
+    assert said["config"] == config
+    assert {"network_tier": "best", "disk_tier": "best"}.items() <= said["resources"].items()

@@ -62,6 +62,10 @@ def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
         (["cancel", "a"], "inv: no task 'cancel'; here that is: inv down RUN\n"),
         (["launch", "--gpu-type", "A100"], "inv launch: no flag --gpu-type; here that is: --gpu\n"),
         (["launch", "--destroy"], "inv launch: no flag --destroy; here that is: inv down --all\n"),
+        (
+            ["launch", "--inspect-executors"],
+            "inv launch: no flag --inspect-executors; here that is: inv offers --provider lium --gpu A100\n",
+        ),
         (["--help", "lunch"], "inv: no task 'lunch'; did you mean launch?\n"),
         (["--list", "nowhere"], "inv: Sub-collection 'nowhere' not found!\n"),
         (["status", "brave-otter-3", "calm-owl-1"], "inv status: one run is enough, and 'calm-owl-1' is no task; "),

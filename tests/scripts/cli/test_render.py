@@ -193,3 +193,11 @@ def test_uploads_that_wait_or_fail_are_told():
     assert "2 uploads are pending: base-f00d/step-000000500, logs/base.log" in words
     assert "the store cannot be written just now, and is tried again: ConnectionError: [31mreset" in words
     assert "upload" not in flat(VIEW)
+
+
+def test_where_a_tracker_shows_a_run_stands_below_the_run():
+    view = replace(
+        VIEW, state="running", note="", progress={"steps": [STEP], "tracking": {"wandb": "offline, for: wandb sync x"}}
+    )
+    assert "brave-otter-3: wandb: offline, for: wandb sync x" in flat(view)
+    assert status_table.view_json(view)["tracking"] == {"wandb": "offline, for: wandb sync x"}

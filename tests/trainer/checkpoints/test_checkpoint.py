@@ -336,3 +336,11 @@ def test_what_a_large_tensor_leaves_of_its_power_of_two_goes_to_the_next_ones():
     assert small.data_ptr() - large.data_ptr() == 2500 + -2500 % ALIGNED
     assert (len(large), len(small), large.untyped_storage().nbytes()) == (2500, 1000, 4096)
     assert arena.take(1000).untyped_storage().nbytes() == 1 << 10
+
+
+def test_a_start_says_from_which_checkpoint_it_goes_on_or_that_there_is_none(tmp_path, caplog):
+    caplog.set_level("INFO")
+    stop_at(training(tmp_path, steps=30), 14)
+    assert f"No checkpoints found in {tmp_path / 'saved'}: starting at step 0" in caplog.text
+    stop_at(training(tmp_path, steps=30), 16)
+    assert "Successfully loaded checkpoint from step 10" in caplog.text
