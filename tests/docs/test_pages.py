@@ -36,6 +36,13 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(there), target
 
 
+def test_every_guide_is_linked_from_the_first_page():
+    first = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [
+        page.name for page in (ROOT / "docs" / "guides").glob("*.md") if f"(docs/guides/{page.name})" not in first
+    ]
+
+
 def test_the_first_page_fits_on_a_screen_or_two():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 

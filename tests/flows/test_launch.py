@@ -11,6 +11,7 @@ from flows.specs.launch import LaunchSpec, with_preset
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
+from infra.market import gpus
 from infra.providers import registry
 from infra.records import Offer
 from infra.settings import Settings
@@ -40,6 +41,21 @@ def journal(settings):
 def meant(settings, made="", **flags):
     found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings)
     return replace(found, work=replace(found.work, made=made or found.work.made))
+
+
+def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
+    def asked(*given, **flags):
+        environ = {
+            "HOME": str(tmp_path),
+            "SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"),
+            "RUNPOD_API_KEY": "k" * 24,
+        }
+        found = Settings.load(ROOT, {"profile": "tiny", "provider": "runpod"}, given, environ)
+        request = meant(found, provider="runpod", **flags).request
+        return gpus.read_set(request.gpu, request.num_gpus)
+
+    assert asked("ACCELERATOR=A100:1") == asked(gpu="A100", num_gpus=1) == (("A100", 1),)
+    assert asked("ACCELERATOR=A100:8", gpu="H100:2") == (("H100", 2),), "a flag outweighs a variable"
 
 
 def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path):

@@ -136,6 +136,8 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
         uri = "hf://us/kept/in/here"
     commands = {"folder": "mkdir -p", "s3": "aws s3 mb s3://bucket", "hf": "hf repo create us/kept"}
     assert told(capsys, "ckpt_init", to=uri, dry_run=True)["command"].startswith(commands[kind])
+    google = told(capsys, "ckpt_init", to="gs://bucket/x", dry_run=True)
+    assert (google["made"], google["command"]) == (None, "gcloud storage buckets create gs://bucket")
     assert told(capsys, "ckpt_init", to=uri)["made"] is True and told(capsys, "ckpt_init", to=uri)["made"] is False
     names = ["base_checkpoints/smoke", "identity_conversations"]
     assert told(capsys, "ckpt_push", to=uri)["pushed"] == names

@@ -1,0 +1,59 @@
+"""docs/reference/requirements.md: what each source document promises, and the tests that assert it.
+
+In: tests/sources/requirements.yaml. Out: its rows by source, and the page. No test is run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import strict_yaml
+from infra.checkout import ROOT
+
+FILE = ROOT / "tests" / "sources" / "requirements.yaml"
+HEAD = """# Requirements
+
+Slipway grew from {number} documents: {sources}. Each behaviour that these promise has a row: the tests that assert it,
+the reason why it is otherwise here, or both. Of {rows} behaviours {tested} have tests. `./inv test NODE` runs one. The
+rows stand in [requirements.yaml](../../tests/sources/requirements.yaml); `tests/sources/` checks that each test exists.
+"""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One behaviour. At least one of `tests` and `reason` is given."""
+
+    id: str
+    behaviour: str
+    tests: tuple[str, ...] = ()
+    """`tests/FILE.py::NAME`, without parameters."""
+    reason: str = ""
+
+
+def read(path: Path = FILE) -> dict[str, list[Requirement]]:
+    """Return the rows of each source, in the order of the file. Raises TypeError for a key that no row has."""
+    said: dict[str, list[dict[str, Any]]] = strict_yaml.read(path)
+    return {source: [Requirement(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows]
+            for source, rows in said.items()}  # fmt: skip
+
+
+def page() -> str:
+    """Return the page."""
+    found = read()
+    every = [row for rows in found.values() for row in rows]
+    tested = sum(bool(row.tests) for row in every)
+    lines = [HEAD.format(number=len(found), sources=", ".join(found), rows=len(every), tested=tested)]
+    for source, rows in found.items():
+        lines += [f"## {source}", "", "| id | behaviour | tests, or the reason |", "| --- | --- | --- |"]
+        lines += [f"| {row.id} | {_cell(row.behaviour)} | {_shown(row)} |" for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(row: Requirement) -> str:
+    links = [f"[{test}](../../{test.partition('::')[0]})" for test in row.tests]
+    return "<br>".join([*links, *([_cell(row.reason)] if row.reason else [])])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
