@@ -1,6 +1,7 @@
 """A job file whose work is a training of ours: what it comes to on this machine, and what is refused with its line."""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,10 +15,11 @@ from infra.providers import registry
 from infra.records import Request
 from infra.settings import Settings
 from tests.data.hub import Repo, serving
+from tests.sources.settings_of import with_models
 from tests.trainer.model.test_init import models
 from tests.world import ROOT
-from trainer.plan import profile_named
-from trainer.plan.estimates import STATE_BYTES
+from trainer.plan import profile_named, recipe
+from trainer.plan.estimates import STATE_BYTES, least_bytes
 
 pytestmark = pytest.mark.process
 
@@ -146,3 +148,14 @@ def test_a_model_of_the_hub_is_what_the_training_begins_from(tmp_path):
     assert (spec.init, spec.profile) == ("hf://a/b@v1", "qwen3_4b")
     with pytest.raises(UsageError, match="is on the hub, and INIT names another model"):
         asked(tmp_path, "train", "runpod", "MODEL=a/b", "INIT=hf://c/d")
+
+
+def test_the_saliency_ablation_fits_the_gpu_that_its_job_file_names(tmp_path, monkeypatch):
+    with ExitStack() as stack:
+        for name, value in with_models(tmp_path, stack).items():
+            monkeypatch.setenv(name, value)
+        spec, _ = asked(tmp_path, "ablation_saliency", "runpod")
+        found = settings(tmp_path, "local", profile=spec.profile)
+        nodes = recipe(launch.Work.of(spec, found).wanted(found))
+    for name in ("bits1", "bits1.9", "bits2"):
+        assert least_bytes(nodes[name].spec, 1) <= 80 * 10**9, name

@@ -37,7 +37,7 @@ BITNET_LARGE = {
 }  # fmt: skip
 
 
-def _with_models(home: Path, stack: ExitStack) -> dict[str, str]:
+def with_models(home: Path, stack: ExitStack) -> dict[str, str]:
     """Return the address of a hub with the published models that the jobs name: their shapes, without weights."""
     repos = {}
     for name, shape in (("Qwen/Qwen3-4B", QWEN3_4B), ("HuggingFaceTB/SmolLM2-135M", SMOLLM2_135M),
@@ -53,7 +53,7 @@ def _with_models(home: Path, stack: ExitStack) -> dict[str, str]:
 
 
 def skypilot_jobs(home: Path, stack: ExitStack) -> dict[str, str]:
-    return {**KEYS, **_with_models(home, stack), "WANDB_API_KEY": "k" * 40}
+    return {**KEYS, **with_models(home, stack), "WANDB_API_KEY": "k" * 40}
 
 
 def training_guide(home: Path, stack: ExitStack) -> dict[str, str]:
@@ -61,7 +61,7 @@ def training_guide(home: Path, stack: ExitStack) -> dict[str, str]:
 
 
 def lium(home: Path, stack: ExitStack) -> dict[str, str]:
-    return {**KEYS, **_with_models(home, stack)}
+    return {**KEYS, **with_models(home, stack)}
 
 
 def skyserve(home: Path, stack: ExitStack) -> dict[str, str]:
