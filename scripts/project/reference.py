@@ -26,7 +26,7 @@ from infra.machines import clusters, inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
-from scripts.project import agents, example_jobs, requirements, rooms
+from scripts.project import agents, example_jobs, other_tools, requirements, rooms
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
@@ -319,6 +319,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "files.md": files,
     "jobs.md": example_jobs.page,
     "requirements.md": requirements.page,
+    "other-tools.md": other_tools.page,
 }
 
 

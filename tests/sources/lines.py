@@ -14,34 +14,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from infra.rehearsal import attach
+from scripts.project.other_tools import GUIDES, Line, read
 from tests.sources import settings_of
 from tests.world import ROOT, World
 
-FOLDER = Path(__file__).parent
-DOCUMENTS = ("skypilot_jobs", "skyserve", "training_guide", "lium", "runpod", "shadeform")
+DOCUMENTS = tuple(GUIDES)
 LIMIT_S = 580.0
 INV = f"{shlex.quote(sys.executable)} -m invoke"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line of a document, and how it is run here."""
-
-    line: str
-    typed: str = ""
-    practice: str = ""
-    shell: str = ""
-    reason: str = ""
-    says: str = ""
-    code: int = 0
-    file: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,11 +36,6 @@ class Outcome:
     line: Line
     problem: str
     took_s: float
-
-
-def read(document: str) -> list[Line]:
-    """Return the lines of a document."""
-    return [Line(**one) for one in yaml.safe_load((FOLDER / f"{document}.yaml").read_text())]
 
 
 def run(document: str) -> Iterator[Outcome]:

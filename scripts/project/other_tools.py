@@ -1,0 +1,70 @@
+"""docs/reference/other-tools.md: the command lines of other tools' guides, and what is typed here instead.
+
+In: the files in tests/sources/ with the lines of each guide. Out: the page. tests/sources/lines.py runs the lines.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra import strict_yaml
+from infra.checkout import ROOT
+
+FOLDER = ROOT / "tests" / "sources"
+GUIDES = {
+    "skypilot_jobs": "SkyPilot's managed jobs",
+    "skyserve": "SkyServe",
+    "training_guide": "SkyPilot's training guide",
+    "lium": "Lium's pods and sweeps",
+    "runpod": "RunPod's setup",
+    "shadeform": "Shadeform's scripts",
+}
+HEAD = """# Commands of other tools
+
+Each command line of six guides, and the command that does the same here. Every line is run by the nightly tests, for
+nothing: against the rehearsal, on one machine, or against a hub on loopback (`python -m tests.sources.lines`). Files are
+written without their folders.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a guide, and how the line is run here."""
+
+    line: str
+    typed: str = ""
+    practice: str = ""
+    shell: str = ""
+    reason: str = ""
+    says: str = ""
+    code: int = 0
+    file: dict[str, Any] = field(default_factory=dict)
+
+
+def read(guide: str) -> list[Line]:
+    """Return the lines of a guide, in their order. Raises TypeError for a key that no line has."""
+    found: list[dict[str, Any]] = strict_yaml.read(FOLDER / f"{guide}.yaml")
+    return [Line(**one) for one in found]
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [HEAD]
+    for guide, title in GUIDES.items():
+        lines += [f"## {title}", "", "| there | here |", "| --- | --- |"]
+        lines += [f"| {_code(one.line)} | {_here(one)} |" for one in read(guide)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _here(one: Line) -> str:
+    if one.reason:
+        return one.reason
+    if one.shell:
+        return _code(one.shell)
+    refused = f"; refused: {one.says}" if one.code == 2 else ""
+    return f"{_code(f'./inv {one.typed}')}{refused}"
+
+
+def _code(text: str) -> str:
+    plain = " ".join(text.replace("{home}/", "").replace("{inv}", "./inv").replace("{endpoint}", "$ENDPOINT").split())
+    return f"`{plain}`".replace("|", "\\|")
