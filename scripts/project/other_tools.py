@@ -21,8 +21,8 @@ GUIDES = {
 HEAD = """# Commands of other tools
 
 Each command line of six guides, and the command that does the same here. Every line is run by the nightly tests, for
-nothing: against the rehearsal, on one machine, or against a hub on loopback (`python -m tests.sources.lines`). Files are
-written without their folders.
+nothing: against the rehearsal, on one machine, or against a hub on loopback (`python -m tests.sources.lines`). Files
+are written without their folders.
 """
 
 
