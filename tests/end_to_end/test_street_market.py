@@ -23,6 +23,7 @@ import pytest
 
 from infra.agent.process import identify
 from infra.ledger.journal import Journal
+from infra.market import gpus
 from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
@@ -376,6 +377,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     before = user.calls("create")
     for name in ("runpod", "lium", "shadeform"):
         offers = user.json("offers", "--rehearse", "--provider", name)["offers"]  # earlier tests may have the cheapest
+        offers = [one for one in offers if one["gpu"] and gpus.is_for_training(one["gpu"])]
         usd_per_hour = min((one["usd_per_hour"] for one in offers), key=float)
         kinds = "|".join({one["gpu"] for one in offers if one["usd_per_hour"] == usd_per_hour})
         (note,) = (one for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
