@@ -1,0 +1,49 @@
+"""The plan of one job per source document, as JSON: a change of structure changes none of them.
+
+python -m tests.test_frozen_plans write     after a change that is meant
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.world import World
+
+pytestmark = pytest.mark.process
+FILE = Path(__file__).with_name("frozen_plans.json")
+TOY = "examples/jobs/profiles/toy.yaml"
+LINES = {
+    "SkyPilot's jobs": f"launch examples/jobs/train.yaml -e MODEL={TOY} -e STAGE=1+1.9 -e INIT= --provider local",
+    "SkyPilot's training guide": "launch examples/jobs/smoke_test.yaml --provider local",
+    "Lium's sweeps": "launch --phase rl --task sort --provider local",
+    "RunPod's setup": "launch --phase base --profile m3_medium --steps 3 --seed 7 --provider local",
+    "Shadeform's guide": "launch --phase all --provider local",
+}
+OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes that follow this machine and the time
+
+
+def plan(line: str, folder: Path) -> dict:
+    """Return the plan of a launch without what differs between machines: times, and digests of Python's own text."""
+    found = World(folder).json(*line.split(), "--dry-run")
+    artifacts = []
+    for one in found["artifacts"]:
+        spec, version, _ = one["fingerprint"].split("-")
+        of_python = one["step"] in ("text", "questions")
+        artifacts.append([one["name"], one["state"], one["step"], version if of_python else f"{spec}-{version}"])
+    notes = [note for note in found["notes"] if not note.startswith(OF_HERE)]
+    mounts = [[one["at"], one["files"]] for one in found["mounts"]]
+    return {"steps": found["steps"], "artifacts": artifacts, "mounts": mounts, "notes": notes, "flags": found["flags"]}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_plan_of_a_job_is_what_it_was(tmp_path, name):
+    assert plan(LINES[name], tmp_path) == json.loads(FILE.read_text())[name]
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["write"]:
+    with tempfile.TemporaryDirectory() as scratch:
+        plans = {name: plan(line, Path(scratch, str(number))) for number, (name, line) in enumerate(LINES.items())}
+    FILE.write_text(json.dumps(plans, indent=1) + "\n")

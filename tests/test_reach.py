@@ -1,0 +1,74 @@
+"""How much of the project a command reaches: modules that its process loads, and all that these name.
+
+The numbers are printed, and may only fall: a command that loads less starts faster, and is read sooner.
+"""
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tasks
+from tests.world import ROOT, World
+
+pytestmark = pytest.mark.process
+LAUNCH = ("launch", "--phase", "sft", "--provider", "local", "--dry-run")
+# Modules that are loaded, and those that have content; their lines; modules of the static closure.
+MOST = {LAUNCH: (365, 312, 44_800, 385), ("status",): (285, 240, 34_500, 325)}
+
+
+def loaded(world: World, words: tuple[str, ...]) -> dict[str, Path]:
+    """Return the modules of ours that the process of a command loads."""
+    line = [sys.executable, "-m", "tests.programs.loaded_modules", *words]
+    done = subprocess.run(line, cwd=ROOT, env=world.environ, capture_output=True, text=True, check=True)
+    return {name: ROOT / path for name, path in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def named(path: Path, module: str) -> Iterator[str]:
+    """Yield the modules that a file imports anywhere, by statements and by `import_module` of a text."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
+            yield base
+            yield from (f"{base}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant))
+
+
+def file_of(module: str) -> Path | None:
+    """Return the file of a module of ours."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        return None
+    path = ROOT.joinpath(*module.split("."))
+    return next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()), None)
+
+
+def closure(start: str) -> set[str]:
+    """Return a module, and all of ours that it names, directly or not."""
+    found, todo = {start}, [start]
+    while todo:
+        module = todo.pop()
+        file = file_of(module)
+        assert file is not None, module
+        new = {name for name in named(file, module) if file_of(name)} - found
+        found |= new
+        todo += new
+    return found
+
+
+@pytest.mark.parametrize("words", MOST, ids=" ".join)
+def test_a_command_reaches_no_more_of_the_project_than_before(tmp_path, words):
+    found = loaded(World(tmp_path), words)
+    texts = [text for path in found.values() if (text := path.read_text("utf-8")).strip()]
+    lines = sum(len(text.splitlines()) for text in texts)
+    numbers = (len(found), len(texts), lines, len(closure(tasks.namespace[words[0]].does)))
+    print(" ".join(words), "loads {} modules, {} with content, {} lines; its module names {} in all".format(*numbers))
+    assert all(a <= b for a, b in zip(numbers, MOST[words], strict=True)), (numbers, MOST[words])
