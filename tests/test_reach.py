@@ -1,4 +1,4 @@
-"""How much of the project a command reaches: modules that its process loads, and all that these name.
+"""A command reaches no more of the project than before: modules that its process loads, and all that its module names.
 
 The numbers are printed, and may only fall: a command that loads less starts faster, and is read sooner.
 """

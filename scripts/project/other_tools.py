@@ -27,7 +27,7 @@ are written without their folders.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class GuideLine:
     """One line of a guide, and how the line is run here."""
 
     line: str
@@ -40,10 +40,10 @@ class Line:
     file: dict[str, Any] = field(default_factory=dict)
 
 
-def read(guide: str) -> list[Line]:
+def read(guide: str) -> list[GuideLine]:
     """Return the lines of a guide, in their order. Raises TypeError for a key that no line has."""
     found: list[dict[str, Any]] = strict_yaml.read(FOLDER / f"{guide}.yaml")
-    return [Line(**one) for one in found]
+    return [GuideLine(**one) for one in found]
 
 
 def page() -> str:
@@ -56,7 +56,7 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def _here(one: Line) -> str:
+def _here(one: GuideLine) -> str:
     if one.reason:
         return one.reason
     if one.shell:

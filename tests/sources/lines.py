@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from infra.rehearsal import attach
-from scripts.project.other_tools import GUIDES, Line, read
+from scripts.project.other_tools import GUIDES, GuideLine, read
 from tests.sources import settings_of
 from tests.world import ROOT, World
 
@@ -33,7 +33,7 @@ INV = f"{shlex.quote(sys.executable)} -m invoke"
 class Outcome:
     """The result of a line; `problem` is "" where the line did what its entry says."""
 
-    line: Line
+    line: GuideLine
     problem: str
     took_s: float
 
@@ -65,7 +65,7 @@ def stop(world: World) -> None:
         world.inv("rehearse", "--stop")
 
 
-def problem_of(line: Line, world: World) -> str:
+def problem_of(line: GuideLine, world: World) -> str:
     """Run a line. Return the difference from its entry, in words; "" = none."""
     if line.file:
         (world.folder / "job.yaml").write_text(yaml.safe_dump(line.file))
