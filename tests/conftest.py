@@ -32,6 +32,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-")  # no test writes to the user's own
 NUMBERS = itertools.count()
 
+
+@pytest.fixture(autouse=True)
+def new_line():
+    """Forget the pods that commands in this process have dealt with: `scripts.cli.session` knows those of one line."""
+    yield
+    if session := sys.modules.get("scripts.cli.session"):
+        session._over.clear()
+        session._used.clear()
+
+
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 

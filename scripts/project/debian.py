@@ -17,6 +17,7 @@ PACKAGES = {  # needs of each package: programs, or files by a pattern
     "openssh-server": ("sshd",),
     "rsync": ("rsync",),
     "iproute2": ("ip", "tc"),
+    "bubblewrap": ("bwrap",),
     "iptables": ("iptables",),
     "curl": ("curl",),
     "procps": ("ps",),

@@ -8,6 +8,7 @@ import pytest
 from data.chat import conversations
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
+from scripts.cli.steps_text import record_words
 from store.artifacts.artifacts import Store
 from tests.trainer.conftest import tiny
 from tests.trainer.test_phases import chat_phase, run
@@ -70,6 +71,7 @@ def test_what_is_lost_is_told_before_the_first_step_and_stands_in_the_artifact_a
     counts = lines[0]["conversations"]
     assert (counts["conversations"], counts["without_targets"], counts["answers"]) == (4, 1, 12)
     assert counts["cut_answers"] > 1 and records[-1]["talk_counts"] == counts
+    assert "conversation" not in record_words({"name": "sft", "state": "done", "result": records[-1]}), "no number"
     text = page(Story("brave-otter-1", (), [PhaseStory("sft", lines=lines)], "now"))
     assert "1 of 4 (25.0 %)" in text and f"{counts['cut_answers']} of 12" in text
     assert f"{lines[-1]['learnt_tokens']:,} (" in text

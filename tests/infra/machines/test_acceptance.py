@@ -2,7 +2,6 @@
 
 import http.server
 import os
-import shutil
 import sys
 import threading
 import time
@@ -218,7 +217,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+@pytest.mark.needs("bwrap")
 def test_a_machine_that_holds_no_code_is_refused_where_code_of_answers_runs(measure, tmp_path):
     strict = tmp_path / "python"
     strict.write_text(

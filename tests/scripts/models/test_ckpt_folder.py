@@ -25,8 +25,8 @@ def test_a_checkpoint_and_a_tokenizer_of_nanochat_are_put_into_a_store_and_train
         assert tokenizers.load(Store(store).path(name, one.fingerprint)).encode(text) == ids
 
     assert world.json("ckpt.push", str(folder), "--to", store)["pushed"] == ["imported/d2"]
-    typed = ("train", "--phase", "mid", "--profile", "tiny", "--steps", "2", "--store", store, "--init")
-    world.inv(*typed, "imported/d2")
+    typed = ("launch", "--phase", "mid", "--steps", "2", "--store", store, "--provider", "local", "--yes", "--init")
+    assert world.json(*typed, "imported/d2")["state"] == "succeeded"
     made = {one.name: one for one in Store(store).artifacts()}
     assert made["imported/d2"].fingerprint == held["imported/d2"].fingerprint
     assert "mid_checkpoints/d2" in made

@@ -92,7 +92,7 @@ def test_no_escape_gets_through_with_any_landlock(world, version, place):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
+@pytest.mark.needs("bwrap")
 def test_no_escape_gets_through_in_bubblewrap(world):
     assert tried(world, "bubblewrap", 0, "machine")["through"] == {}
 

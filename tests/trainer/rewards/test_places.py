@@ -10,7 +10,7 @@ import pytest
 
 from tests.world import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")]
+pytestmark = [pytest.mark.process, pytest.mark.needs("bwrap")]
 TRY = """
 from trainer.rewards import jail
 assert jail.__file__.startswith("/tmp/"), jail.__file__
