@@ -69,7 +69,7 @@ def _of_imitated(
 
 
 def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings) -> Estimate:
-    """Return the estimate of phases of a recipe, without what they go on from and what passes around them."""
+    """Return the estimate of phases of a recipe, without their inputs and without boot and set-up."""
     works = tuple(work_of_phase(one, one.phase, machine.name) for one in phases)
     past = Timings.beside(settings.state_file).past()
     return estimate(EstimateRequest(machine=machine, steps=works), past)
@@ -129,7 +129,7 @@ def around(
 
 
 def around_kind(vendor: str, is_found: bool | None) -> str:
-    """Return the kind of that: with an environment that is built, it is another one."""
+    """Return the kind of work around the steps at a vendor; building the environment makes a kind of its own."""
     built = "" if is_found is None else f", environment {'found' if is_found else 'built'}"
     return f"around the steps, {vendor}{built}"
 

@@ -64,7 +64,7 @@ class TypedLaunch:
         return replace(self, meant={**self.meant, **open_ones})
 
     def with_self_end(self) -> "TypedLaunch":
-        """Return the launch whose pod deletes itself, as somebody has answered at the question."""
+        """Return the launch with `--self-end`, which the user chose at the question."""
         return replace(self, typed={**self.typed, "self_end": ""}, meant={**self.meant, "self_end": True})
 
     def check(self, op: Op) -> None:

@@ -35,7 +35,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(autouse=True)
 def new_line():
-    """Forget the pods that commands in this process have dealt with: `scripts.cli.session` knows those of one line."""
+    """Clear the pods of the last command line, which `scripts.cli.session` keeps for the process."""
     yield
     if session := sys.modules.get("scripts.cli.session"):
         session._over.clear()

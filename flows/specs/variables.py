@@ -49,7 +49,7 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
 
 
 def of_hub(model: str) -> str:
-    """Return the hf:// address of a MODEL that is one of the hub; "" for a profile's name or file."""
+    """Return the hf:// address of a MODEL on the hub; "" for the name or the file of a profile."""
     if model.startswith("hf://"):
         return model
     is_there = OF_HUB.fullmatch(model) and not model.endswith((".yaml", ".yml"))

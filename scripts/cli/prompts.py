@@ -21,9 +21,9 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
 
 
 def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str, str]) -> list[Offer] | str:
-    """Return what `pick` does, or the letter of another answer.
+    """Return the offers in the order in which they are tried, or the letter of another answer.
 
-    others: the other answers, in words, by their letters. Raises UsageError when nobody can be asked.
+    others: the text of each other answer by its letter. Raises UsageError when stdin is no terminal.
     """
     if yes or is_named:
         return offers

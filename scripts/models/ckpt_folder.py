@@ -44,7 +44,7 @@ def folder_of(word: str) -> Path | None:
 
 
 def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
-    """Publish what the folder holds, and return the name of the artifact. Raises UsageError, StoreError."""
+    """Publish a folder's model or tokenizer; return the name of the artifact. Raises UsageError, StoreError."""
     if nanochat.newest(folder) or any((one / "config.json").is_file() for one in (folder, folder / vocabulary.HF)):
         return push_model(folder, replace(settings, store=to), quiet)
     if any((folder / name).is_file() for name in (PICKLED, vocabulary.TOKENIZER)):

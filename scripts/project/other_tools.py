@@ -1,4 +1,4 @@
-"""docs/reference/other-tools.md: the command lines of other tools' guides, and what is typed here instead.
+"""docs/reference/other-tools.md: the command lines of other tools' guides, and the commands of Slipway for each.
 
 In: the files in tests/sources/ with the lines of each guide. Out: the page. tests/sources/lines.py runs the lines.
 """

@@ -80,7 +80,9 @@ def test_a_pod_that_its_timer_has_ended_is_not_told_as_one_past_its_limit(user):
         (op,) = journal.ops(run="otter")
         keeper = until(lambda: journal.leases.holder(keeper_lease("otter")), "a keeper")
     assert send(keeper, signal.SIGKILL)
+    (home,) = (user.world.folder / "pods").glob(f"{op.remote_id}-*/home")
     until(lambda: not sum(send(one, signal.SIGKILL) for one in find(op.token)), "the end of its guard")
+    shutil.rmtree(home / ".slipway", ignore_errors=True)
     assert ended(user.world, limit_of(op)) != "client"
     process = user.begin("status", "--rehearse")
     said = " ".join(process.communicate(timeout=120)[1].split())

@@ -54,7 +54,10 @@ def problem() -> str:
 
 
 def enter_or_exit(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> None:
-    """Do as `enter`; where that fails, say so on stderr and exit with 1: a child's exception is heard by nobody."""
+    """Call `enter`; on failure print the reason to stderr and exit with 1.
+
+    No caller sees an exception of a child before its exec.
+    """
     try:
         enter(binds, folder, at)
     except OSError as error:
