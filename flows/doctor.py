@@ -93,7 +93,7 @@ def _timings(settings: Settings) -> list[DoctorLine]:
 
 def tracking(settings: Settings) -> list[DoctorLine]:
     """Tell whom the figures of a training would go to; [] where nobody asks for that. Raises UsageError."""
-    from flows.jobs import trackers
+    from flows.planning import trackers
 
     names = trackers.asked("", settings)
     if not names:

@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
-from flows.jobs import machine_choice, memory_check, sandbox_check
 from flows.limits.run_limits import run_limits
-from flows.planning import Work
-from flows.reading import learned
+from flows.planning import learned, machine_choice, memory_check, sandbox_check
+from flows.planning.training_plan import Work
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flows import run_leases, shares
-from flows.planning import Work, environments_of, plan_for
+from flows.planning.training_plan import Work, environments_of, plan_for
 from flows.shares import Offered
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flows.extensions import changed
 from flows.history import receipt
 from flows.limits.run_limits import check_used, spent_by
+from flows.planning.extensions import changed
 from flows.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.find_model import gguf_problem, model_folder, shape_of
+from flows.models.find_model import gguf_problem, model_folder, shape_of
 from flows.specs.service import ServeSpec
 from flows.supervisor import supervisor_client
 from infra import job_environment, train_env

@@ -424,7 +424,7 @@ def spoken(text: str) -> list[str]:
 def test_use_cases_neither_print_nor_ask_nor_read_flags():
     wrong = {path.name: said for path in sorted((ROOT / "flows").rglob("*.py")) if (said := spoken(path.read_text()))}
     assert not wrong
-    assert len(list((ROOT / "flows").glob("*.py"))) > 10
+    assert len(list((ROOT / "flows").rglob("*.py"))) > 10
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from flows.find_model import model_folder
+from flows.models.find_model import model_folder
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import extensions
+from flows.planning import extensions
 from infra.agent.environments import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flows import estimates, planning
+from flows.planning import estimates, training_plan
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
@@ -57,10 +57,10 @@ class JobWork:
         is_own = not vendor.fleeting or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
         ours = job_environment.secrets(settings)
-        stores = planning.places(settings)
+        stores = training_plan.places(settings)
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
         own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
-        torch, environments = planning.environments_of(settings, request, vendor)
+        torch, environments = training_plan.environments_of(settings, request, vendor)
         job = Job(
             run=request.run, token="", steps=own, limits=limits, torch=torch, environments=environments, environ=stores,
             secrets=tuple(sorted({*ours, *self.secrets})), num_gpus=0 if settings.rehearsal else request.num_gpus,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows import estimates
 from flows.jobs import training
-from flows.planning import Work, init_named
+from flows.planning import estimates
+from flows.planning.training_plan import Work, init_named
 from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.find_model import find_model
+from flows.models.find_model import find_model
 from flows.reading import measures, spending, status, timeline
 from flows.reading.run_figures import gpu_memory, places, read
 from infra.checkout import ROOT

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
-from flows.jobs import machine_choice
 from flows.limits.sweep_limit import HighCost, default_of, limit_before
-from flows.planning import Work, plan_for
+from flows.planning import machine_choice
+from flows.planning.training_plan import Work, plan_for
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, on_held
 from flows.sweeps.records import SweepSpec, SweepTrial

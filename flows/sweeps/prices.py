@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows import estimates
+from flows.planning import estimates
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.experiment import on_pod
 from flows.sweeps.plan import SweepPlan

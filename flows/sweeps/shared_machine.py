@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from flows.jobs.machine_choice import MachineChoice
-from flows.jobs.memory_check import phases_of
 from flows.limits.sweep_limit import HighCost
+from flows.planning.machine_choice import MachineChoice
+from flows.planning.memory_check import phases_of
 from flows.sweeps.plan import SweepPlan, plan_of, request_of, settings_of
 from flows.sweeps.pods import of_all
 from flows.sweeps.records import SweepSpec

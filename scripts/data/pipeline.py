@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from flows import estimates
-from flows.extensions import use_source
-from flows.jobs import memory_check
-from flows.planning import Work, plan_for
+from flows.planning import estimates, memory_check
+from flows.planning.extensions import use_source
+from flows.planning.training_plan import Work, plan_for
 from flows.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.extensions import use_source
+from flows.planning.extensions import use_source
 from infra.errors import HubUnreachable, SlipwayError, Unsound, UsageError
 from infra.flags import flags_of
 from infra.job_environment import secrets

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flows.planning import text_steps
+from flows.planning.training_plan import text_steps
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, local_step, render

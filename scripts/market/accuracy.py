@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.reading import learned
+from flows.planning import learned
 from infra.ledger.accuracy import ANEW, REPEATED, ForecastError, Medians, medians
 from infra.ledger.journal import Journal
 from infra.money import cents

@@ -14,7 +14,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.find_model import find_model
+from flows.models.find_model import find_model
 from flows.reading import status as runs
 from infra.checkout import ROOT
 from infra.errors import UsageError

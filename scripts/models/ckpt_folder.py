@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from flows.planning import Work, plan_for
+from flows.planning.training_plan import Work, plan_for
 from flows.specs.work import WorkSpec
 from infra import train_env
 from infra.agent.job import Limits

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TASKS
-from flows.find_model import find_model
+from flows.models.find_model import find_model
 from flows.reading.measures import FILE, kept_as
 from flows.reading.measures import kept as kept_of
 from infra.errors import UsageError

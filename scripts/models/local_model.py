@@ -8,9 +8,9 @@ from pathlib import Path
 
 from invoke import Exit
 
-from flows.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
-from flows.jobs import memory_check
-from flows.planning import Work, plan_for
+from flows.models.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
+from flows.planning import memory_check
+from flows.planning.training_plan import Work, plan_for
 from flows.run_leases import foreground, move_names
 from flows.specs import variables
 from infra.agent import host

@@ -6,7 +6,7 @@ Each deals with the pod that is named, else with the one of its line, else with 
 from dataclasses import replace
 
 from flows import pods, run_leases
-from flows.planning import Work
+from flows.planning.training_plan import Work
 from flows.specs import variables
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal

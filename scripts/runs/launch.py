@@ -22,7 +22,7 @@ from flows import resume as resuming
 from flows.jobs import request as jobs
 from flows.jobs import training
 from flows.jobs.work import JobWork
-from flows.planning import Work, node_commands
+from flows.planning.training_plan import Work, node_commands
 from flows.pods import scale_of
 from flows.specs import variables
 from flows.specs.launch import with_preset

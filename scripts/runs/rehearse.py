@@ -14,7 +14,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.jobs import machine_choice
+from flows.planning import machine_choice
 from infra.agent.process import send
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import cost as costs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.jobs.memory_check import phases_of
+from flows.planning.memory_check import phases_of
 from flows.sweeps import answer as answers
 from flows.sweeps import prices, rehearsed
 from flows.sweeps import results as kept

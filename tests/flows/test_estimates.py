@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from flows import estimates
-from flows.estimates import of_phases, this_machine
-from flows.planning import Work, plan_for
+from flows.planning import estimates
+from flows.planning.estimates import of_phases, this_machine
+from flows.planning.training_plan import Work, plan_for
 from flows.reading import quotes
 from flows.specs.work import WorkSpec
 from infra.agent.execution import figures

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from data.config import ConfigError, Persona
-from flows import extensions
-from flows.jobs import trackers
+from flows.planning import extensions, trackers
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Request
 from infra.settings import Settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.find_model import find_model
+from flows.models.find_model import find_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store

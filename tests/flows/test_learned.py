@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows import estimates
-from flows.planning import Work, plan_for
-from flows.reading import learned
+from flows.planning import estimates, learned
+from flows.planning.training_plan import Work, plan_for
 from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment

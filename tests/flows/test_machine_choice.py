@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flows import launch
-from flows.jobs.machine_choice import MachineChoice, with_recipe
+from flows.planning.machine_choice import MachineChoice, with_recipe
 from flows.specs.launch import LaunchSpec
 from infra.errors import NoOffer, UsageError
 from infra.market.filters import satisfying

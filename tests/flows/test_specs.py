@@ -6,7 +6,7 @@ import pytest
 
 from data.config import ConfigError
 from flows import same_request, serve
-from flows.planning import Work
+from flows.planning.training_plan import Work
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.planning import Work
+from flows.planning.training_plan import Work
 from flows.sweeps import configurations, experiment, rehearsed, sweep_file
 from flows.sweeps.axes import values
 from flows.sweeps.experiment import ExperimentConfig, PodSpec

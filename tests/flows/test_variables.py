@@ -3,7 +3,7 @@
 import pytest
 
 from flows.jobs import training
-from flows.planning import init_named
+from flows.planning.training_plan import init_named
 from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import aiohttp
 import pytest
 
-from flows import init_model
+from flows.models import init_model
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings

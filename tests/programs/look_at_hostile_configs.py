@@ -5,7 +5,7 @@ import resource
 import sys
 from pathlib import Path
 
-from flows import init_model as initial
+from flows.models import init_model as initial
 from infra.errors import UsageError
 from infra.settings import Settings
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, current_flash_attention_impl
 
-from flows.jobs import memory_check
+from flows.planning import memory_check
 from infra.market.gpus import GPUS, tflops
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 
-from flows import init_model
+from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from tests import hostile, seeds

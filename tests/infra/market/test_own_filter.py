@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows import extensions as recorded
+from flows.planning import extensions as recorded
 from infra.errors import UsageError
 from infra.market import own_filter
 from infra.market.filters import explain, satisfying

@@ -146,7 +146,7 @@ def test_a_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from flows import init_model
+    from flows.models import init_model
     from infra.settings import Settings
     from tests.trainer.model.test_init import configured
     from trainer import recipes

@@ -8,7 +8,7 @@ import torch
 
 from data.chat import conversations
 from data.tokens import tokenizer as tokenizers
-from flows import init_model
+from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.chat_template import named_tokens, template_of

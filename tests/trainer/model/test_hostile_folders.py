@@ -12,7 +12,7 @@ import pytest
 from data.chat import conversations
 from data.errors import InputError
 from data.tokens import tokenizer as tokenizers
-from flows import init_model
+from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from serve import engines

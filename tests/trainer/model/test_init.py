@@ -14,7 +14,7 @@ import torch
 
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
-from flows import init_model
+from flows.models import init_model
 from infra.errors import AuthError, UsageError
 from infra.records import Inventory, Request
 from infra.settings import Settings

@@ -12,7 +12,7 @@ import torch
 
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
-from flows import init_model
+from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store

@@ -13,7 +13,7 @@ from data.config import Input
 from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue
-from flows import init_model
+from flows.models import init_model
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
 from tests.trainer.model.test_init import configured, foreign

@@ -14,7 +14,7 @@ from data.chat import conversations
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
-from flows import find_model, init_model
+from flows.models import find_model, init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store

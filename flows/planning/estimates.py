@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.config import ConfigError, load
-from flows.jobs.memory_check import phases_of
+from flows.planning.memory_check import phases_of
 from infra.agent import host
 from infra.agent.environments import environment
 from infra.agent.execution.figures import SHORTEST_S, OtherLoad

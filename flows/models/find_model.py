@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flows.init_model import is_foreign
+from flows.models.init_model import is_foreign
 from infra.errors import UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings

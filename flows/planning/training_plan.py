@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flows import estimates, init_model
-from flows.extensions import reward_text, use_phases, use_source
-from flows.jobs import memory_check, sandbox_check, trackers
+from flows.models import init_model
+from flows.planning import estimates, memory_check, sandbox_check, trackers
+from flows.planning.extensions import reward_text, use_phases, use_source
 from flows.specs import phase_words
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment

@@ -3,9 +3,9 @@
     plan -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
 
 In: plans, rows of the journal, what pods have said of their progress. Out: files of `infra.ledger.timings`, by which
-`flows.estimates` knows this machine, or this kind of GPU. A step's time is known by what it did (its program and the
-version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a command: without records,
-estimates are by the table, as on the first day.
+`flows.planning.estimates` knows this machine, or this kind of GPU. A step's time is known by what it did (its program
+and the version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a command: without
+records, estimates are by the table, as on the first day.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flows.estimates import around, around_kind, machine_of, works_of
+from flows.planning.estimates import around, around_kind, machine_of, works_of
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError

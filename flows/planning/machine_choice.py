@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from flows.jobs.memory_check import phases_of
+from flows.planning.memory_check import phases_of
 from infra.errors import NoOffer, UsageError
 from infra.market import gpus
 from infra.money import dollars, per_hour
