@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows import pods, shares, stop
-from flows.shares import Offered
+from flows import pods, stop
+from flows.limits import shares
+from flows.limits.shares import Offered
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks

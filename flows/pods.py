@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flows import run_leases, shares
+from flows.limits import shares
+from flows.limits.shares import Offered
 from flows.planning.training_plan import Work, environments_of, plan_for
-from flows.shares import Offered
+from flows.runs import run_leases
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows import resume, serve, stop
+from flows import serve, stop
+from flows.runs import resume
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.market.filters import in_words

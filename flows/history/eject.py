@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.history import receipt
-from flows.history.receipt import Receipt
+from flows.runs import receipt
+from flows.runs.receipt import Receipt
 from infra.agent.environments import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError

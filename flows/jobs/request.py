@@ -1,6 +1,6 @@
 """A job of one's own: a job file and flags -> the same `Meant` that a training comes to, which is then launched alike.
 
-    load -> provider_of -> understand      then flows.launch: prepare -> check -> start
+    load -> provider_of -> understand      then flows.runs.launch: prepare -> check -> start
 
 In: the path of a job file, or `--cmd`. Out: requests, limits, and `JobWork`, which makes the plan.
 """
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flows import launch, same_request, shares
 from flows.jobs.work import JobWork
+from flows.limits import shares
+from flows.runs import launch, same_request
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import WorkSpec
 from infra import job_environment

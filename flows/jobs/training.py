@@ -15,8 +15,8 @@ from dataclasses import replace
 from string import Template
 from typing import Any, TypeVar
 
-from flows import launch
 from flows.jobs import request as jobs
+from flows.runs import launch
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from flows.specs.variables import check_known, of_file

@@ -11,9 +11,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from flows.limits.beyond_limit import beyond_limit, has_pace
 from flows.limits.over_limit import OverLimit
 from flows.planning.learned import left_of
-from flows.reading.beyond_limit import beyond_limit, has_pace
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.agent.limits import read_clocks

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from flows import follow
+from flows.runs import follow
 from flows.supervisor.due import is_needed, is_watch_wanted, pods_to_end, runs_to_keep
 from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import start

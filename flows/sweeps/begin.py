@@ -4,7 +4,7 @@ import math
 import subprocess
 from dataclasses import asdict, replace
 
-from flows import shares
+from flows.limits import shares
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
 from flows.sweeps.carry import inv

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from flows import apply, pods
 from flows.apply import SetLimit
-from flows.shares import Offered
+from flows.limits.shares import Offered
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.records import SweepSpec
 from flows.sweeps.results import TrialResult

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows.follow import DETACHED as DETACHED_CODE
 from flows.history.why import of_run as story_of
 from flows.reading import run_figures
+from flows.runs.follow import DETACHED as DETACHED_CODE
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
 from flows.sweeps.carry import inv

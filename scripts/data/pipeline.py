@@ -17,7 +17,7 @@ from data.config import TextSpec
 from flows.planning import estimates, memory_check
 from flows.planning.extensions import use_source
 from flows.planning.training_plan import Work, plan_for
-from flows.run_leases import foreground, move_names
+from flows.runs.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError

@@ -11,7 +11,7 @@ from invoke import Exit
 from flows.models.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
 from flows.planning import memory_check
 from flows.planning.training_plan import Work, plan_for
-from flows.run_leases import foreground, move_names
+from flows.runs.run_leases import foreground, move_names
 from flows.specs import variables
 from infra.agent import host
 from infra.agent.job import Limits

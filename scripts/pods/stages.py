@@ -5,8 +5,9 @@ Each deals with the pod that is named, else with the one of its line, else with 
 
 from dataclasses import replace
 
-from flows import pods, run_leases
+from flows import pods
 from flows.planning.training_plan import Work
+from flows.runs import run_leases
 from flows.specs import variables
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal

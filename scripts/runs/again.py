@@ -7,8 +7,8 @@ from typing import Any
 from invoke import Exit
 
 from flows.history import eject as ejecting
-from flows.history import receipt
-from flows.history.receipt import Receipt
+from flows.runs import receipt
+from flows.runs.receipt import Receipt
 from infra.checkout import ROOT
 from infra.runs.lookup import find_run
 from infra.runs.pods import folder_of

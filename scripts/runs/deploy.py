@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flows import pods, shares
+from flows import pods
+from flows.limits import shares
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks

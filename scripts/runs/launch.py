@@ -16,14 +16,14 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, run_leases
-from flows import launch as use_case
-from flows import resume as resuming
 from flows.jobs import request as jobs
 from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning.training_plan import Work, node_commands
 from flows.pods import scale_of
+from flows.runs import follow, run_leases
+from flows.runs import launch as use_case
+from flows.runs import resume as resuming
 from flows.specs import variables
 from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client

@@ -1,6 +1,6 @@
 """The command resume: what it would rent, at which price and until when; then the run at work again."""
 
-from flows import resume as resuming
+from flows.runs import resume as resuming
 from flows.supervisor import supervisor_client
 from infra.money import dollars, in_usd
 from infra.runs.settle import settle

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from invoke import Exit
 
-from flows import shares
+from flows.limits import shares
 from flows.limits.over_limit import OverLimit
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.reading.beyond_limit import beyond_limit, has_pace
+from flows.limits.beyond_limit import beyond_limit, has_pace
 from flows.supervisor.notice_watch import of_forecast
 from infra.agent.limits import Clocks
 from infra.ledger.op import Op

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from flows.history import eject, receipt
-from flows.history.receipt import Receipt
+from flows.history import eject
+from flows.runs import receipt
+from flows.runs.receipt import Receipt
 from store.artifacts.artifacts import Store
 
 pytestmark = pytest.mark.process

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from flows import launch
 from flows.jobs import training
+from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from data.config import ConfigError
-from flows import launch
 from flows.jobs import request as jobs
+from flows.runs import launch
 from flows.specs.launch import LaunchSpec, with_preset
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows import launch
 from flows.planning.machine_choice import MachineChoice, with_recipe
+from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.errors import NoOffer, UsageError
 from infra.market.filters import satisfying

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.shares import MachineLine, offered
+from flows.limits.shares import MachineLine, offered
 from infra.errors import Busy, NoOffer
 from infra.ledger import turns
 from infra.ledger.journal import Journal

@@ -6,7 +6,7 @@ import sys
 
 from invoke import main
 
-from flows.history import receipt
+from flows.runs import receipt
 
 write = receipt.write
 

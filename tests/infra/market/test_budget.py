@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows import resume
+from flows.runs import resume
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, SlipwayError, UsageError

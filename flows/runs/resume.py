@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flows.history import receipt
 from flows.limits.run_limits import check_used, spent_by
 from flows.planning.extensions import changed
-from flows.same_request import with_limits
+from flows.runs import receipt
+from flows.runs.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Limits
 from infra.errors import UsageError

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from flows import resume, run_leases, same_request, shares
-from flows.history import receipt
+from flows.limits import shares
 from flows.limits.run_limits import run_limits
 from flows.planning import learned, machine_choice, memory_check, sandbox_check
 from flows.planning.training_plan import Work
-from flows.same_request import TypedLaunch
+from flows.runs import receipt, resume, run_leases, same_request
+from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Job, Limits

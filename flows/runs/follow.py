@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Collection, Iterator
 
-from flows import run_leases
+from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import registry
