@@ -14,8 +14,8 @@ from typing import Any
 from flows.limits.beyond_limit import beyond_limit, has_pace
 from flows.limits.over_limit import OverLimit
 from flows.planning.learned import left_of
-from flows.sweeps import results as kept
-from flows.sweeps.results import SweepResult
+from flows.trials import results as kept
+from flows.trials.results import SweepResult
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import turns

@@ -28,7 +28,7 @@ from flows.supervisor.due import is_needed, is_watch_wanted, pods_to_end, runs_t
 from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import start
 from flows.supervisor.supervisor_state import SupervisorState, state_file
-from flows.sweeps import carry
+from flows.trials import resume_sweep
 from infra import job_environment, own_code
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
@@ -119,9 +119,9 @@ class Supervisor:
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
-        sweeps = carry.due(self.journal, self.settings)
+        sweeps = resume_sweep.due(self.journal, self.settings)
         for name in sweeps:
-            self._begin(f"{carry.LEASE}{name}", (name, 0), self._carry, name)
+            self._begin(f"{resume_sweep.LEASE}{name}", (name, 0), self._carry, name)
         self._watch()
         ends = pods_to_end(self.journal, self.settings)
         if ends and (self.ending is None or not self.ending.is_alive()):
@@ -129,9 +129,9 @@ class Supervisor:
             self.ending.start()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        cares = [self.cares[lease] for lease in (*runs, *(f"{carry.LEASE}{name}" for name in sweeps))]
+        cares = [self.cares[lease] for lease in (*runs, *(f"{resume_sweep.LEASE}{name}" for name in sweeps))]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        is_wanted = carry.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
+        is_wanted = resume_sweep.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted
 
     def _in_thread(self, work: Callable[[], None]) -> None:
@@ -274,7 +274,7 @@ class Supervisor:
     def _carry(self, name: str) -> None:
         """Resume a sweep, and run it to its end."""
         with Journal.open(self.settings.state_file) as journal:
-            carry.go_on(name, journal, load(), self.tell)
+            resume_sweep.go_on(name, journal, load(), self.tell)
 
     def _control(self, name: str) -> None:
         """Begin a controller of a service."""

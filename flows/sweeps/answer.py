@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flows.sweeps import ranking
-from flows.sweeps import results as kept
-from flows.sweeps.ranking import ArmDifference, ArmResult
-from flows.sweeps.records import Ranking
-from flows.sweeps.results import SweepResult, TrialResult
+from flows.trials import ranking
+from flows.trials import results as kept
+from flows.trials.ranking import ArmDifference, ArmResult
+from flows.trials.records import Ranking
+from flows.trials.results import SweepResult, TrialResult
 
 NOT_OF_A_LINE = ("tag",)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.specs.files import check_keys
 from flows.sweeps.experiment import slug
-from flows.sweeps.records import MOST_TRIALS
+from flows.trials.records import MOST_TRIALS
 from infra.errors import UsageError
 
 RANGE = ("from", "to", "step", "count", "scale")

@@ -5,14 +5,14 @@ import subprocess
 from dataclasses import asdict, replace
 
 from flows.limits import shares
-from flows.sweeps import ranking
-from flows.sweeps import results as kept
-from flows.sweeps.carry import inv
 from flows.sweeps.halving import Halving, rungs
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.pods import PodsAtWork
-from flows.sweeps.results import SweepResult, TrialResult
 from flows.sweeps.work import SweepWork
+from flows.trials import ranking
+from flows.trials import results as kept
+from flows.trials.results import SweepResult, TrialResult
+from flows.trials.resume_sweep import inv
 from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings

@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.sweeps import experiment, sweep_file
 from flows.sweeps.experiment import ExperimentConfig, PodSpec
-from flows.sweeps.records import SweepSpec, SweepTrial, check_arms
+from flows.trials.records import SweepSpec, SweepTrial, check_arms
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.settings import Settings

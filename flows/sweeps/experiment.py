@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
-from flows.sweeps.records import Ranking, SweepTrial
+from flows.trials.records import Ranking, SweepTrial
 from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.pod_set import PodEntry

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flows.sweeps.records import EarlyStop
+from flows.trials.records import EarlyStop
 
 
 def rungs(steps: int, early: EarlyStop) -> list[int]:

@@ -10,7 +10,7 @@ from flows.planning import machine_choice
 from flows.planning.training_plan import Work, plan_for
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, on_held
-from flows.sweeps.records import SweepSpec, SweepTrial
+from flows.trials.records import SweepSpec, SweepTrial
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets

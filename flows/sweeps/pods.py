@@ -19,8 +19,8 @@ from flows import apply, pods
 from flows.apply import SetLimit
 from flows.limits.shares import Offered
 from flows.specs.launch import LaunchSpec
-from flows.sweeps.records import SweepSpec
-from flows.sweeps.results import TrialResult
+from flows.trials.records import SweepSpec
+from flows.trials.results import TrialResult
 from infra.agent.limits import Clocks
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError, in_words
 from infra.flags import flags_of

@@ -13,8 +13,8 @@ from flows.specs.launch import LaunchSpec
 from flows.sweeps.experiment import on_pod
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.pods import machine_of
-from flows.sweeps.records import SweepSpec
 from flows.sweeps.rehearsed import phases_of
+from flows.trials.records import SweepSpec
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
 from infra.market.forecast import SETUP_S, machine_with

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.specs.launch import LaunchSpec
-from flows.sweeps.records import SweepSpec, SweepTrial
+from flows.trials.records import SweepSpec, SweepTrial
 from infra.checkout import ROOT
 from infra.units import count
 from trainer.config import PhaseConfig

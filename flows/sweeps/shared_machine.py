@@ -16,7 +16,7 @@ from flows.planning.machine_choice import MachineChoice
 from flows.planning.memory_check import phases_of
 from flows.sweeps.plan import SweepPlan, plan_of, request_of, settings_of
 from flows.sweeps.pods import of_all
-from flows.sweeps.records import SweepSpec
+from flows.trials.records import SweepSpec
 from infra.market.expected import is_measured
 from infra.providers import registry
 from infra.records import Offer

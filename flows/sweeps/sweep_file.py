@@ -8,7 +8,7 @@ from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.axes import combined
 from flows.sweeps.experiment import NOT_OF_A_TRIAL, slug
-from flows.sweeps.records import EarlyStop, Ranking, SweepSpec, SweepTrial, check_arms
+from flows.trials.records import EarlyStop, Ranking, SweepSpec, SweepTrial, check_arms
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.names import check_name

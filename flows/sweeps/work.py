@@ -18,14 +18,14 @@ from typing import Any
 from flows.history.why import of_run as story_of
 from flows.reading import run_figures
 from flows.runs.follow import DETACHED as DETACHED_CODE
-from flows.sweeps import ranking
-from flows.sweeps import results as kept
-from flows.sweeps.carry import inv
 from flows.sweeps.halving import Halving
 from flows.sweeps.plan import SweepPlan, makings
 from flows.sweeps.pods import PodsAtWork, needed, share_costs
-from flows.sweeps.records import shown
-from flows.sweeps.results import SweepResult
+from flows.trials import ranking
+from flows.trials import results as kept
+from flows.trials.records import shown
+from flows.trials.results import SweepResult
+from flows.trials.resume_sweep import inv
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.flags import as_typed

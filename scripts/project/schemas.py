@@ -18,7 +18,7 @@ from flows.specs.launch import LaunchSpec
 from flows.sweeps import sweep_file
 from flows.sweeps.axes import RANGE, SCALES
 from flows.sweeps.experiment import NOT_OF_A_TRIAL, ExperimentConfig
-from flows.sweeps.records import EarlyStop, Ranking
+from flows.trials.records import EarlyStop, Ranking
 from infra.errors import UsageError
 from infra.flags import Flag
 from infra.runs import pod_set

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flows import stop as ending
 from flows.limits import shares
-from flows.sweeps import carry
+from flows.trials import resume_sweep
 from infra.errors import UsageError
 from infra.ledger import service_rows
 from scripts.cli import context, render
@@ -30,8 +30,8 @@ def down(spec: DownFlags) -> None:
             return
         # first, so that none of them takes what becomes free
         waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
-        sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
-        rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
+        sweeps = [one for one in resume_sweep.known(journal, settings) if spec.all or one == run]
+        rows = [op for name in sweeps for op in resume_sweep.stop(name, journal, settings, render.tell)]
         if spec.all:
             rows = ending.all_rows(journal)
         elif not (sweeps or waited and run not in journal.runs()):

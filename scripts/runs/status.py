@@ -9,9 +9,9 @@ from flows.limits import shares
 from flows.limits.over_limit import OverLimit
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client
-from flows.sweeps import carry
-from flows.sweeps import results as kept
-from flows.sweeps.results import SweepResult
+from flows.trials import results as kept
+from flows.trials import resume_sweep
+from flows.trials.results import SweepResult
 from infra.control import host_side
 from infra.drill.reports import Reports
 from infra.ledger.journal import Journal
@@ -92,7 +92,7 @@ def leave(over: Sequence[OverLimit]) -> None:
 def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:
     """Return the rows with those of a sweep in one."""
     known = sweeps(settings)
-    return use_case.folded(views, known, carry.how_to_go_on(journal, settings, list(known)))
+    return use_case.folded(views, known, resume_sweep.how_to_go_on(journal, settings, list(known)))
 
 
 def sweeps(settings: Settings) -> dict[str, SweepResult]:

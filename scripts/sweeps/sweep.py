@@ -17,14 +17,15 @@ from flows.pods import scale_of
 from flows.runs.follow import DETACHED
 from flows.supervisor import supervisor_client
 from flows.sweeps import answer as answers
-from flows.sweeps import carry, configurations, pods, prices, rehearsed, shared_machine
+from flows.sweeps import configurations, pods, prices, rehearsed, shared_machine
 from flows.sweeps import plan as planning
-from flows.sweeps import results as kept
 from flows.sweeps.begin import begin
 from flows.sweeps.plan import SweepPlan
-from flows.sweeps.records import EarlyStop, SweepSpec
 from flows.sweeps.rehearsed import Rehearsed
-from flows.sweeps.results import SweepResult, promote
+from flows.trials import results as kept
+from flows.trials import resume_sweep
+from flows.trials.records import EarlyStop, SweepSpec
+from flows.trials.results import SweepResult, promote
 from infra.errors import SlipwayError, UsageError
 from infra.flags import as_typed
 from infra.ledger.held_pods import gpus_of
@@ -98,7 +99,7 @@ def sweep(spec: SweepFlags) -> None:
             prompts.confirm(spec.yes)
         command = command_of(spec, asked, settings)
         try:
-            with carry.at_work(command, journal, settings):
+            with resume_sweep.at_work(command, journal, settings):
                 keep_watch(command, settings)
                 at_work = begin(planned, journal, running, render.tell, settings)
                 at_work.go()
@@ -109,18 +110,18 @@ def sweep(spec: SweepFlags) -> None:
     report(at_work.result, planned.idle, spec.json)
 
 
-def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.SweepCommand:
+def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> resume_sweep.SweepCommand:
     """Return the command that resumes the sweep when this process has died."""
     path = Path(spec.config).expanduser()
     spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
     env = [f"--env={name}" for name in settings.given]
-    typed = carry.shown(["sweep", *as_typed(replace(spec, yes=False, json=False)), *env])
+    typed = resume_sweep.shown(["sweep", *as_typed(replace(spec, yes=False, json=False)), *env])
     words = ("sweep", *as_typed(replace(spec, yes=True, json=True, provider=settings.provider)), *env)
     is_here = registry.candidates(settings)[0].is_here
-    return carry.SweepCommand(asked.name, words, typed, is_here)
+    return resume_sweep.SweepCommand(asked.name, words, typed, is_here)
 
 
-def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
+def keep_watch(command: resume_sweep.SweepCommand, settings: Settings) -> None:
     """Ask the supervisor to resume the sweep if this process dies."""
     if command.is_here:
         return

@@ -9,14 +9,14 @@ from typing import Any
 from flows.planning.memory_check import phases_of
 from flows.sweeps import answer as answers
 from flows.sweeps import prices, rehearsed
-from flows.sweeps import results as kept
 from flows.sweeps.answer import ArmRow, SweepAnswer
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.pods import SweepPods
 from flows.sweeps.prices import SweepPrice
-from flows.sweeps.records import SweepSpec, SweepTrial, shown
 from flows.sweeps.rehearsed import Rehearsed
-from flows.sweeps.results import SweepResult
+from flows.trials import results as kept
+from flows.trials.records import SweepSpec, SweepTrial, shown
+from flows.trials.results import SweepResult
 from infra.money import in_usd, per_hour
 from infra.records import Offer
 from infra.settings import Settings

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.sweeps import carry
+from flows.trials import resume_sweep
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
@@ -102,7 +102,7 @@ class Rig:
         """Return whether a process is at work on the sweep."""
         if self.sweep is not None and self.sweep.poll() is None:
             return True
-        return carry.is_at_work(self.journal)
+        return resume_sweep.is_at_work(self.journal)
 
     def end(self) -> None:
         """End all that runs, the sweep and who would go on with it first."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flows import accounts
 from flows.reading import services, status
-from flows.sweeps import results
+from flows.trials import results
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import look

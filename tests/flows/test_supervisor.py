@@ -9,10 +9,10 @@ import pytest
 
 from flows.supervisor import due, supervisor_client, supervisor_state
 from flows.supervisor import supervisor as supervisor_module
-from flows.sweeps import carry
-from flows.sweeps import results as kept_sweeps
-from flows.sweeps.carry import SweepCommand
-from flows.sweeps.results import SweepResult, TrialResult
+from flows.trials import results as kept_sweeps
+from flows.trials import resume_sweep
+from flows.trials.results import SweepResult, TrialResult
+from flows.trials.resume_sweep import SweepCommand
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
@@ -210,24 +210,26 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
                          limit_micro_usd=None, trials={"rates.a": trial})  # fmt: skip
     command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
     with Journal.open(settings.state_file) as journal:
-        with carry.at_work(command, journal, settings):
-            assert due.is_needed(journal, settings) and carry.due(journal, settings) == {}
-            with pytest.raises(UsageError, match="already running"), carry.at_work(command, journal, settings):
+        with resume_sweep.at_work(command, journal, settings):
+            assert due.is_needed(journal, settings) and resume_sweep.due(journal, settings) == {}
+            with pytest.raises(UsageError, match="already running"), resume_sweep.at_work(command, journal, settings):
                 pass
         result.write()
         assert not due.is_needed(journal, settings)  # it has left by itself
         die(journal, "sweep:rates")
-        assert list(carry.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
+        assert list(resume_sweep.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
         a_week_ago = time.time() - 7 * 86400
         os.utime(folder / "sweep.json", (a_week_ago, a_week_ago))
         told = {"rates": "./inv sweep rates.yaml"}
-        assert not carry.due(journal, settings) and carry.how_to_go_on(journal, settings, ["rates"]) == told
+        assert (
+            not resume_sweep.due(journal, settings) and resume_sweep.how_to_go_on(journal, settings, ["rates"]) == told
+        )
         op = begun(journal, "rates.pod-1", vendor="lium", role="pod:rates")
         trial.state = "succeeded"
         result.write()
-        assert list(carry.due(journal, settings)) == ["rates"]  # its pod is to be given back
-        assert [one.run for one in carry.stop("rates", journal, settings, print)] == ["rates.pod-1"]
-        assert not carry.known(journal, settings) and not carry.due(journal, settings)
+        assert list(resume_sweep.due(journal, settings)) == ["rates"]  # its pod is to be given back
+        assert [one.run for one in resume_sweep.stop("rates", journal, settings, print)] == ["rates.pod-1"]
+        assert not resume_sweep.known(journal, settings) and not resume_sweep.due(journal, settings)
         journal.advance(op, "gone")
 
 

@@ -5,7 +5,7 @@ import pytest
 from flows.limits.sweep_limit import HighCost, default_of, limit_before
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, limit_of
-from flows.sweeps.records import SweepSpec, SweepTrial
+from flows.trials.records import SweepSpec, SweepTrial
 from infra.errors import UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal

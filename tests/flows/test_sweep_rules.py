@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.sweeps import ranking
 from flows.sweeps.halving import Halving, goes_on, rungs
 from flows.sweeps.plan import share
-from flows.sweeps.ranking import ArmResult
-from flows.sweeps.records import EarlyStop, Ranking
+from flows.trials import ranking
+from flows.trials.ranking import ArmResult
+from flows.trials.records import EarlyStop, Ranking
 
 RECORDED = json.loads(Path(__file__).with_name("optuna_decisions.json").read_text())
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.reading.story import story_of
-from flows.sweeps import results
+from flows.trials import results
 from store import credentials
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError

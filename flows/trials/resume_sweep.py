@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.sweeps import results as kept
-from flows.sweeps.results import SweepResult
+from flows.trials import results as kept
+from flows.trials.results import SweepResult
 from infra.agent.process import send
 from infra.checkout import ROOT
 from infra.errors import UsageError

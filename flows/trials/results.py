@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows.sweeps.ranking import Lines
+from flows.trials.ranking import Lines
 from infra.errors import UsageError
 from infra.flags import given
 from infra.names import check_name, match
