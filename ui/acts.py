@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows import serve, stop
+from flows.pods import stop
 from flows.runs import resume
+from flows.services import serve
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.market.filters import in_words

@@ -4,8 +4,8 @@ In: settings, the journal. Out: a DoctorLine for each thing to look after; the s
 nothing is rented. What is "off" is not needed.
 """
 
-from flows import doctor
-from flows.doctor import DoctorLine
+from flows.installation import doctor
+from flows.installation.doctor import DoctorLine
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.providers import registry

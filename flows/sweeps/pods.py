@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from flows import apply, pods
-from flows.apply import SetLimit
 from flows.limits.shares import Offered
+from flows.pods import apply, held_pods
+from flows.pods.apply import SetLimit
 from flows.specs.launch import LaunchSpec
 from flows.trials.records import SweepSpec
 from flows.trials.results import TrialResult
@@ -334,5 +334,5 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
-                     spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip
+    return held_pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
+                          spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip

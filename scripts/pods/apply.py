@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flows import apply as use_case
-from flows.apply import Change, SetLimit
+from flows.pods import apply as use_case
+from flows.pods.apply import Change, SetLimit
 from flows.supervisor import supervisor_client
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError

@@ -5,8 +5,8 @@ Each deals with the pod that is named, else with the one of its line, else with 
 
 from dataclasses import replace
 
-from flows import pods
 from flows.planning.training_plan import Work
+from flows.pods import held_pods
 from flows.runs import run_leases
 from flows.specs import variables
 from infra.errors import SlipwayError, UsageError
@@ -47,7 +47,7 @@ def setup(spec: OnPodFlags) -> None:
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)
-        op = pods.set_up(op, journal, settings, render.tell)
+        op = held_pods.set_up(op, journal, settings, render.tell)
         launch.conclude(op, journal, settings, spec.json)
 
 
@@ -58,9 +58,9 @@ def run(spec: RunFlags) -> None:
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)
-        plan = pods.plan(op, work, settings)
+        plan = held_pods.plan(op, work, settings)
         if not spec.dry_run and (made := prompts.ask_about_made(plan, yes=spec.json)):
-            plan = pods.plan(op, replace(work, made=made), settings)
+            plan = held_pods.plan(op, replace(work, made=made), settings)
         if not spec.json:
             plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
@@ -72,7 +72,7 @@ def run(spec: RunFlags) -> None:
             return
         if spec.no_setup and plan.job:
             plan = replace(plan, job=replace(plan.job, no_setup=True))
-        op = pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
+        op = held_pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
         if spec.detach:
             launch.leave(op, settings, spec.json)
             return

@@ -52,8 +52,8 @@ ROOMS = (
         "a command",
         "scripts",
         "scripts/market/audit.py",
-        "declaration as in `scripts/market/tasks.py`, name in `tasks.py`, work as a use case like `flows/accounts.py`, "
-        "a mention in a page of `docs/guides/`",
+        "declaration as in `scripts/market/tasks.py`, name in `tasks.py`, work as a use case like "
+        "`flows/pods/accounts.py`, a mention in a page of `docs/guides/`",
     ),
     ContributionRow(
         "a setting",

@@ -64,7 +64,7 @@ def doctor(c, spec):
 
     The exit code is 0 when nothing necessary is missing.
     """
-    from flows import doctor as machine
+    from flows.installation import doctor as machine
     from infra.errors import UsageError
     from infra.providers import registry
     from infra.settings import SKYPILOT, VENDORS, Settings

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flows import pods
 from flows.limits import shares
+from flows.pods import held_pods
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
@@ -36,7 +36,7 @@ def deploy(
     candidates = registry.candidates(settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
-        name = partial(pods.name_of, requests[0], journal) if spec.wait else None
+        name = partial(held_pods.name_of, requests[0], journal) if spec.wait else None
         had = shares.offered(candidates, requests, is_ordered, name, journal, settings, render.tell, narrow)
         request, offers = had.request, had.offers
         if had.reason:
@@ -59,13 +59,13 @@ def deploy(
                 render.say("nothing was rented")
                 return
         with supervisor_client.handing_on(settings):
-            op = pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
-                           unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
+            op = held_pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
+                                unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
         session.use(op)
     if spec.json:
         print_json(about(op, settings))
     beside = f"; or beside others: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
-    render.say(f"{op.run} is ready: {session.cost_of(op, pods.scale_of(op, settings))}. "
+    render.say(f"{op.run} is ready: {session.cost_of(op, held_pods.scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}")  # fmt: skip
 
 
@@ -77,10 +77,10 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
         "id": op.remote_id,
         "state": op.state.lower(),
         "usd_per_hour": render.usd(op.rate),
-        "age_s": round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1),
+        "age_s": round(spend.age_s(op, read_clocks(), held_pods.scale_of(op, settings)), 1),
         "ttl_s": op.ttl_s,
         "limit_usd": None if op.cap is None else render.usd(op.cap),
         "stays": op.stays,
         "set": op.pod_set or None,
-        "for": pods.purpose(op),
+        "for": held_pods.purpose(op),
     }

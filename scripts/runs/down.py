@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from flows import stop as ending
 from flows.limits import shares
+from flows.pods import stop as ending
 from flows.trials import resume_sweep
 from infra.errors import UsageError
 from infra.ledger import service_rows

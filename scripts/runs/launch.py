@@ -20,7 +20,7 @@ from flows.jobs import request as jobs
 from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning.training_plan import Work, node_commands
-from flows.pods import scale_of
+from flows.pods.held_pods import scale_of
 from flows.runs import follow, run_leases
 from flows.runs import launch as use_case
 from flows.runs import resume as resuming

@@ -11,7 +11,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.pods import scale_of
+from flows.pods.held_pods import scale_of
 from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
 from infra.agent.job import earlier_part, is_earlier_part
 from infra.agent.state import NODE_LOST

@@ -6,7 +6,7 @@ A command writes that into the journal, sees to it that a controller lives, and 
 import sys
 from pathlib import Path
 
-from flows import serve as use_case
+from flows.services import serve as use_case
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.errors import UsageError

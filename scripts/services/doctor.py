@@ -6,9 +6,9 @@ nothing is changed. What is "off" is not needed.
 
 from pathlib import Path
 
-from flows import doctor
-from flows.doctor import DoctorLine
-from flows.serve import folder_of
+from flows.installation import doctor
+from flows.installation.doctor import DoctorLine
+from flows.services.serve import folder_of
 from infra.errors import SlipwayError
 from infra.settings import VENDORS, Settings
 from scripts.cli import render

@@ -12,7 +12,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.reading.services import figures, look
+from flows.services.service_view import figures, look
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError

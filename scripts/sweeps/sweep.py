@@ -11,9 +11,9 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.apply import wanted
 from flows.limits.sweep_limit import default_of
-from flows.pods import scale_of
+from flows.pods.apply import wanted
+from flows.pods.held_pods import scale_of
 from flows.runs.follow import DETACHED
 from flows.supervisor import supervisor_client
 from flows.sweeps import answer as answers

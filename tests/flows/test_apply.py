@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.apply import SetLimit
+from flows.pods.apply import SetLimit
 from infra.errors import UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal

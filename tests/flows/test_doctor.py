@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from flows.installation import checklist
+from flows.installation import checklist, doctor
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token

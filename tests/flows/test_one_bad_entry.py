@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows import accounts
-from flows.reading import services, status
+from flows.pods import accounts
+from flows.reading import status
+from flows.services import service_view
 from flows.trials import results
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -75,8 +76,8 @@ def test_a_service_that_cannot_be_read_is_listed_with_its_reason_beside_the_othe
         for name, wanted in (("bad", '{"nope": 1}'), ("worse", "{")):
             with journal.writing():
                 journal.execute("INSERT INTO services VALUES (?, 1, ?, '')", name, wanted)
-        (first, second) = services.look(["bad", "worse"], found, journal, True)
-    assert (first["service"], first["state"]) == ("bad", services.UNREADABLE)
+        (first, second) = service_view.look(["bad", "worse"], found, journal, True)
+    assert (first["service"], first["state"]) == ("bad", service_view.UNREADABLE)
     assert "a service that this version cannot read" in second["held"]
     assert service_state.seen_of("").members == ()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.serve import that_computes
+from flows.services.serve import that_computes
 from infra import strict_yaml
 from infra.errors import UsageError
 from serve import revision

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows import serve
+from flows.services import serve
 from flows.specs.service import ServeSpec
 from infra.errors import UsageError
 from infra.ledger.journal import Journal

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from data.config import ConfigError
-from flows import serve
 from flows.planning.training_plan import Work
 from flows.runs import same_request
+from flows.services import serve
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment

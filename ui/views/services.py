@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from flows.reading import services
+from flows.services import service_view
 from infra.ledger import service_rows
 from serve.processes import controller_process
 from ui.desk import Desk
@@ -16,7 +16,7 @@ def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return each service as its controller saw it last, with the figures of its last requests."""
     with desk.journal() as journal:
         names = [one.name for one in service_rows.every(journal)]
-        found = services.look(names, desk.settings, journal, True)
+        found = service_view.look(names, desk.settings, journal, True)
     for one in found:
         one["history"] = history(desk, one["service"], time.time())
     return {"services": found, "command": "inv serve.status --metrics --watch"}
@@ -31,11 +31,11 @@ def history(desk: Desk, name: str, now: float) -> dict[str, list[float | None]]:
     count = int(SPAN_S / EACH_S)
     first = (now // EACH_S - count) * EACH_S
     stretches: list[list[float]] = [[] for _ in range(count)]
-    for one in services.lines_of(places.access):
+    for one in service_view.lines_of(places.access):
         at = int((one["at"] - first) // EACH_S)
         if 0 <= at < count and one["route"] not in ("other", ""):
             stretches[at].append(one.get("total_s") or 0.0)
-    ends = [services.percentiles(one) for one in stretches]
+    ends = [service_view.percentiles(one) for one in stretches]
     return {
         "x": [round((at + 1 - count) * EACH_S / 3600, 5) for at in range(count)],
         "qps": [len(one) / EACH_S for one in stretches],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows import accounts
+from flows.pods import accounts
 from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
 from infra.ledger import reap

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from flows.installation import first_keys
+from flows.installation import doctor, first_keys
 from infra.errors import UsageError
 from infra.settings import Settings
 from tests.world import World

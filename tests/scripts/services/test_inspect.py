@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flows.reading.services import figures, percentiles
+from flows.services.service_view import figures, percentiles
 from scripts.services.inspect import advice
 from serve import awaiting, revision, service
 from serve.policy.replica_states import Facts, ProcessStatus

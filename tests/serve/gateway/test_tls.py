@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.reading import services
+from flows.services import service_view
 from infra.errors import UsageError
 from serve.gateway.http import certificate
 from serve.gateway.http.certificate import Certificate, Tls
@@ -119,9 +119,9 @@ def test_clients_agree_on_tls_1_2_or_newer_and_none_that_does_not_is_waited_for(
 def test_a_certificate_that_ends_soon_or_has_ended_is_told_of(authority, tls):
     authority.issue(tls)
     now = time.time()
-    soon, over, early = (services.certificate_of(tls, now + days * 86_400) for days in (0, 2, -30))
+    soon, over, early = (service_view.certificate_of(tls, now + days * 86_400) for days in (0, 2, -30))
     assert soon["problem"].startswith("it ends in 2") and tls.certfile in soon["problem"]
     assert over["problem"].startswith("it has ended, and clients refuse it") and over["ends"] == soon["ends"]
-    assert early["problem"] == "" and services.certificate_of(None, now) is None
+    assert early["problem"] == "" and service_view.certificate_of(None, now) is None
     Path(tls.certfile).write_text("nothing")
-    assert "holds no certificate in PEM" in services.certificate_of(tls, now)["problem"]
+    assert "holds no certificate in PEM" in service_view.certificate_of(tls, now)["problem"]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows import pods, stop
 from flows.limits import shares
 from flows.limits.shares import Offered
+from flows.pods import held_pods, stop
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
@@ -127,8 +127,8 @@ def carry_out(
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return pods.make(had, limits, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
-                     budget=paid_from)  # fmt: skip
+    return held_pods.make(had, limits, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
+                          budget=paid_from)  # fmt: skip
 
 
 def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
@@ -209,5 +209,5 @@ def _change(
         rented = (offer, limits) if offer.micro_usd_per_hour else None
         return Change(step, offer.provider, offer.micro_usd_per_hour, said, rented)
     op = journal.op(step.token)
-    age_s = round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1)
-    return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {pods.purpose(op)}")
+    age_s = round(spend.age_s(op, read_clocks(), held_pods.scale_of(op, settings)), 1)
+    return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {held_pods.purpose(op)}")

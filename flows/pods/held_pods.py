@@ -1,4 +1,4 @@
-"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.stop`).
+"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.pods.stop`).
 
 Also one command on many machines at once.
 """
