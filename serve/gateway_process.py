@@ -240,7 +240,7 @@ class Process:
         return link
 
     async def _connect(self, link: ReplicaLink) -> None:
-        from infra.providers import registry
+        from infra.selection import registry
         from infra.settings import Settings
 
         endpoint, told = link.endpoint, ""

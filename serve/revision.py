@@ -22,8 +22,8 @@ from infra.errors import UsageError
 from infra.ledger.service_rows import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
-from infra.providers import registry
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.selection.default_limit import MOST_USD
 from infra.selection.preflight import amount_of
 from infra.settings import SKYPILOT, Settings, is_rented

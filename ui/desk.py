@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from flows.limits.over_limit import end_over_limit
 from flows.reading import status
+from flows.supervisor.over_limit import end_over_limit
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.settings import Settings

@@ -12,12 +12,12 @@ from infra.errors import NoOffer, UsageError
 from infra.jobs import job_file
 from infra.ledger.journal import Journal
 from infra.market.filters import satisfying
-from infra.providers import Market, extensions, market, registry
+from infra.providers import Market, extensions, market
 from infra.providers.offers import own_names
 from infra.records import Offer, Request
 from infra.runs.settle import settle
 from infra.runs.timing import Say
-from infra.selection import choose, preflight
+from infra.selection import choose, preflight, registry
 from infra.settings import VENDORS, Settings
 from store.artifacts.artifacts import Store
 

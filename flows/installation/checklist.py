@@ -8,7 +8,7 @@ from flows.installation import doctor
 from flows.installation.doctor import DoctorLine
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
-from infra.providers import registry
+from infra.selection import registry
 from infra.settings import SKYPILOT, VENDORS, Settings
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError

@@ -150,7 +150,7 @@ def _engine(root: Path, settings: Settings) -> DoctorLine:
 
 def engine(settings: Settings) -> list[DoctorLine]:
     """Ask SkyPilot's API server who it is; its environment is made where it is not there yet."""
-    from infra.providers import registry
+    from infra.selection import registry
 
     try:
         return [DoctorLine(SKYPILOT, "ok", registry.provider(settings, SKYPILOT).account().owner)]

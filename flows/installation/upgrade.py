@@ -10,9 +10,9 @@ from infra.ledger import upgrade as handing_over
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.service_rows import service_lease
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 from infra.units import duration
 from serve.processes import controller_client

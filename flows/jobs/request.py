@@ -24,7 +24,8 @@ from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
-from infra.providers import Provider, registry
+from infra.providers import Provider
+from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
 from infra.selection.request import counted, request_for

@@ -23,8 +23,8 @@ from flows.specs.variables import check_known, of_file
 from infra.errors import UsageError
 from infra.flags import flags_of
 from infra.jobs.job_file import JobFile
-from infra.providers import registry
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 from infra.settings import Settings
 

@@ -25,13 +25,13 @@ from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
 from infra.market.expected import AROUND, StepTime, elapsed_s, left, words
-from infra.providers import registry
 from infra.records import Offer, Plan, Request, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.runs.sync.sync_step import FETCH
+from infra.selection import registry
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
 

@@ -14,8 +14,9 @@ from infra.money import dollars
 from infra.notices import hooks
 from infra.notices.outbox import Notice
 from infra.notices.tell import tell
-from infra.providers import Provider, extensions, market, offers, registry
+from infra.providers import Provider, extensions, market, offers
 from infra.runs import pods
+from infra.selection import registry
 from infra.settings import ENGINES, SLURM, VENDORS, Settings, is_rented
 from infra.units import count
 

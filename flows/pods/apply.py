@@ -23,13 +23,13 @@ from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.money import dollars, in_usd, micro_usd
-from infra.providers import Provider, registry
+from infra.providers import Provider
 from infra.records import Offer, Request
-from infra.runs import pod_set
-from infra.runs.pod_set import PodAction, PodEntry
+from infra.runs.keepers import pod_set
+from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.sight import Asks, Sight, look
 from infra.runs.timing import Say
-from infra.selection import choose, preflight
+from infra.selection import choose, preflight, registry
 from infra.selection.default_limit import MOST_USD
 from infra.selection.machine_spec import LimitSpec, MachineSpec
 from infra.selection.request import request_for

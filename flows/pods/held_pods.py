@@ -20,13 +20,13 @@ from infra.ledger import turns
 from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import VENDORS, Settings, is_secret
 from infra.targets import TargetMachine
 

@@ -9,12 +9,13 @@ from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.reconcile import RENTING
-from infra.providers import Provider, registry
+from infra.providers import Provider
 from infra.runs import pods
 from infra.runs.keepers import keeper as keep
 from infra.runs.lookup import between_pods, find_run
 from infra.runs.settle import bring_home
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Lost
 from serve.processes import controller_client

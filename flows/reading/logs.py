@@ -6,11 +6,11 @@ from infra.agent.job import earlier_part, is_earlier_part
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from store.manifest import StoreError

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from flows.limits.beyond_limit import beyond_limit, has_pace
-from flows.limits.over_limit import OverLimit
 from flows.planning.learned import left_of
+from flows.supervisor.over_limit import OverLimit
 from flows.trials import results as kept
 from flows.trials.results import SweepResult
 from infra.agent.limits import read_clocks
@@ -21,10 +21,10 @@ from infra.errors import SlipwayError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
-from infra.providers import registry
 from infra.records import PodView
 from infra.runs import observe, pods
 from infra.runs.lookup import between_pods, find_run
+from infra.selection import registry
 from infra.settings import Settings, is_rented
 
 NONE: Mapping[str, SweepResult] = MappingProxyType({})

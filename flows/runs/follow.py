@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
@@ -16,6 +15,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.settle import end_others, settle
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 
 DETACHED = 130  # exit code of a command that no longer follows its run

@@ -30,20 +30,20 @@ from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
 from infra.names import check_name
 from infra.notices import hooks
-from infra.providers import Provider, market, registry
+from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
 from infra.runs import launch as street
+from infra.runs import submit
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import has_machine, last_verdict
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
-from infra.selection import choose
+from infra.selection import choose, registry
 from infra.selection.choose import ChosenMachine
 from infra.selection.preflight import check_work, limits_for, preflight
 from infra.selection.request import refuse_open, request_on
 from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
-from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
 from infra.units import count, size
 from trainer.plan import profile_named

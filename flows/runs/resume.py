@@ -16,7 +16,6 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
 from infra.ledger.op import Op, Taken
 from infra.money import in_usd
-from infra.providers import registry
 from infra.records import Offer, Plan
 from infra.runs import hand_over, pods, sight
 from infra.runs import launch as street
@@ -24,6 +23,7 @@ from infra.runs.keepers.keeper import request_of
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.selection.machine_spec import LimitSpec
 from infra.selection.preflight import limits_for
 from infra.settings import Settings, is_secret

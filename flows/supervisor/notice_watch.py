@@ -25,11 +25,11 @@ from infra.ledger.op import Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
-from infra.providers import registry
 from infra.runs import pods, sight
 from infra.runs.settle import settle
 from infra.runs.sight import Sight
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 from infra.units import duration
 from serve.policy import service_state

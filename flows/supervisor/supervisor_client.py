@@ -21,9 +21,9 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
-from infra.providers import registry
 from infra.providers.local import Local
 from infra.runs.run_home import RunHome
+from infra.selection import registry
 from infra.settings import Settings
 
 START_S = 60.0

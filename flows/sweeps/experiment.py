@@ -14,7 +14,7 @@ from flows.specs.launch import LaunchSpec
 from flows.trials.records import Ranking, SweepTrial
 from infra.errors import UsageError
 from infra.names import check_name
-from infra.runs.pod_set import PodEntry
+from infra.runs.keepers.pod_set import PodEntry
 
 PodSpec = PodEntry  # the name that GRAIL uses
 DATASETS = ("gsm8k", "math", "mbpp")

@@ -19,10 +19,10 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.market.expected import is_measured
 from infra.money import dollars
-from infra.providers import Provider, registry
+from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
-from infra.selection import preflight
+from infra.selection import preflight, registry
 from infra.selection.default_limit import default_limit
 from infra.selection.request import request_on
 from infra.settings import Settings

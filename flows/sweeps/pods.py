@@ -33,7 +33,7 @@ from infra.ledger.op import Op
 from infra.market import gpus
 from infra.money import dollars, in_usd
 from infra.records import Offer
-from infra.runs.pod_set import PodEntry
+from infra.runs.keepers.pod_set import PodEntry
 from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec

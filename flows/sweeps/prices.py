@@ -18,11 +18,10 @@ from flows.trials.records import SweepSpec
 from infra.errors import SlipwayError
 from infra.market import catalogue, gpus
 from infra.market.forecast import SETUP_S, machine_with
-from infra.providers import registry
 from infra.records import Offer, Request
-from infra.runs.pod_set import PodEntry
+from infra.runs.keepers.pod_set import PodEntry
 from infra.runs.timing import Say
-from infra.selection import choose
+from infra.selection import choose, registry
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import forecast_of
 from infra.selection.request import request_for

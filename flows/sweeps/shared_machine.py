@@ -18,10 +18,9 @@ from flows.sweeps.plan import SweepPlan, plan_of, request_of, settings_of
 from flows.sweeps.pods import of_all
 from flows.trials.records import SweepSpec
 from infra.market.expected import is_measured
-from infra.providers import registry
 from infra.records import Offer
 from infra.runs.timing import Say
-from infra.selection import choose
+from infra.selection import choose, registry
 from infra.selection.preflight import billed, billed_s, setup_of
 from infra.settings import Settings
 

@@ -32,13 +32,13 @@ from infra.flags import as_typed
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.money import dollars
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
 from infra.runs.settle import settle
 from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import Settings
 from infra.units import count
 from store.artifacts.artifacts import Store

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
-from infra.runs.pod_set import PodEntry
+from infra.runs.keepers.pod_set import PodEntry
 
 MOST_TRIALS = 1000
 MODES = ("min", "max")

@@ -9,11 +9,11 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
-from infra.providers import registry
 from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 

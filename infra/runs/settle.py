@@ -22,7 +22,7 @@ from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_tur
 from infra.ledger.service_rows import service_lease
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_end
-from infra.providers import Provider, registry
+from infra.providers import Provider
 from infra.providers.offers import own_names
 from infra.runs import pods, sight
 from infra.runs.lookup import way
@@ -30,6 +30,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.settings import SKYPILOT, VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
 from store.artifacts.artifacts import Store

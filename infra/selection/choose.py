@@ -11,10 +11,11 @@ from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
 from infra.money import in_usd
-from infra.providers import Provider, clock_scale, extensions, market, offers, registry
+from infra.providers import Provider, clock_scale, extensions, market, offers
 from infra.providers.offers import OfferSource
 from infra.providers.promises.abilities import api_of
 from infra.records import Offer, Request
+from infra.selection import registry
 from infra.settings import MARKET, VENDORS, Settings
 
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last

@@ -1,7 +1,7 @@
 """The provider `skypilot`: a pod is a managed job, and SkyPilot's API server is asked for everything.
 
 SkyPilot chooses the machines, takes others when they are taken away, and gives them back when the job is over. What is
-submitted is a job with its code, so a pod without work cannot be had; see `infra.skypilot.submit`.
+submitted is a job with its code, so a pod without work cannot be had; see `infra.runs.submit`.
 """
 
 import contextlib

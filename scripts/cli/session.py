@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flows.limits import over_limit
-from flows.limits.over_limit import OverLimit
+from flows.supervisor import over_limit
+from flows.supervisor.over_limit import OverLimit
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.errors import LimitHit, SlipwayError

@@ -23,8 +23,8 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.market.expected import evidence, total
 from infra.names import check_name
-from infra.providers import registry
 from infra.records import Estimate, Request
+from infra.selection import registry
 from infra.settings import Settings
 from infra.units import about
 from scripts.cli import context, local_step, render

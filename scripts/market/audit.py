@@ -6,9 +6,9 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.limits.over_limit import OverLimit
 from flows.pods import accounts as use_case
 from flows.pods.accounts import Done
+from flows.supervisor.over_limit import OverLimit
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from infra.runs.settle import settle
 from infra.settings import is_rented

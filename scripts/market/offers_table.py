@@ -9,11 +9,11 @@ from infra.control.places import HostPlaces
 from infra.market.catalogue import Priced
 from infra.market.expected import evidence
 from infra.money import dollars
-from infra.providers import market, registry
+from infra.providers import market
 from infra.providers.promises import abilities
 from infra.providers.promises.shutdown_paths import caveats_of, ends_of, when_nobody_looks
 from infra.records import Offer, Plan, Request
-from infra.selection import preflight
+from infra.selection import preflight, registry
 from infra.settings import Settings
 from infra.units import estimated
 from scripts.cli import prompts, render

@@ -17,8 +17,8 @@ from infra import train_env
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.providers import registry
 from infra.records import Request
+from infra.selection import registry
 from infra.settings import Settings
 from scripts.cli import local_step, render
 from store import outside

@@ -17,8 +17,8 @@ from infra.agent import host
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.providers import registry
 from infra.records import Request
+from infra.selection import registry
 from infra.settings import Settings
 from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json, words_after_dashes

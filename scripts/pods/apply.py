@@ -14,8 +14,8 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import in_usd
-from infra.runs import pod_set
-from infra.runs.pod_set import PodAction, PodEntry
+from infra.runs.keepers import pod_set
+from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
 from infra.settings import Settings
 from scripts.cli import context, prompts, render, session

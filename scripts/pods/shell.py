@@ -14,13 +14,13 @@ from invoke import Exit
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
 from infra.runs.run_home import RunHome
 from infra.runs.settle import bring_home
 from infra.runs.sync import mirror
 from infra.runs.sync.send_code import send_code
+from infra.selection import registry
 from infra.transport import large_files
 from infra.transport import push as code_sync
 from infra.transport.meter import Meter

@@ -2,8 +2,8 @@
 
 import sys
 
-from infra.providers import registry
 from infra.runs import ssh_names
+from infra.selection import registry
 from infra.transport import ssh_include
 from infra.transport.ssh_include import PodNames
 from scripts.cli import context, render

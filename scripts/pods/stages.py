@@ -13,10 +13,9 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.names import check_name
-from infra.providers import registry
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
-from infra.selection import preflight
+from infra.selection import preflight, registry
 from infra.selection.request import refuse_open, request_on
 from scripts.cli import context, plan_text, prompts, render, session
 from scripts.cli.flags import Output

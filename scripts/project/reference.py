@@ -23,7 +23,7 @@ from flows.sweeps import experiment, sweep_file
 from infra import errors, settings
 from infra.flags import Flag
 from infra.machines import clusters, inventory
-from infra.runs import pod_set
+from infra.runs.keepers import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
 from scripts.project import agents, example_jobs, other_tools, requirements, rooms

@@ -21,7 +21,7 @@ from flows.sweeps.experiment import NOT_OF_A_TRIAL, ExperimentConfig
 from flows.trials.records import EarlyStop, Ranking
 from infra.errors import UsageError
 from infra.flags import Flag
-from infra.runs import pod_set
+from infra.runs.keepers import pod_set
 from scripts.cli.flags import Environment
 from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile

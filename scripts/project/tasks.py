@@ -66,7 +66,7 @@ def doctor(c, spec):
     """
     from flows.installation import doctor as machine
     from infra.errors import UsageError
-    from infra.providers import registry
+    from infra.selection import registry
     from infra.settings import SKYPILOT, VENDORS, Settings
 
     provider, for_ = spec.provider, spec.for_

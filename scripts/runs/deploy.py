@@ -13,10 +13,9 @@ from infra.agent.limits import read_clocks
 from infra.flags import given
 from infra.ledger import spend
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.records import Request
 from infra.runs.settle import settle
-from infra.selection import choose
+from infra.selection import choose, registry
 from infra.settings import Settings
 from scripts.cli import prompts, render, session
 from scripts.cli.invoke_patch import print_json

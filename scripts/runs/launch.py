@@ -38,12 +38,12 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
-from infra.providers import registry
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
+from infra.selection import registry
 from infra.selection.preflight import with_most
 from infra.settings import Settings
 from scripts.cli import context, plan_text, prompts, render, steps_text

@@ -19,7 +19,6 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
-from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
@@ -28,6 +27,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
 from infra.runs.sync.fetched import cuts_at_home, held_bytes
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from scripts.cli import context, render

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from invoke import Exit
 
 from flows.limits import shares
-from flows.limits.over_limit import OverLimit
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client
+from flows.supervisor.over_limit import OverLimit
 from flows.trials import results as kept
 from flows.trials import resume_sweep
 from flows.trials.results import SweepResult

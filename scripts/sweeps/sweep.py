@@ -30,9 +30,9 @@ from infra.errors import SlipwayError, UsageError
 from infra.flags import as_typed
 from infra.ledger.held_pods import gpus_of
 from infra.ledger.journal import Journal
-from infra.providers import registry
 from infra.records import Offer
 from infra.runs.settle import settle
+from infra.selection import registry
 from infra.settings import HELD, Settings
 from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json

@@ -12,10 +12,10 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import explain
 from infra.money import micro_usd
-from infra.providers import market, offers, registry
+from infra.providers import market, offers
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
-from infra.selection import choose, work_disk
+from infra.selection import choose, registry, work_disk
 from infra.selection.choose import Tell
 from infra.settings import MARKET, VENDORS, Settings
 from serve.service import ReplicaResources, Service

@@ -25,13 +25,14 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.providers import Provider, registry
+from infra.providers import Provider
 from infra.records import Plan
 from infra.runs import launch, pods
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Asks, Sight, look
 from infra.runs.sync import mirror
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from serve import engines

@@ -11,7 +11,7 @@ import pytest
 
 from data.chat import imported
 from infra import strict_yaml
-from infra.runs import pod_set
+from infra.runs.keepers import pod_set
 from scripts.cli import flag_file
 from scripts.project import schemas
 from scripts.project.reference import namespace

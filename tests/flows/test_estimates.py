@@ -17,8 +17,8 @@ from infra.errors import UsageError
 from infra.market import catalogue, gpus
 from infra.market.expected import evidence
 from infra.market.forecast import machine_with
-from infra.providers import registry
 from infra.records import Estimate, Offer, Request
+from infra.selection import registry
 from infra.selection.preflight import billed, forecast_of, shown_forecast
 from infra.settings import Settings
 from scripts.cli.plan_text import plan_json, time_lines

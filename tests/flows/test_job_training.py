@@ -11,8 +11,8 @@ from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.jobs import job_file
-from infra.providers import registry
 from infra.records import Request
+from infra.selection import registry
 from infra.settings import Settings
 from tests.data.hub import Repo, serving
 from tests.sources.settings_of import with_models

@@ -12,8 +12,8 @@ from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.market import gpus
-from infra.providers import registry
 from infra.records import Offer
+from infra.selection import registry
 from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store

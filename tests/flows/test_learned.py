@@ -18,9 +18,9 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import Timings
 from infra.market.expected import AROUND, SAME, StepTime
-from infra.providers import registry
 from infra.records import Expected, Plan, PodView, Request
 from infra.runs.sync.sync_step import with_courier
+from infra.selection import registry
 from infra.settings import Settings
 from tests.world import ROOT
 

@@ -16,9 +16,10 @@ from infra.ledger.journal import Journal
 from infra.ledger.reconcile import look
 from infra.machines.clusters import SlurmCluster
 from infra.machines.inventory import Unusable
-from infra.providers import PartialListing, offers, registry
+from infra.providers import PartialListing, offers
 from infra.providers.slurm import SlurmClusters
 from infra.records import Address, Pod, Request
+from infra.selection import registry
 from infra.settings import Settings
 from serve.policy import service_state
 from tests.hostile import mistyped, spliced

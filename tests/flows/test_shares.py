@@ -6,8 +6,8 @@ from flows.limits.shares import MachineLine, offered
 from infra.errors import Busy, NoOffer
 from infra.ledger import turns
 from infra.ledger.journal import Journal
-from infra.providers import registry
 from infra.records import Request
+from infra.selection import registry
 from infra.settings import Settings
 
 

@@ -11,10 +11,10 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
-from infra.providers import registry
 from infra.records import Request
 from infra.runs import pods
 from infra.runs.settle import settle
+from infra.selection import registry
 from infra.settings import Settings
 from scripts.runs.status import look
 from tests.world import ROOT

@@ -9,7 +9,7 @@ from flows.trials.records import SweepSpec, SweepTrial
 from infra.errors import UsageError
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
-from infra.runs.pod_set import PodEntry
+from infra.runs.keepers.pod_set import PodEntry
 
 USD = 10**6
 

@@ -8,7 +8,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.machines import inventory
 from infra.market import gpus
-from infra.runs import pod_set
+from infra.runs.keepers import pod_set
 from infra.selection import request
 from infra.settings import Settings
 from scripts.cli import context, flag_file

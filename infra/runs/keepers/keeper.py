@@ -26,7 +26,7 @@ from infra.ledger.leases import SUPERVISOR, Held, Lease, keeper_lease
 from infra.ledger.life_cycle import TERMINATING
 from infra.ledger.op import Op
 from infra.notices.tell import tell_back, tell_end
-from infra.providers import Vendors, clock_scale, registry
+from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
@@ -35,6 +35,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sight import Asks, Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
+from infra.selection import registry
 from infra.selection.choose import find_payable
 from infra.settings import Settings
 from store.backoff import Backoff

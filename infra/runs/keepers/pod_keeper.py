@@ -22,8 +22,8 @@ from infra.ledger.op import Op
 from infra.providers import clock_scale
 from infra.runs import launch, pods
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, Do, decide
-from infra.runs.pod_set import set_lease
 from infra.runs.sight import GONE, Asks, Sight
 from infra.units import duration
 

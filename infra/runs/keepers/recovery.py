@@ -1,9 +1,9 @@
 """The recovery policy: one decision for what died, is gone or was lost, of a run, a replica and a pod of a set.
 
 In: a spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
-`infra.runs.keepers`, `serve.replicas` and `infra.runs.pod_set` look, and do what is decided. Silence alone decides
-nothing. A silent node counts as lost by the word of its fellows, who have not heard it for so long that it has ended
-its own work (`infra.agent.execution.nodes`); or when node 0, without which no node can work, is gone.
+`infra.runs.keepers` and `serve.replicas` look, and do what is decided. Silence alone decides nothing. A silent node
+counts as lost by the word of its fellows, who have not heard it for so long that it has ended its own work
+(`infra.agent.execution.nodes`); or when node 0, without which no node can work, is gone.
 """
 
 import math

@@ -14,7 +14,6 @@ from infra.errors import SlipwayError
 from infra.ledger import reap
 from infra.ledger.reconcile import reconcile
 from infra.names import new_token
-from infra.providers import registry
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
 from infra.providers.offers import open_market
@@ -24,6 +23,7 @@ from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from infra.records import Request
 from infra.runs import pods
+from infra.selection import registry
 from scripts.cli import context
 from scripts.runs import down
 from scripts.runs.flags import DownFlags

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from infra.errors import NoOffer
-from infra.providers import Abilities, market, registry
+from infra.providers import Abilities, market
 from infra.providers.promises.abilities import KEPT_FOR_S, ReportedFault, abilities, api_of
 from infra.providers.promises.drill_record import DrillRecord, DrillVerdict, account_of, folder_beside
 from infra.providers.promises.shutdown_paths import caveats_of
 from infra.records import Offer
+from infra.selection import registry
 from infra.selection.choose import without_failed_spot
 from infra.settings import VENDORS, Settings
 from tests.world import ROOT

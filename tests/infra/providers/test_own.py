@@ -8,9 +8,10 @@ import pytest
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, MissingKey, NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Journal
-from infra.providers import offers, registry
+from infra.providers import offers
 from infra.records import Offer, Request
 from infra.runs import settle
+from infra.selection import registry
 from infra.settings import Settings
 
 TOKEN = "sw1-aaaaaaaa-bbbbbbbbbbbbbbbb"

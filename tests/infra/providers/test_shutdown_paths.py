@@ -3,8 +3,9 @@
 import pytest
 
 from infra.agent.job import Limits
-from infra.providers import Abilities, market, registry
+from infra.providers import Abilities, market
 from infra.providers.promises.shutdown_paths import caveats_of, when_nobody_looks
+from infra.selection import registry
 from infra.settings import VENDORS, Settings
 from tests.world import ROOT
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from infra.ledger.life_cycle import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
-from infra.runs.pod_set import PodAction, decide, read_set, read_spec, schema
+from infra.runs.keepers.pod_set import PodAction, decide, read_set, read_spec, schema
 from infra.runs.sight import Sight
 
 NAMES, DIGESTS, SETS = ("a", "b", "c", "d"), ("one", "two"), ("", "ours", "theirs")

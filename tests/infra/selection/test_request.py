@@ -3,10 +3,10 @@
 import pytest
 
 from infra.errors import AuthError, NoOffer, UsageError
-from infra.providers import registry
 from infra.providers.local import Local
 from infra.providers.offers import sources
 from infra.records import Request
+from infra.selection import registry
 from infra.selection.choose import of_machines
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import refuse_open, request_on

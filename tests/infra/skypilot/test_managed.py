@@ -14,7 +14,8 @@ from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.managed import SUBMITTED_AT
 from infra.agent.meet import free_ports
 from infra.records import Carried, Plan, Request
-from infra.skypilot import job_view, submit
+from infra.runs import submit
+from infra.skypilot import job_view
 from tests.infra.agent.world import until
 
 pytestmark = pytest.mark.process

@@ -10,9 +10,9 @@ import pytest
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token
-from infra.providers import registry
 from infra.records import Address
 from infra.runs import ssh_names
+from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import PodNames, block, include, is_included, leave_out

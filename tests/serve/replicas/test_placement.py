@@ -4,10 +4,9 @@ import pytest
 
 from infra.errors import Ambiguous, NoOffer, OutOfMoney
 from infra.machines.host_memory import HostMemory, known_as
-from infra.providers import registry
 from infra.providers.lium import Lium
 from infra.records import Request
-from infra.selection import choose
+from infra.selection import choose, registry
 from serve.replicas import placement
 from tests.infra.market.test_boot import settings_of
 from tests.infra.rehearsal.worlds import world
