@@ -91,7 +91,7 @@ class JobWork:
                              "its own machine; launch them one at a time")  # fmt: skip
         said = self.file.tasks[0].document.said
         keys = {key: said[key] for key in ENGINE_KEYS if said.get(key)}
-        keys["resources"], notes = overlaid(said.get("resources") or {}, self.typed, request)
+        keys["resources"], notes = overlaid(said.get("resources") or {}, vars(self.typed), request)
         check(keys, request.nodes, False, self.file.where)
         return keys, notes
 

@@ -1,11 +1,9 @@
 """The registry of providers: one by its name, as the settings describe it."""
 
 import difflib
-import importlib
 import logging
 import threading
 from pathlib import Path
-from typing import cast
 
 from infra.errors import MissingKey, SlipwayError, UsageError
 from infra.providers import Provider, Vendors, extensions
@@ -20,9 +18,10 @@ _turn = threading.Lock()
 
 def open_provider(name: str, settings: Settings) -> Provider:
     """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
-    if name == HELD:  # the package of that provider is above this one: it reads the journal
-        pods = importlib.import_module("infra.ledger.held_pods").HeldPods
-        return cast(Provider, pods.of(settings, vendors(settings)))
+    if name == HELD:
+        from infra.ledger.held_pods import HeldPods
+
+        return HeldPods.of(settings, vendors(settings))
     if found := open_own(name, settings):
         return found
     if name not in KNOWN:
@@ -42,9 +41,10 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
-    if name == SKYPILOT:  # the package of that provider is above this one: a job is submitted as runs are
-        jobs = importlib.import_module("infra.skypilot.managed_jobs").ManagedJobs
-        return cast(Provider, jobs.of(settings))
+    if name == SKYPILOT:
+        from infra.skypilot.managed_jobs import ManagedJobs
+
+        return ManagedJobs.of(settings)
     return open_market(name, settings)
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
-from infra.runs.sync.listing import LIST, LOGS
 from infra.skypilot.client import NoServer, NotAnswered, SkyPilotAnswer
-from infra.transport.protocol import LIMIT_BYTES, READ_BYTES, Result, Unreachable
+from infra.transport.protocol import LIMIT_BYTES, LIST, LOGS, READ_BYTES, Result, Unreachable
 from store.untrusted_names import is_part
 
 OVER = {  # SkyPilot's last states of a managed job

@@ -17,7 +17,6 @@ from infra.agent.managed import SUBMITTED_AT, WORDS
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.records import Request
-from infra.selection.machine_spec import MachineSpec
 
 CLOUDS = (
     "aws azure gcp ibm lambda scp oci runpod vast vsphere cudo fluidstack paperspace primeintellect do nebius ssh "
@@ -84,16 +83,17 @@ def resources_of(request: Request) -> dict[str, Any]:
     return {**found, **{key: value for key, value in said.items() if value is not None}}
 
 
-def overlaid(said: Mapping[str, Any], typed: MachineSpec, request: Request) -> tuple[dict[str, Any], list[str]]:
+def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request) -> tuple[dict[str, Any], list[str]]:
     """Return the `resources` of a job file with what was typed, which outweighs them in each of their ways.
 
-    What a file prefers that a cloud which was typed never has is left out, and told in the second part.
+    `typed`: the values of a `MachineSpec`, by name. The second part says what was left out, since the cloud that was
+    typed never has it.
     """
-    asked = resources_of(request)
-    keys = {"use_spot": typed.use_spot, "instance_type": typed.instance_type, "cpus": typed.cpus,
-            "memory": typed.memory, "disk_size": typed.disk_size, "network_tier": typed.network,
-            "max_hourly_cost": typed.max_price, "infra": typed.cloud or typed.region,
-            "accelerators": typed.gpu}  # fmt: skip
+    asked, cloud = resources_of(request), typed["cloud"]
+    keys = {"use_spot": typed["use_spot"], "instance_type": typed["instance_type"], "cpus": typed["cpus"],
+            "memory": typed["memory"], "disk_size": typed["disk_size"], "network_tier": typed["network"],
+            "max_hourly_cost": typed["max_price"], "infra": cloud or typed["region"],
+            "accelerators": typed["gpu"]}  # fmt: skip
     found = copy.deepcopy(dict(said))
     for key in [key for key, value in keys.items() if value]:
         for one in (found, *(found.get("any_of") or ()), *(found.get("ordered") or ())):
@@ -104,11 +104,11 @@ def overlaid(said: Mapping[str, Any], typed: MachineSpec, request: Request) -> t
         if key in asked:
             found[key] = asked[key]
     notes = []
-    for feature in (SPOT, DISK_TIER, NETWORK_TIER, PORTS) if typed.cloud else ():
+    for feature in (SPOT, DISK_TIER, NETWORK_TIER, PORTS) if cloud else ():
         key, what, _ = IN_WORDS[feature]
         ways = (found, *(found.get("any_of") or ()), *(found.get("ordered") or ()))
-        if feature in LACKING.get(typed.cloud.lower(), ()) and not keys.get(key) and any(key in one for one in ways):
-            notes.append(f"{key} has no effect: SkyPilot has no {what} on {typed.cloud}")
+        if feature in LACKING.get(cloud.lower(), ()) and not keys.get(key) and any(key in one for one in ways):
+            notes.append(f"{key} has no effect: SkyPilot has no {what} on {cloud}")
             for one in ways:
                 one.pop(key, None)
     return found, notes

@@ -32,6 +32,15 @@ SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
 
 HERE = "this machine"
 
+# Lists the files of a folder that patterns find, with their sizes: words of `sh -c`. A transport without a shell knows
+# the script, and the patterns of a pod's logs, by these very texts.
+LIST = r"""cd -- "$1" 2>/dev/null || exit 0
+for file in $2; do
+    if [ -f "$file" ] && [ ! -L "$file" ]; then printf '%d %s\0' "$(wc -c < "$file")" "$file"; fi
+done | head -c "$3"
+exit 0"""
+LOGS = "logs/*.log logs/*.times state/earlier/*.log"
+
 T = TypeVar("T")
 
 

@@ -8,18 +8,12 @@ from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.pods import folder_of
 from infra.runs.sync.fetched import MOST_FILES
-from infra.transport.protocol import Transport
+from infra.transport.protocol import LIST, Transport
 from store.untrusted_names import NamedSizes, read_listing
 
 LIST_S = 30.0
 LISTING_BYTES = 1 << 20
-LOGS = "logs/*.log logs/*.times state/earlier/*.log"
 RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json"
-LIST = r"""cd -- "$1" 2>/dev/null || exit 0
-for file in $2; do
-    if [ -f "$file" ] && [ ! -L "$file" ]; then printf '%d %s\0' "$(wc -c < "$file")" "$file"; fi
-done | head -c "$3"
-exit 0"""
 
 
 def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:

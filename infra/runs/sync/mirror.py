@@ -24,11 +24,11 @@ from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
 from infra.runs.sync import fetched, log_mask
 from infra.runs.sync.fetched import MOST_FILES, FetchRoom
-from infra.runs.sync.listing import LIST_S, LOGS, listed
+from infra.runs.sync.listing import LIST_S, listed
 from infra.runs.sync.room import refuse_large
 from infra.transport import large_files
 from infra.transport.meter import Meter
-from infra.transport.protocol import READ_BYTES, Transport
+from infra.transport.protocol import LOGS, READ_BYTES, Transport
 from store.artifacts.artifacts import Store
 from store.manifest import MISSING, Manifest, StoreError, kept_name, places
 from store.masking import Mask

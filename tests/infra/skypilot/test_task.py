@@ -83,10 +83,10 @@ def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
     }  # fmt: skip
     said = {"disk_tier": "best", "any_of": [{"infra": "runpod", "accelerators": "A10:1"}, {"infra": "aws"}]}
     typed = MachineSpec(gpu="H100", num_gpus=4, cloud="slurm")
-    found, notes = task.overlaid(said, typed, Request(run="a", gpu="H100", num_gpus=4, cloud="slurm"))
+    found, notes = task.overlaid(said, vars(typed), Request(run="a", gpu="H100", num_gpus=4, cloud="slurm"))
     assert found == {"disk_tier": "best", "any_of": [{}, {}], "accelerators": "H100:4", "infra": "slurm"}
     assert said["any_of"][0]["infra"] == "runpod" and notes == []
-    spot, notes = task.overlaid({"use_spot": True}, MachineSpec(cloud="slurm"), Request(run="a", cloud="slurm"))
+    spot, notes = task.overlaid({"use_spot": True}, vars(MachineSpec(cloud="slurm")), Request(run="a", cloud="slurm"))
     assert spot == {"infra": "slurm"} and notes == ["use_spot has no effect: SkyPilot has no spot machines on slurm"]
 
 
