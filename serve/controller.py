@@ -364,7 +364,7 @@ def limits_of(service: Service) -> GatewayLimits:
 
 
 async def keep(name: str) -> None:
-    logging.getLogger("infra.transport.port_forward").setLevel(
+    logging.getLogger("infra.transport.streams.port_forward").setLevel(
         logging.ERROR
     )  # probes notice a port that does not answer
     settings = Settings.load(ROOT)

@@ -323,7 +323,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.gateway_process FOLDER")
     # probes report that nothing answers there
-    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)
+    logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
     raise_limit()
     places = Places(Path(sys.argv[1]))
     held = gateway_orders.lock(places)

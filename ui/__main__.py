@@ -16,7 +16,7 @@ import uvicorn
 from infra import job_environment
 from infra.checkout import ROOT
 from infra.settings import Settings
-from infra.transport.port_forward import LOOPBACK
+from infra.transport.streams.port_forward import LOOPBACK
 from store import credentials
 from ui import app, export
 from ui.access import Gate

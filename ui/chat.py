@@ -21,7 +21,7 @@ from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
-from infra.transport.port_forward import LOOPBACK
+from infra.transport.streams.port_forward import LOOPBACK
 from serve import engines
 from serve.gateway.http import certificate
 from serve.policy import service_state

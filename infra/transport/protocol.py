@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from infra.errors import SlipwayError
-from infra.transport.port_forward import LOOPBACK, relay
 from infra.transport.streams import bounded
+from infra.transport.streams.port_forward import LOOPBACK, relay
 from infra.units import size as in_words
 from store import local_files
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
+from infra.transport import channels
+from infra.transport.channels import Conversation, Duplex, Feeder, Framed, NoEnd, broken, says, silence
 from infra.transport.host_keys import ALIAS
-from infra.transport.port_forward import relay
 from infra.transport.protocol import (
     LIMIT_BYTES,
     OPEN_S,
@@ -37,10 +38,9 @@ from infra.transport.protocol import (
     tied,
 )
 from infra.transport.ssh_connection import Link, connection, hush
-from infra.transport.streams import channels
 from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, WholeStream
-from infra.transport.streams.channels import Conversation, Duplex, Feeder, Framed, NoEnd, broken, says, silence
 from infra.transport.streams.framing import Frame, NoFrame, login_line
+from infra.transport.streams.port_forward import relay
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0

@@ -24,9 +24,9 @@ from infra.selection import registry
 from infra.transport import large_files
 from infra.transport import push as code_sync
 from infra.transport.meter import Meter
-from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
 from infra.transport.shipment import SyncPlan, preview
+from infra.transport.streams.port_forward import LOOPBACK
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
@@ -83,7 +83,8 @@ def board(op: Op, transport: Transport, local: int) -> None:
     """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
-    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # nothing answers yet, which is expected
+    # nothing answers yet, which is expected
+    logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
     pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
