@@ -43,7 +43,7 @@ namespace = Collection(
         *(models.ckpt_verify, models.ckpt_init),
     ),
     *(pods.ssh, pods.on, pods.forward, pods.pull),
-    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.drill, market.apply),
+    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.drill, pods.apply),
     Collection("pod", pods.create, pods.sync, pods.setup, pods.run, pods.down, pods.list_),
     Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
     Collection("pool", pools.list_, pools.up, pools.check, pools.import_),

@@ -60,18 +60,3 @@ def cost(c, spec):
     Costs are shown by pod, run and month, as quoted and as billed. --accuracy compares forecast times and prices with
     the actual ones.
     """
-
-
-@command(
-    "scripts.pods.apply",
-    "scripts.market.flags:ApplyFlags",
-    world=BEGIN,
-    env=True,
-    example="inv apply examples/fleet.yaml --dry-run",
-    rents=True,
-)
-def apply(c, spec):
-    """Create and end pods until they match a file.
-
-    Missing pods are created, existing ones are kept, extra ones are ended.
-    """

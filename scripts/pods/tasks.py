@@ -1,4 +1,4 @@
-"""Pods: the stages of a launch one by one (`stages.py`), and being on the machine of a run (`shell.py`).
+"""Pods: the stages of a launch one by one (`stages.py`), sets of pods, being on the machine of a run (`shell.py`).
 
 They chain: inv pod.create --gpu H100 pod.sync pod.setup pod.run --phase sft pod.down
 """
@@ -90,4 +90,19 @@ def pull(c, spec):
     """Copy here what a run has made so far.
 
     That is its artifacts, logs and verdict.
+    """
+
+
+@command(
+    "scripts.pods.apply",
+    "scripts.market.flags:ApplyFlags",
+    world=BEGIN,
+    env=True,
+    example="inv apply examples/fleet.yaml --dry-run",
+    rents=True,
+)
+def apply(c, spec):
+    """Create and end pods until they match a file.
+
+    Missing pods are created, existing ones are kept, extra ones are ended.
     """
