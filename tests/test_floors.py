@@ -3,6 +3,7 @@
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,23 +76,29 @@ ORDER = {
         "market",
         "machines",
         "providers",
+        "ledger",
+        "skypilot",
         "selection",
         "jobs",
-        "ledger",
         "notices",
         "runs",
-        "skypilot",
         "control",
         "drill",
+        "rehearsal",
     ),
     "infra.agent": ("environments", "execution", "lifecycle", "slurm"),
-    "infra.runs": ("sync",),
+    "infra.providers": ("promises", "runpod"),
+    "infra.runs": ("sync", "keepers"),
+    "infra.transport": ("scan", "streams"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
+    "data.tokens": ("untrusted",),
     "trainer": (
         "records",
         "profiles",
+        "plan",
         "model",
+        "nanochat",
         "objectives",
         "parallel",
         "rewards",
@@ -99,13 +106,35 @@ ORDER = {
         "checkpoints",
         "reporting",
         "tracking",
+        "serving",
         "engines",
         "evaluation",
         "phases",
     ),
+    "trainer.rewards": ("sandbox",),
     "serve": ("engine", "policy", "gateway", "processes", "replicas"),
     "serve.gateway": ("http",),
-    "store": ("backends", "artifacts", "untrusted", "run_sync"),
+    "store": ("extensions", "backends", "artifacts", "untrusted", "run_sync"),
+    "sdk": ("slipway",),
+    # From what is typed to a run at work, from there to its story, and to what keeps many of them going.
+    "flows": (
+        "specs",
+        "limits",
+        "models",
+        "planning",
+        "runs",
+        "jobs",
+        "trials",
+        "supervisor",
+        "reading",
+        "history",
+        "pods",
+        "services",
+        "sweeps",
+        "drills",
+        "installation",
+    ),
+    "ui": ("views",),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
     # work of a pod is followed as a launch is, and doctor looks at everything.
     "scripts": (
@@ -118,11 +147,23 @@ ORDER = {
         "store",
         "runs",
         "pods",
+        "sweeps",
         "control",
         "project",
-        "ui",
     ),
 }
+# Who knows of the rehearsal: commands, and the duties of the supervisor, which end with the world that they are in.
+REHEARSING = ("infra.rehearsal", "flows.supervisor", "flows.drills", "scripts")
+# Where a module is imported by a text that stands elsewhere: in a table of commands, of phases, of trackers, in the
+# settings, or in a list of the standard library.
+BY_TABLE = (
+    "data.text.pydocs",
+    "scripts.cli.command",
+    "store.extensions.run",
+    "trainer.__main__",
+    "trainer.rewards.sandbox.preload",
+    "trainer.tracking.__main__",
+)
 # Whoever imitates a vendor speaks of the same things as its client; a vendor's records are called as it calls them.
 IMITATED = ("infra.rehearsal", "infra.providers.lium", "infra.providers.runpod", "infra.providers.shadeform")
 ALONE = {  # a program of its own, which brings along all that it uses
@@ -165,11 +206,29 @@ def sources() -> list[Path]:
     return found
 
 
+def is_by_text(node: ast.AST) -> bool:
+    """Return whether it is a call of `import_module`."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+
+
+def texts(node: ast.AST) -> list[str]:
+    """Return the texts among the arguments of a call."""
+    given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
+    return [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
 def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
-    """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`."""
+    """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`.
+
+    A module that `import_module` gets as a text is among them, and what a table of commands names: "a.b:Flags".
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
+        elif is_by_text(node):
+            yield from texts(node)[:1]
+        elif isinstance(node, ast.Call) and lies_in(module, "scripts"):
+            yield from (one.replace(":", ".") for one in texts(node) if re.fullmatch(r"scripts(\.\w+)+(:\w+)?", one))
         elif isinstance(node, ast.ImportFrom):
             above = module.split(".")[: -node.level + is_package or None] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
@@ -203,17 +262,17 @@ def test_every_file_imports_only_what_its_floor_may():
 
 @functools.cache
 def tree() -> dict[str, set[str]]:
-    """Return what each module of the product imports of it, by their dotted names."""
+    """Return what each module of the product imports of it, by their dotted names; a package counts as a module."""
     found = {}
     for path in sources():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         if not module.startswith(("tests.", "bench.")):
             found[module] = path
-    edges = {}
+    edges: dict[str, set[str]] = {}
     for module, path in found.items():
         names = imports(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
-        whole = {known for name in names for known in (name, name.rsplit(".", 1)[0]) if known in found}
-        edges[module] = whole - {module}
+        known = (next((one for one in (name, name.rpartition(".")[0]) if one in found), module) for name in names)
+        edges[module] = {*known} - {module}
     return edges
 
 
@@ -235,6 +294,12 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
     return next((way for node in sorted(edges) if (way := visit(node))), [])
 
 
+def test_a_command_that_is_declared_imports_what_its_texts_name():
+    text = '@command("scripts.pods.apply", "scripts.pods.flags:CreateFlags", example="inv apply")\ndef apply(): ...'
+    assert [*imports("scripts.market.tasks", text)] == ["scripts.pods.apply", "scripts.pods.flags.CreateFlags"]
+    assert [*imports("flows.pods.apply", text)] == []
+
+
 def test_no_file_imports_one_that_imports_it():
     assert circle(tree()) == []
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
@@ -244,6 +309,22 @@ def room_of(floor: str, module: str) -> str:
     """Return the room of a floor that a module is in, "" when it is none of them."""
     rest = module.removeprefix(f"{floor}.").split(".")
     return rest[0] if module.startswith(f"{floor}.") and rest[0] in ORDER[floor] else ""
+
+
+def test_every_folder_of_a_floor_has_its_place_in_the_order():
+    folders = {path.parent.relative_to(ROOT).parts for path in sources()}
+    inside = {(".".join(one[:-1]), one[-1]) for one in folders if len(one) > 1 and one[0] not in ("tests", "bench")}
+    assert inside == {(floor, room) for floor, rooms in ORDER.items() for room in rooms}
+
+
+def test_what_is_imported_by_a_text_from_elsewhere_is_known():
+    by_table = set()
+    for path in sources():
+        if not path.is_relative_to(ROOT / "tests"):
+            calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_by_text(node)]
+            if [one for one in calls if not texts(one)]:
+                by_table.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    assert by_table == set(BY_TABLE)
 
 
 @pytest.mark.parametrize("floor", ORDER)
@@ -268,9 +349,9 @@ def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
         assert circle(edges) == []
 
 
-def test_the_rehearsal_is_imported_by_nothing_of_infra():
-    inside = [module for module in tree() if lies_in(module, "infra") and not lies_in(module, "infra.rehearsal")]
-    assert not [m for m in inside if any(lies_in(name, "infra.rehearsal") for name in tree()[m])]
+def test_the_rehearsal_is_imported_by_commands_and_the_supervisor_alone():
+    others = [module for module in tree() if not any(lies_in(module, one) for one in REHEARSING)]
+    assert not [one for one in others if any(lies_in(name, "infra.rehearsal") for name in tree()[one])]
 
 
 @functools.cache
@@ -348,7 +429,9 @@ def test_no_function_has_more_parameters_than_ten():
         ("flows.runs.launch", "from scripts.cli import render"),
         ("flows.runs.launch", "from trainer import loop"),
         ("serve.revision", "from flows import planning"),
-        ("infra.runs.keepers.keeper", "from flows.planning import plan_for"),
+        ("infra.runs.keepers.keeper", "from flows.planning.training_plan import plan_for"),
+        ("infra.selection.registry", "import importlib\njobs = importlib.import_module('flows.runs.launch')"),
+        ("trainer.__main__", "from importlib import import_module\nimport_module('serve.controller')"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, text):
@@ -361,7 +444,10 @@ def test_an_import_that_goes_up_is_seen(module, text):
         ("infra.agent.lifecycle.guard", "import os\nfrom infra.agent.job import Job"),
         ("trainer.plan", "from infra.records import Plan\nfrom data.config import load\nfrom trainer import config"),
         ("scripts.run", "from trainer import plan\nimport httpx"),
-        ("flows.planning", "from trainer import plan\nfrom infra.ledger.journal import Op\nfrom serve import revision"),
+        (
+            "flows.planning.training_plan",
+            "from trainer import plan\nfrom infra.ledger.journal import Op\nfrom serve import revision",
+        ),
         ("scripts.run", "from flows import launch"),
         ("tests.test_x", "from scripts.cli import render"),
     ],
