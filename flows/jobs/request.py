@@ -1,4 +1,4 @@
-"""A job of one's own: a job file and flags -> the same `Meant` that a training comes to, which is then launched alike.
+"""A job of one's own: a job file and flags -> the `ResolvedLaunch` that a training comes to as well.
 
     load -> provider_of -> understand      then flows.runs.launch: prepare -> check -> start
 
@@ -78,7 +78,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 
 def understand(
     spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings
-) -> "launch.Meant":  # fmt: skip
+) -> "launch.ResolvedLaunch":  # fmt: skip
     """Return the launch that the job means. Raises UsageError for an impossible one, with the line."""
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
@@ -129,8 +129,8 @@ def understand(
     work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,
                    notes=tuple(dict.fromkeys(notes)), name=name, send_anyway=spec.send_anyway,
                    typed=replace(typed, gpu=gpu))  # fmt: skip
-    return launch.Meant(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
-                        others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
+    return launch.ResolvedLaunch(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
+                                 others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
 
 
 def values_of(

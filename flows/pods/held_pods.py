@@ -21,7 +21,7 @@ from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.records import Offer, Plan, Request
-from infra.runs import launch as street
+from infra.runs import launch as runs_launch
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
@@ -50,7 +50,7 @@ def make(
                     turn=turn)  # fmt: skip
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
-        return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
+        return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
     finally:  # the row keeps it from now on
         shares.hand_back(paid_from, request.run, journal)
         if turn is not None:
@@ -71,7 +71,7 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
               clock_scale=settings.clock_scale if settings.rehearsal else 1.0, secrets=hidden,
               environ=job_environment.plain(settings))  # fmt: skip
     plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
-    return street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
+    return runs_launch.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
 
 
 def plan(op: Op, work: Work, settings: Settings) -> Plan:
@@ -95,8 +95,8 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
     def keep(given: Op) -> None:
         snapshot.keep_code(given, ROOT, RunHome.of(given.run, settings.homes))
 
-    terms = street.Terms(sync=sync, keep=None if vendor.is_here else keep)
-    return street.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
+    terms = runs_launch.Terms(sync=sync, keep=None if vendor.is_here else keep)
+    return runs_launch.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
 
 
 def request_of(op: Op) -> Request:

@@ -32,7 +32,7 @@ from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
-from infra.runs import launch as street
+from infra.runs import launch as runs_launch
 from infra.runs import submit
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import has_machine, last_verdict
@@ -76,7 +76,7 @@ class AnyWork(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meant:
+class ResolvedLaunch:
     """A launch as resolved by the settings; neither the store nor a vendor has been asked yet."""
 
     spec: LaunchSpec
@@ -98,7 +98,7 @@ class Meant:
 class Launch:
     """A launch that would be started; `plan` has no job where nothing is left to do."""
 
-    meant: Meant
+    resolved: ResolvedLaunch
     plan: Plan
     at_work: Op | None = None
     """The run that is at work on the same already: it is followed, and nothing is rented."""
@@ -120,10 +120,10 @@ class Launch:
     @property
     def is_open(self) -> bool:
         """Return whether the user has to decide first if artifacts of other code are kept: see `Work.made`."""
-        return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
+        return bool(self.plan.doubtful) and not self.resolved.work.made and not self.resolved.spec.dry_run
 
 
-def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) -> Meant:
+def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) -> ResolvedLaunch:
     """Return the resolved launch. names_tag: its tag stands in a job file. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
@@ -147,7 +147,7 @@ def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) ->
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
-    return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked, named=named)
+    return ResolvedLaunch(spec=spec, work=work, request=request, limits=limits, asked=asked, named=named)
 
 
 def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
@@ -168,51 +168,51 @@ def on_held(spec: S) -> S:
     return replace(spec, provider=HELD, pool=spec.pool or vendor)
 
 
-def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> Launch:
+def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell: Say) -> Launch:
     """Return the plan and the offers for it; nothing is rented. No offers are asked for while the launch `is_open`.
 
     Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
     """
-    shares.check_budget(meant.spec.budget, journal)
+    shares.check_budget(resolved.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.gather(journal, settings)
-    likely = vendor.likely(meant.request) if hasattr(vendor, "likely") else None
-    first = meant.work.draft(meant.request, settings) if vendor.is_rented else meant.request
-    plan = meant.work.plan(settings, first, vendor, meant.limits, likely)
-    found = Launch(meant=meant, plan=plan)
+    likely = vendor.likely(resolved.request) if hasattr(vendor, "likely") else None
+    first = resolved.work.draft(resolved.request, settings) if vendor.is_rented else resolved.request
+    plan = resolved.work.plan(settings, first, vendor, resolved.limits, likely)
+    found = Launch(resolved=resolved, plan=plan)
     if found.is_open:
         return found
     before = last_on(plan, journal)
     if before and before.is_live and plan.job:
-        meant.asked.check(before)
+        resolved.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
-        fit = machine_choice.of_plan(plan, candidates, settings, meant.named, meant.spec.all_configs)
+        fit = machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs)
         if vendor.manages:
-            found = chosen(found, fit.of_kinds(meant.request), settings)
+            found = chosen(found, fit.of_kinds(resolved.request), settings)
             offers = submit.price(found.plan, cast(ManagedJobs, vendor), tell)
             return _kept(limited(found, offers, journal, settings))
-        name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
+        name = partial(_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
-        requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (meant.request, *meant.others)]
-        had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell, fit.narrow)
+        requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
+        had = shares.offered(candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow)
         found = chosen(found, had, settings)
         found = replace(limited(found, had.offers, journal, settings), turn=had.turn)
-        if had.turn and (meant.spec.dry_run or not found.plan.job):  # it rents nothing
+        if had.turn and (resolved.spec.dry_run or not found.plan.job):  # it rents nothing
             turns.leave(journal, had.turn)
-    if found.plan.job and meant.spec.self_end:
+    if found.plan.job and resolved.spec.self_end:
         refuse_code_of_others(found.plan.job)
     return _kept(found)
 
 
 def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
     """Return the launch planned for the machine that was chosen, with the fact that decided."""
-    meant, vendor = found.meant, registry.candidates(settings)[0]
-    plan = meant.work.plan(settings, choice.request, vendor, meant.limits, next(iter(choice.offers), None))
+    resolved, vendor = found.resolved, registry.candidates(settings)[0]
+    plan = resolved.work.plan(settings, choice.request, vendor, resolved.limits, next(iter(choice.offers), None))
     plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.reason])))
-    asked = meant.asked if meant.others else meant.asked.with_machine(choice.request)
-    return replace(found, plan=plan, meant=replace(meant, request=choice.request, asked=asked))
+    asked = resolved.asked if resolved.others else resolved.asked.with_machine(choice.request)
+    return replace(found, plan=plan, resolved=replace(resolved, request=choice.request, asked=asked))
 
 
 def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
@@ -220,52 +220,52 @@ def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch
 
     Of offers with several numbers of GPUs those with as many as the first stay, and the launch is planned for them.
     """
-    if not (offers and found.meant.spec.all_configs):
+    if not (offers and found.resolved.spec.all_configs):
         return replace(found, offers=tuple(offers))
     number = offers[0].num_gpus
     alike = tuple(one for one in offers if one.num_gpus == number)
     if number != found.plan.request.num_gpus:
-        request = replace(found.meant.request, num_gpus=number)
+        request = replace(found.resolved.request, num_gpus=number)
         found = _kept(chosen(found, ChosenMachine(request=request, offers=alike), settings))
     return replace(found, offers=alike)
 
 
-def narrow_held(meant: Meant, settings: Settings) -> choose.Narrow:
+def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
     """Return the choice of the machine that is rented for the work and held without it. Raises UsageError.
 
     A job of one's own says itself which machine it needs.
     """
     candidates = registry.candidates(settings)
-    if not candidates[0].is_rented or not isinstance(meant.work, Work):
+    if not candidates[0].is_rented or not isinstance(resolved.work, Work):
         return choose.as_found
-    first = meant.work.draft(meant.request, settings)
-    plan = meant.work.plan(settings, first, candidates[0], meant.limits)
+    first = resolved.work.draft(resolved.request, settings)
+    plan = resolved.work.plan(settings, first, candidates[0], resolved.limits)
     if plan.job is None:
-        refuse_open(meant.request)
-    return machine_choice.of_plan(plan, candidates, settings, meant.named, meant.spec.all_configs).narrow
+        refuse_open(resolved.request)
+    return machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs).narrow
 
 
 def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:
     """Return the launch with these offers, and with the limits of its run. Raises LimitHit."""
-    plan, meant = found.plan, found.meant
+    plan, resolved = found.plan, found.resolved
     found = replace(found, offers=tuple(offers))
     if plan.job is None:
         return found
-    own = run_limits(plan, offers, _continued(plan, meant, journal, settings), journal, settings)
+    own = run_limits(plan, offers, _continued(plan, resolved, journal, settings), journal, settings)
     notes = (*plan.notes, *filter(None, [own.words]))
     plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
-    asked = meant.asked.with_spend_limit(own.spend_micro_usd)
-    return replace(found, plan=plan, meant=replace(meant, limits=own.limits, asked=asked))
+    asked = resolved.asked.with_spend_limit(own.spend_micro_usd)
+    return replace(found, plan=plan, resolved=replace(resolved, limits=own.limits, asked=asked))
 
 
 def _kept(found: Launch) -> Launch:
     """Return the launch with what becomes of a pod whose work has failed, and of one that is done."""
-    plan, meant = found.plan, found.meant
+    plan, resolved = found.plan, found.resolved
     if not plan.job:
         return found
-    end = meant.spec.on_failure or "end"
-    job = replace(plan.job, on_failure=end, self_end=meant.spec.self_end)
-    if meant.spec.no_setup:
+    end = resolved.spec.on_failure or "end"
+    job = replace(plan.job, on_failure=end, self_end=resolved.spec.self_end)
+    if resolved.spec.no_setup:
         steps = tuple(step for step in job.steps if not is_setup(step))
         job = replace(job, steps=steps, no_setup=True)
     return replace(found, plan=replace(plan, job=job))
@@ -276,24 +276,26 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 
     `again`: the command that would make what is missing on the rented machine as well.
     """
-    meant, plan = found.meant, found.plan
-    if not meant.spec.dry_run and not found.at_work:
+    resolved, plan = found.resolved, found.plan
+    if not resolved.spec.dry_run and not found.at_work:
         refuse_empty(plan.mounts)
     if found.offers:
-        offers = preflight(plan, found.offers, settings, meant.spec.with_missing, again, tell)
+        offers = preflight(plan, found.offers, settings, resolved.spec.with_missing, again, tell)
         if plan.job and plan.job.self_end:
             found = replace(found, warnings=self_end_warnings(offers, settings))
         return replace(found, offers=tuple(offers))
     if plan.job and not found.at_work:
         vendor = registry.candidates(settings)[0]
         if vendor.fleeting:
-            check_work(plan, settings, meant.spec.with_missing, again)
+            check_work(plan, settings, resolved.spec.with_missing, again)
         if vendor.is_here:
             phases = memory_check.phases_of(plan.job.steps)
-            memory_check.check(phases, meant.request.num_gpus)
+            memory_check.check(phases, resolved.request.num_gpus)
             sandbox_check.check(phases)
-        if meant.spec.dry_run:
-            choose.of_machines(vendor, meant.request)  # refuse a plan that no machine can carry out before it is shown
+        if resolved.spec.dry_run:
+            choose.of_machines(
+                vendor, resolved.request
+            )  # refuse a plan that no machine can carry out before it is shown
     return found
 
 
@@ -334,10 +336,10 @@ def takes_self_end(found: Launch, settings: Settings) -> bool:
 def with_self_end(found: Launch, settings: Settings) -> Launch:
     """Return the launch whose pod gets a key to delete itself. Raises UsageError for a key that cannot be used."""
     assert found.plan.job is not None
-    meant = found.meant
-    meant = replace(meant, spec=replace(meant.spec, self_end=True), asked=meant.asked.with_self_end())
+    resolved = found.resolved
+    resolved = replace(resolved, spec=replace(resolved.spec, self_end=True), asked=resolved.asked.with_self_end())
     plan = replace(found.plan, job=replace(found.plan.job, self_end=True))
-    return replace(found, meant=meant, plan=plan, warnings=self_end_warnings(found.offers, settings))
+    return replace(found, resolved=resolved, plan=plan, warnings=self_end_warnings(found.offers, settings))
 
 
 def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
@@ -390,9 +392,9 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
 
 def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
-    asked, offers = found.meant.asked, list(found.offers)
+    asked, offers = found.resolved.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
-    name = found.turn.run if found.turn else _name(found.plan, found.meant, journal, settings)
+    name = found.turn.run if found.turn else _name(found.plan, found.resolved, journal, settings)
     if not asked.name and name in journal.runs():
         tell(f"resuming {name}")
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
@@ -415,19 +417,19 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
             with stage("connect", tell):
                 found_now = choose.of_machines(vendor, plan.request)
         assert plan.job is not None
-        terms = terms_for(settings, vendor, found.meant.spec.no_accept)
+        terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
         terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
-                        sync=not found.meant.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
+                        sync=not found.resolved.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         if vendor.manages:
             return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
-        return street.start(plan, found_now, vendors, journal, ROOT, secrets, tell, terms)
+        return runs_launch.start(plan, found_now, vendors, journal, ROOT, secrets, tell, terms)
 
     try:
         most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
-        paid_from = shares.pay_from(found.meant.spec.budget, name, most, journal, settings, tell,
-                                    waits=found.meant.spec.wait)  # fmt: skip
-        with shares.in_line(plan.request, found.meant.spec.wait, vendor, journal, settings, tell) as line:
+        paid_from = shares.pay_from(found.resolved.spec.budget, name, most, journal, settings, tell,
+                                    waits=found.resolved.spec.wait)  # fmt: skip
+        with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
             return line.begin(rent)
     except Taken as taken_by:
         if taken_by.op.run != name:
@@ -447,18 +449,18 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
             turns.leave(journal, found.turn)
 
 
-def _name(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> str:
+def _name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
-    before = _continued(plan, meant, journal, settings)
-    if before and not meant.asked.name:
+    before = _continued(plan, resolved, journal, settings)
+    if before and not resolved.asked.name:
         return before.run
-    return meant.asked.name or shares.new_name(journal, meant.work.stem)
+    return resolved.asked.name or shares.new_name(journal, resolved.work.stem)
 
 
-def _continued(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> Op | None:
+def _continued(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
     """Return the newest pod of the run that this launch goes on with: one that was cut off; None for a new run."""
     before = last_on(plan, journal)
-    if before is None or meant.asked.name not in ("", before.run):
+    if before is None or resolved.asked.name not in ("", before.run):
         return None
     is_unfinished = last_verdict(before, settings).get("state") != "succeeded"
     return before if is_unfinished and has_machine(before, settings) else None

@@ -18,7 +18,7 @@ from infra.ledger.op import Op, Taken
 from infra.money import in_usd
 from infra.records import Offer, Plan
 from infra.runs import hand_over, pods, sight
-from infra.runs import launch as street
+from infra.runs import launch as runs_launch
 from infra.runs.keepers.keeper import request_of
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
@@ -114,7 +114,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 def is_idle(op: Op, settings: Settings) -> bool:
     """Return whether it is a pod that stays, and has no work."""
-    return op.is_live and op.stays and street.is_idle(op, way(settings, op))
+    return op.is_live and op.stays and runs_launch.is_idle(op, way(settings, op))
 
 
 def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
@@ -158,7 +158,7 @@ def again(
         agreed = found or Resumption(op=op)
         keeper.terms = replace(keeper.terms, asked=agreed.asked)
         return keeper.elsewhere(op, limits=agreed.limits, is_asked=True, offers=agreed.offers)
-    return street.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
+    return runs_launch.resume(op, vendor, journal, job_environment.secrets_for(op.read_job().secrets, settings))
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:

@@ -76,21 +76,21 @@ def launch(spec: LaunchFlags) -> None:
     elif not file:
         spec = variables.applied(spec, settings.given)
         settings = context.settings_of(spec)
-    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, names_tag)
+    resolved = own_job(file, spec, settings) if file else use_case.understand(spec, settings, names_tag)
     if spec.deploy_only:
         is_rented = registry.candidates(settings)[0].is_rented
-        limits = with_most(meant.limits, is_rented, render.tell)
-        narrow = use_case.narrow_held(meant, settings)
-        deploy((meant.request, *meant.others), meant.is_ordered, limits, spec, settings, narrow)
+        limits = with_most(resolved.limits, is_rented, render.tell)
+        narrow = use_case.narrow_held(resolved, settings)
+        deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
         with moving_line.waiting("looking at what exists, and what the rest costs"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
-            found = use_case.prepare(meant, journal, settings, render.tell)
+            found = use_case.prepare(resolved, journal, settings, render.tell)
         if found.is_open:
-            assert isinstance(meant.work, Work)
-            meant = replace(meant, work=replace(meant.work, made=prompts.ask_about_made(found.plan, spec.yes)))
-            found = use_case.prepare(meant, journal, settings, render.tell)
+            assert isinstance(resolved.work, Work)
+            resolved = replace(resolved, work=replace(resolved.work, made=prompts.ask_about_made(found.plan, spec.yes)))
+            found = use_case.prepare(resolved, journal, settings, render.tell)
         plan, at_work = found.plan, found.at_work
         if not spec.json:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
@@ -155,12 +155,12 @@ def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> 
             return use_case.picked(found, [one for one in picked if not isinstance(one, str)], settings)
 
 
-def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
+def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.ResolvedLaunch:
     """Return the launch of a user's own job; its secrets are then in the environment of this process and its keeper."""
-    meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings)
-    assert isinstance(meant.work, JobWork)
-    os.environ.update(meant.work.secrets)
-    return meant
+    resolved = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings)
+    assert isinstance(resolved.work, JobWork)
+    os.environ.update(resolved.work.secrets)
+    return resolved
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:

@@ -38,7 +38,7 @@ def journal(settings):
         yield opened
 
 
-def meant(settings, made="", **flags):
+def resolved(settings, made="", **flags):
     found = launch.understand(LaunchSpec(**{"phase": "base", **flags}), settings)
     return replace(found, work=replace(found.work, made=made or found.work.made))
 
@@ -51,7 +51,7 @@ def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
             "RUNPOD_API_KEY": "k" * 24,
         }
         found = Settings.load(ROOT, {"profile": "tiny", "provider": "runpod"}, given, environ)
-        request = meant(found, provider="runpod", **flags).request
+        request = resolved(found, provider="runpod", **flags).request
         return gpus.read_set(request.gpu, request.num_gpus)
 
     assert asked("ACCELERATOR=A100:1") == asked(gpu="A100", num_gpus=1) == (("A100", 1),)
@@ -60,19 +60,19 @@ def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
 
 def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path):
     told = []
-    first = launch.prepare(meant(settings), journal, settings, told.append)
+    first = launch.prepare(resolved(settings), journal, settings, told.append)
     assert not first.is_open and [one.name for one in first.plan.job.steps][-1] == "base"
     made = tmp_path / "made"
     made.mkdir()
     (made / "weights").write_text("w")
     (fingerprint,) = [one.fingerprint for one in first.plan.artifacts if one.name == BASE]
     Store(settings.store).publish(made, BASE, fingerprint, {"code": {"trainer/loop.py": "another one"}})
-    found = launch.prepare(meant(settings), journal, settings, told.append)
+    found = launch.prepare(resolved(settings), journal, settings, told.append)
     assert found.is_open and [one.name for one in found.plan.doubtful] == [BASE]
-    assert not launch.prepare(meant(settings, dry_run=True), journal, settings, told.append).is_open
-    kept = launch.prepare(meant(settings, "keep"), journal, settings, told.append)
+    assert not launch.prepare(resolved(settings, dry_run=True), journal, settings, told.append).is_open
+    kept = launch.prepare(resolved(settings, "keep"), journal, settings, told.append)
     assert not kept.is_open and kept.plan.job is None
-    anew = launch.prepare(meant(settings, remake=True), journal, settings, told.append)
+    anew = launch.prepare(resolved(settings, remake=True), journal, settings, told.append)
     assert not anew.is_open and [one.name for one in anew.plan.job.steps][-1] == "base"
     assert told == [] and journal.ops() == []
 
@@ -83,7 +83,7 @@ def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact
     source = f"{tmp_path}/one.jsonl=0.7,{tmp_path}/two.txt=0.3"
 
     def text_of(**flags):
-        plan = launch.prepare(meant(settings, source=source, **flags), journal, settings, print).plan
+        plan = launch.prepare(resolved(settings, source=source, **flags), journal, settings, print).plan
         (step,) = [one for one in plan.job.steps if one.name == "text"]
         return step.config["spec"], step.config["making"]["fingerprint"]
 
@@ -99,14 +99,14 @@ def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact
 
 
 def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal):
-    found = launch.prepare(meant(settings, gpu="B200", num_gpus=64, dry_run=True), journal, settings, print)
+    found = launch.prepare(resolved(settings, gpu="B200", num_gpus=64, dry_run=True), journal, settings, print)
     with pytest.raises(NoOffer, match=r"asked for \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
-    assert launch.check(replace(found, meant=meant(settings)), settings, "", print).offers == ()
+    assert launch.check(replace(found, resolved=resolved(settings)), settings, "", print).offers == ()
 
 
 def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(settings, journal, monkeypatch):
-    asked = [meant(settings, phase="sft+rl", task="mbpp", unsafe_rewards=one) for one in (False, True)]
+    asked = [resolved(settings, phase="sft+rl", task="mbpp", unsafe_rewards=one) for one in (False, True)]
     held, unheld = (launch.prepare(one, journal, settings, print) for one in asked)
     assert launch.check(held, settings, "", print).offers == ()
     monkeypatch.setattr(jail, "kind", lambda: "")
@@ -133,7 +133,7 @@ def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, m
 
 def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(settings, tmp_path):
     with pytest.raises(UsageError, match="--self-end is for rented machines"):
-        meant(settings, self_end=True)
+        resolved(settings, self_end=True)
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         spec = LaunchFlags(cmd="true", self_end=True)
         jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
@@ -166,7 +166,7 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
     vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}
     settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
     with pytest.raises(UsageError, match=why):
-        launch.prepare(meant(settings, budget=said), journal, settings, print)
+        launch.prepare(resolved(settings, budget=said), journal, settings, print)
     spec = LaunchFlags(cmd="true", provider="runpod", budget=said)
     with pytest.raises(UsageError, match=why):
         job = jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
@@ -192,13 +192,13 @@ def renting(tmp_path):
 
 def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_least(renting):
     def drafted(**flags) -> int:
-        one = meant(renting, provider="runpod", **flags)
+        one = resolved(renting, provider="runpod", **flags)
         return one.work.draft(one.request, renting).num_gpus
 
     assert drafted() == 1 and drafted(gpu="H100") == 1 and drafted(num_gpus=4) == 4
     answering = {"phase": "rl", "engine": "vllm", "init": ""}
     assert drafted(**answering) == 2 and drafted(**answering, engine_devices="2,3") == 4
-    one = meant(renting, provider="runpod", gpu="H100")
+    one = resolved(renting, provider="runpod", gpu="H100")
     vendor = registry.provider(renting, "runpod")
     plan = one.work.plan(renting, one.work.draft(one.request, renting), vendor, one.limits)
     assert (plan.job.torch, plan.job.num_gpus) == ("cuda", 1)
@@ -211,9 +211,9 @@ def test_of_all_configurations_the_launch_is_planned_for_the_one_that_is_picked(
                        for at, many in enumerate((1, 2, 2)))  # fmt: skip
     vendor = registry.provider(renting, "runpod")
     for all_configs, offers, number in ((True, (two, again), 2), (False, (two, one, again), 1)):
-        asked = meant(renting, provider="runpod", all_configs=all_configs, on_failure="keep")
+        asked = resolved(renting, provider="runpod", all_configs=all_configs, on_failure="keep")
         asked = replace(asked, request=replace(asked.request, gpu="L40S", num_gpus=1))
         plan = asked.work.plan(renting, asked.request, vendor, asked.limits, one)
-        found = launch.picked(launch.Launch(meant=asked, plan=plan), [two, one, again], renting)
+        found = launch.picked(launch.Launch(resolved=asked, plan=plan), [two, one, again], renting)
         assert found.offers == offers and found.plan.job.num_gpus == found.plan.request.num_gpus == number
     assert launch.picked(found, [], renting).offers == ()

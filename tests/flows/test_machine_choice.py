@@ -182,7 +182,7 @@ def test_the_machine_of_a_recipe_fills_what_is_not_typed_field_by_field():
 def test_a_launch_leaves_the_machine_open_and_remembers_the_one_that_was_chosen(tmp_path):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "j.db"), "RUNPOD_API_KEY": "k" * 20, "HOME": str(tmp_path)}
 
-    def meant(profile: str, **flags) -> launch.Meant:
+    def meant(profile: str, **flags) -> launch.ResolvedLaunch:
         settings = Settings.load(ROOT, {"profile": profile, "provider": "runpod"}, environ=environ)
         return launch.understand(LaunchSpec(provider="runpod", **flags), settings)
 
