@@ -27,7 +27,6 @@ class DrillReport:
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]
     counted_micro_usd: int  # cost of all its machines by our ledger
-    recording: str = ""  # the name of the file with requests and answers, beside this one
 
     def of(self, state: str) -> list[str]:
         return [one.clause for one in self.findings if one.state == state]

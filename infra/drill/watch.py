@@ -1,13 +1,13 @@
 """The watch over a provider: it does what the provider does, and notes what was asked and what came back.
 
-In: a `Market`, by its own client. Out: the same verbs, the notes of a drill, and every exchange on the wire where the
-client is one of ours; an extension's wire is its own. One answer to a request for a machine can be lost on purpose: the
-request was sent, and nobody here learns what came of it.
+In: a `Market`, by its own client. Out: the same verbs, and the notes of a drill. Requests to rent are counted on the
+wire where the client is one of ours; an extension's wire is its own. The watch can drop the answer to one request for
+a machine, after the request was sent.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
@@ -17,20 +17,11 @@ from infra.market import gpus
 from infra.money import told_micro_usd
 from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange, JsonApi, Unclear
-from infra.records import Account, Offer, Pod, Request
+from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
 THROTTLED = 429  # nothing was done: the vendor counts before it acts
-
-
-@dataclass(frozen=True)
-class HeardExchange:
-    """One exchange on the wire, within the verb of that number."""
-
-    verb: int
-    exchange: Exchange
-    is_lost: bool = False
 
 
 class AnswerLost(Exception):
@@ -47,7 +38,7 @@ class Watch:
         self.is_losing = False
         """True if the answer to the next request for a machine is thrown away."""
         self.asked: list[VerbCall] = []
-        self.heard: list[HeardExchange] = []
+        self._last: tuple[int, Exchange] | None = None  # the last exchange, and the number of the verb that it is of
         self.tokens: set[str] = set()
         self.creates = 0
         self.throttled = 0
@@ -67,39 +58,17 @@ class Watch:
         return getattr(self._market, "api", None)
 
     @contextlib.contextmanager
-    def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
-        """Record the traffic within this block; `hear`: instead of this watch."""
+    def listening(self) -> Iterator[None]:
+        """Watch the traffic within this block."""
         api = self._api
         if api is None:
             yield
             return
-        api.listener = hear or self._hear
+        api.listener = self._hear
         try:
             yield
         finally:
             api.listener = None
-
-    def account(self) -> Account:
-        """Return whose account it is; nobody else's business, so that no recording has it."""
-        with self._unheard():
-            return self._market.account()
-
-    def shows_spot(self, pod_id: str) -> bool | None:
-        """Return what the provider does; the evidence has the answer, and no verb of a recording its requests."""
-        with self._unheard():
-            return self._market.shows_spot(pod_id)
-
-    @contextlib.contextmanager
-    def _unheard(self) -> Iterator[None]:
-        api = self._api
-        listener = api.listener if api else None
-        if api:
-            api.listener = None
-        try:
-            yield
-        finally:
-            if api:
-                api.listener = listener
 
     def offers(self, request: Request) -> "Sequence[Offer]":
         return self._market.offers(request)
@@ -173,8 +142,8 @@ class Watch:
 
     def _told(self, name: str) -> "Sequence[Any]":
         """Return the values of that name in the records of the last answer: what a bill tells beside its total."""
-        last = self.heard[-1] if self.heard and self.heard[-1].verb == len(self.asked) - 1 else None
-        body = last.exchange.reply.content if last else None
+        verb, exchange = self._last or (-1, None)
+        body = exchange.reply.content if exchange and verb == len(self.asked) - 1 else None
         records = body.get("records") if isinstance(body, dict) else None
         return [one[name] for one in records if isinstance(one, dict) and name in one] if records else []
 
@@ -209,11 +178,10 @@ class Watch:
         path = exchange.path.partition("?")[0]
         is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
         is_throttled = is_create and exchange.reply.status == THROTTLED
-        is_lost = is_create and self.is_losing and not is_throttled
-        self.heard.append(HeardExchange(len(self.asked), exchange, is_lost))
+        self._last = len(self.asked), exchange
         self.throttled += is_throttled
         self.creates += is_create and not is_throttled
-        if is_lost:
+        if is_create and self.is_losing and not is_throttled:
             self.is_losing = False
             raise AnswerLost("the drill has thrown the answer away")
 

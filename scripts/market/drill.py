@@ -3,28 +3,23 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
 from flows.drills import drill as use_case
-from flows.drills import replay as replaying
 from flows.drills.planning import Planned, plan
-from infra.drill import clauses, recording
+from infra.drill import clauses
 from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
-from infra.drill.evidence import Evidence
 from infra.drill.readings import REFUSED
 from infra.drill.reports import DrillReport, Reports
-from infra.drill.watch import HeardExchange
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers.promises.drill_record import account_of
-from infra.records import Address
 from infra.rehearsal import attach, differences
 from infra.rehearsal.differences import Difference
-from infra.settings import VENDORS, Settings
+from infra.settings import Settings
 from infra.units import count
 from scripts.cli import context, prompts, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
@@ -35,9 +30,6 @@ from scripts.market.flags import DrillFlags
 
 
 def drill(spec: DrillFlags) -> None:
-    if spec.replay:
-        replay(spec)
-        return
     settings = context.settings_of(spec)
     planted = differences.chosen(spec.plant, spec.provider) if spec.plant else ()
     if planted and not settings.rehearsal:
@@ -62,12 +54,10 @@ def drill(spec: DrillFlags) -> None:
         held = use_case.Drill(planned, settings, journal, render.tell)
         seen = held.run()
     at, reports = int(time.time()), Reports.beside(settings.state_file)
-    path = reports.folder / f"{reports.stem(spec.provider, at)}.recording.json"
     report = DrillReport(
         vendor=spec.provider, account=account_of(spec.provider, settings), at=at,
         is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
         counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
-        recording=record(seen, held.watch.heard, path, at, settings),
     )  # fmt: skip
     path = reports.save(report)
     if spec.json:
@@ -75,34 +65,8 @@ def drill(spec: DrillFlags) -> None:
     else:
         show(report.findings)
         print(render.clean(f"{report.words(at)}; {in_usd(report.counted_micro_usd)} by our ledger"))
-        render.say(f"report: {path}; recording beside it: {report.recording or 'none'}")
+        render.say(f"report: {path}")
     leave(report)
-
-
-def record(seen: Evidence, heard: Sequence[HeardExchange], path: Path, at: int, settings: Settings) -> str:
-    """Write the recording down; return the name of its file, "" when it could not be masked, which is told."""
-    recorded, mask = recording.record(seen, heard, at)
-    hosts = {Address.parse(pod.address).host for one in seen.asked for pod in one.pods if pod.address}
-    try:
-        recording.save(recorded, path, {*mask.secrets, *hosts, *(getattr(settings, key) for key in VENDORS.values())})
-    except SlipwayError as error:
-        render.say(str(error))
-        return ""
-    return path.name
-
-
-def replay(spec: DrillFlags) -> None:
-    """Show what today's client and clauses make of a recording; exit 5 when that is not what was made of it then."""
-    said = replaying.replay(recording.load(Path(spec.replay)), context.settings())
-    if spec.json:
-        print_json(asdict(said))
-    else:
-        show(said.now)
-        for line in said.otherwise:
-            render.say(render.clean(line))
-        print(f"{said.vendor}: {count(said.verbs, 'answer')} of a drill of {render.iso(said.at)} replayed")
-    if said.otherwise or said.now != said.then:
-        raise Exit("inv drill: today's code judges this recording differently", code=5)
 
 
 def plant(

@@ -45,7 +45,6 @@ class DrillFlags(Questions, Output):
         "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
         "`all` tries each, one after another", unit="NAME",
     )  # fmt: skip
-    replay: str = flag("", "judge the recording of an earlier drill with today's code; no vendor is asked", unit="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)

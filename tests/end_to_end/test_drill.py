@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -35,14 +34,6 @@ def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(
     assert ("self-end" in states) is (vendor == "runpod") and ("spend limit" in states) is (vendor == "shadeform")
     assert user.truth()["billing"] == user.truth()["running"] == 0
     assert not user.json("audit", "--rehearse")["machines"]
-    path = Path(said["report"]).parent / said["recording"]
-    text = path.read_text()
-    assert "127.0.0.1" not in text and user.world.about[vendor]["key"] not in text
-    then = user.json("drill", "--replay", str(path))
-    assert then["otherwise"] == [] and then["now"] == said["findings"]
-    other = path.with_name("other.json")
-    other.write_text(re.sub(r'"(hourly_price|price|cost)":', r'"\1_of_today":', text))
-    assert user.json("drill", "--replay", str(other), code=5)["otherwise"]  # the vendor's answer, with another field
     cited = user.json("offers", "--rehearse", "--provider", vendor)["drills"][vendor]
     out, err = user.begin("status", "--rehearse").communicate(timeout=120)
     assert re.search(rf"{vendor}: drilled \S+ .*ago \(.*\) in a rehearsal", out + err), err
