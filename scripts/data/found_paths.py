@@ -21,7 +21,7 @@ from infra.settings import Settings, is_secret
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.data.workspace import Workspace, content, manifest
+from packs.pipeline.control.workspace import Workspace, content, manifest
 from trainer import plan as planning
 
 SUFFIXES = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".csv", ".yaml", ".toml", ".py", ".safetensors", ".gguf")

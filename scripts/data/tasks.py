@@ -49,7 +49,7 @@ def tokenizer_eval(c, spec):
 
 
 @command(
-    "scripts.data.pipeline",
+    "packs.pipeline.commands.pipeline",
     "scripts.data.flags:PipelineFlags",
     world="",
     env=True,
@@ -62,6 +62,6 @@ def pipeline(c, spec):
     """
 
 
-@command("scripts.data.workspace", "scripts.data.flags:TreeFlags", world="", example="inv tree --experiment mine")
+@command("packs.pipeline.control.workspace", "scripts.data.flags:TreeFlags", world="", example="inv tree --experiment mine")
 def tree(c, spec):
     """Show the folders of `inv pipeline`, and what is in them."""

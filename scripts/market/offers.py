@@ -4,8 +4,8 @@ import json as json_text
 import time
 from typing import Any
 
-from infra.drill.clauses import BROKEN, KEPT
-from infra.drill.reports import DrillReport, Reports
+from packs.drill.control.clauses import BROKEN, KEPT
+from packs.drill.control.reports import DrillReport, Reports
 from infra.errors import MissingKey, UsageError
 from infra.flags import given
 from infra.market import catalogue

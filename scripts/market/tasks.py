@@ -33,7 +33,7 @@ def reap(c, spec):
 
 
 @command(
-    "scripts.market.drill",
+    "packs.drill.commands.drill",
     "scripts.market.flags:DrillFlags",
     world=BEGIN,
     speed=20.0,  # the work of a drill takes its real time, which must not use up its limits

@@ -13,7 +13,7 @@ from flows.trials import results as kept
 from flows.trials import resume_sweep
 from flows.trials.results import SweepResult
 from infra.control import host_side
-from infra.drill.reports import Reports
+from packs.drill.control.reports import Reports
 from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.providers.offers import own_names

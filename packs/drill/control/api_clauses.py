@@ -1,7 +1,7 @@
 """The clauses about single APIs: spot, each self-deletion, 429, boots, names of GPUs, the price of disks. Pure."""
 
-from infra.drill.evidence import SPOT, WORKER, Evidence
-from infra.drill.readings import (
+from packs.drill.control.evidence import SPOT, WORKER, Evidence
+from packs.drill.control.readings import (
     BROKEN,
     KEPT,
     REFUSED,

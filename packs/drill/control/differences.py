@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.drill.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
+from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from infra.errors import UsageError
 from infra.settings import VENDORS
 

@@ -1,6 +1,6 @@
 """The evidence of a drill: what was asked of the vendor and came back, and what was seen on the pod and in the store.
 
-In: a drill, as it goes on. Out: records that `infra.drill.clauses` judge.
+In: a drill, as it goes on. Out: records that `packs.drill.control.clauses` judge.
 Times are UTC epoch seconds by the vendor's clock, money is micro-dollars.
 """
 

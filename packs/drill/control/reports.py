@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from infra.drill.clauses import BROKEN, KEPT, ClauseResult
+from packs.drill.control.clauses import BROKEN, KEPT, ClauseResult
 from infra.providers.promises.abilities import KEPT_FOR_S
 from infra.providers.promises.drill_record import STAMP, folder_beside
 from infra.units import count, duration

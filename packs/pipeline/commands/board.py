@@ -13,7 +13,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.settings import Settings
 from scripts.cli import local_step, render
-from scripts.data.workspace import Workspace
+from packs.pipeline.control.workspace import Workspace
 
 PORT = 6006
 LEAVE_S = 20.0

@@ -13,8 +13,8 @@ from data.tokens.token_file import read_token_manifest
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
 from scripts.cli import local_step
-from scripts.data import adopt, training_files
-from scripts.data.workspace import KINDS, Workspace
+from packs.pipeline.control import adopt, training_files
+from packs.pipeline.control.workspace import KINDS, Workspace
 from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
 from trainer import recipes

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from infra.rehearsal import differences
+from packs.drill.control import differences
 from tests.end_to_end.test_street_market import VENDORS, world_of
 
 pytestmark = [

@@ -1,6 +1,6 @@
 """A drill: the first contact with a vendor, whose promises are tried on machines of its own before work relies on them.
 
-    planning.plan -> Drill.run -> Evidence -> infra.drill.clauses.judge -> Report
+    planning.plan -> Drill.run -> Evidence -> packs.drill.control.clauses.judge -> Report
 
 In: a vendor with a key, an amount of money. Out: the evidence, and a journal in which everything is ended again. What
 rents, reaches, guards, saves and ends is the code of every launch; a recorder stands between it and the vendor. `inv
@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from urllib.parse import urlsplit
 
-from flows.drills.planning import Planned, work_of
+from packs.drill.control.planning import Planned, work_of
 from infra import job_environment
 from infra.agent.job import Call, Job, Limits
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
-from infra.drill import clauses
-from infra.drill.evidence import (
+from packs.drill.control import clauses
+from packs.drill.control.evidence import (
     LEAVERS,
     SPOT,
     STRAY,
@@ -38,7 +38,7 @@ from infra.drill.evidence import (
     Trial,
     Vendor,
 )  # fmt: skip
-from infra.drill.watch import Watch
+from packs.drill.control.watch import Watch
 from infra.errors import NoOffer, RateLimited, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend

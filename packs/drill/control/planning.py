@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flows.jobs.work import JobWork
 from infra.agent.job import Limits
-from infra.drill.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
+from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from infra.errors import NoOffer, UsageError
 from infra.jobs import job_file
 from infra.ledger.journal import Journal

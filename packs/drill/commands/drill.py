@@ -7,18 +7,19 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.drills import drill as use_case
-from flows.drills.planning import Planned, plan
-from infra.drill import clauses
-from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
-from infra.drill.readings import REFUSED
-from infra.drill.reports import DrillReport, Reports
+from packs.drill.control import drill as use_case
+from packs.drill.control.planning import Planned, plan
+from packs.drill.control import clauses
+from packs.drill.control.clauses import BROKEN, UNREACHED, ClauseResult
+from packs.drill.control.readings import REFUSED
+from packs.drill.control.reports import DrillReport, Reports
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers.promises.drill_record import account_of
-from infra.rehearsal import attach, differences
-from infra.rehearsal.differences import Difference
+from infra.rehearsal import attach
+from packs.drill.control import differences
+from packs.drill.control.differences import Difference
 from infra.settings import Settings
 from infra.units import count
 from scripts.cli import context, prompts, rehearsal_world, render

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from infra.drill.evidence import Slice
-from infra.drill.watch import Watch
+from packs.drill.control.evidence import Slice
+from packs.drill.control.watch import Watch
 from infra.market import gpus
 from infra.records import Offer, Request
 

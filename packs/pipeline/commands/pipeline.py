@@ -31,10 +31,11 @@ from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
-from scripts.data import adopt, board, training_files
+from packs.pipeline.commands import board
+from packs.pipeline.control import adopt, training_files
 from scripts.data import tokenizer as vocabulary
 from scripts.data.flags import PipelineFlags
-from scripts.data.workspace import Workspace, manifest
+from packs.pipeline.control.workspace import Workspace, manifest
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile

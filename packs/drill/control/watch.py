@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
-from infra.drill.evidence import Slice, VerbCall
+from packs.drill.control.evidence import Slice, VerbCall
 from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
 from infra.money import told_micro_usd

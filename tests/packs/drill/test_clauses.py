@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.drill import clauses
-from infra.drill.evidence import (
+from packs.drill.control import clauses
+from packs.drill.control.evidence import (
     LEAVERS,
     SPOT,
     STRAY,
@@ -18,8 +18,8 @@ from infra.drill.evidence import (
     Vendor,
     VerbCall,
 )  # fmt: skip
-from infra.drill.readings import BROKEN, KEPT, REFUSED, UNREACHED, UNTOLD
-from infra.drill.reports import DrillReport, Reports
+from packs.drill.control.readings import BROKEN, KEPT, REFUSED, UNREACHED, UNTOLD
+from packs.drill.control.reports import DrillReport, Reports
 from infra.records import Offer, Pod
 
 VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit=True, tells_limits=True,

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from infra.drill import api_clauses
-from infra.drill.evidence import SPOT, STRAY, TIMED, WORKER, Evidence, Trial, VerbCall
-from infra.drill.readings import (
+from packs.drill.control import api_clauses
+from packs.drill.control.evidence import SPOT, STRAY, TIMED, WORKER, Evidence, Trial, VerbCall
+from packs.drill.control.readings import (
     BROKEN,
     KEPT,
     ROUNDED,

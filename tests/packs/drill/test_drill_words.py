@@ -3,7 +3,7 @@
 import pytest
 
 from infra.errors import UsageError
-from scripts.market.drill import drill
+from packs.drill.commands.drill import drill
 from scripts.market.flags import DrillFlags
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infra.drill.evidence import Evidence, Trial, VerbCall
+from packs.drill.control.evidence import Evidence, Trial, VerbCall
 
 KEPT, BROKEN, UNTOLD, UNREACHED = "kept", "broken", "untold", "unreached"
 REFUSED = "refused"

@@ -16,7 +16,7 @@ from pathlib import Path
 from data.manifest import MANIFEST, read_manifest
 from data.verify import verify
 from infra.errors import SlipwayError
-from scripts.data.workspace import Workspace, manifest
+from packs.pipeline.control.workspace import Workspace, manifest
 from store.artifacts.artifacts import Store
 from store.artifacts.folder_store import FolderStore
 from store.manifest import FileEntry, Manifest
