@@ -6,7 +6,7 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts.cli import invoke_patch  # noqa: E402
+from scripts.cli import command, invoke_patch  # noqa: E402
 from scripts.control import tasks as control  # noqa: E402
 from scripts.data import tasks as data  # noqa: E402
 from scripts.market import tasks as market  # noqa: E402
@@ -35,7 +35,7 @@ namespace = Collection(
     ),
     *(runs.again, runs.eject, runs.supervisor, runs.upgrade, runs.ui),
     sweeps.sweep,
-    *(data.shard, data.pipeline, data.tree),
+    data.shard,
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(
         "ckpt",
@@ -43,7 +43,7 @@ namespace = Collection(
         *(models.ckpt_verify, models.ckpt_init),
     ),
     *(pods.ssh, pods.on, pods.forward, pods.pull),
-    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.drill, pods.apply),
+    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, pods.apply),
     Collection("pod", pods.create, pods.sync, pods.setup, pods.run, pods.down, pods.list_),
     Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
     Collection("pool", pools.list_, pools.up, pools.check, pools.import_),
@@ -56,3 +56,4 @@ namespace = Collection(
     Collection("control", control.up, control.down, control.start, control.pull),
     *(project.init, project.config, project.doctor, project.test, project.check),
 )
+command.add_packs(namespace)

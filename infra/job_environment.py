@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 
-from infra.settings import VENDORS, Settings, is_secret, sources_of, table
+from infra.settings import VENDORS, Settings, is_secret, sources_of, variables
 from store import credentials
 
 ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables whose values never go to a pod
@@ -37,7 +37,7 @@ def secrets_for(names: Iterable[str], settings: Settings, environ: Mapping[str, 
 
 def of_job(settings: Settings) -> dict[str, str]:
     """Return the variables of `--env` that are the job's own: those that are no settings of ours."""
-    ours = {one.metadata["variable"] for one in table()}
+    ours = variables()
     return {name: value for name, value in settings.given.items() if name not in ours}
 
 

@@ -10,16 +10,16 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from shlex import quote
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from infra.agent.environments.environment import default_cache
 from infra.errors import UsageError
 from infra.journal_file import default_path
-from store import extensions
+from store import extensions, packs
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
@@ -73,6 +73,47 @@ class ShownSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """The settings of a pack: one field per setting, as in `Settings`. `sources`: where each value came from."""
+
+    sources: Mapping[str, str] = field(repr=False, default_factory=dict)
+
+
+PackRecord = TypeVar("PackRecord", bound=PackSettings)
+
+
+@dataclass(frozen=True)
+class SettingLayers:
+    """Everything that gives settings, first to last. The defaults read nothing but defaults."""
+
+    root: Path = Path()
+    typed: Mapping[str, str] = field(default_factory=dict)
+    """Flags, by the name of the setting."""
+    by_variable: Sequence[tuple[str, Mapping[str, str]]] = ()
+    """`-e`, the shell and .env, each with its name."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """slipway.yaml, by the name of the setting."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, record: type) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the values of a record of settings, and where each came from, by name. Raises UsageError."""
+        hints = get_type_hints(record)
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for one in table(record):
+            variable = one.metadata["variable"]
+            found = [("--" + one.name.replace("_", "-"), self.typed.get(one.name, ""))]
+            found += [(where, layer.get(variable) or "") for where, layer in self.by_variable]
+            default = _default(one, self.environ, self.root)
+            found += [("slipway.yaml", self.written.get(one.name, "")), ("default", default)]
+            source, text = next(((where, text) for where, text in found if text), ("default", ""))
+            base = self.root if source in (".env", "slipway.yaml", "default") else Path.cwd()
+            own = extensions.names(values.get("extensions", ""))
+            values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source, own), source
+        return values, sources
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The table: one field per setting, with its variable, what it is for, its default."""
 
@@ -80,12 +121,6 @@ class Settings:
     profile: str = row("SLIPWAY_PROFILE", "recipe of model and training", "smoke")
     extensions: str = row("SLIPWAY_EXTENSIONS", "your own files and modules that add providers, sources, phases, ...")
     source: str = row("SLIPWAY_SOURCE", "text to train on: pydocs, fineweb or paths", "pydocs")
-    experiment: str = row(
-        "RUN_EXPERIMENT", "inv pipeline, inv tree: name of the experiment and its folders", "runpod-2b"
-    )
-    run_config: str = row("RUN_CONFIG", "inv pipeline: recipe of model and training", "runpod_1b")
-    run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 uses existing ones", "1")
-    workspace: Path = row("SLIPWAY_WORKSPACE", "inv pipeline: where its folders are", "var/workspace")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
     block_size: int = row("BLOCK_SIZE", "phase dlm: tokens decoded together; 0: as in the profile", "0")
     batch_size: int = row("BATCH_SIZE", "phase dlm: sequences per forward pass; 0: as in the profile", "0")
@@ -155,6 +190,7 @@ class Settings:
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables of `--env`, settings among them."""
+    layers: SettingLayers = field(repr=False, compare=False, default_factory=SettingLayers)
 
     @staticmethod
     def load(
@@ -180,18 +216,8 @@ class Settings:
         if folder:
             layers.insert(0, ("rehearsal", _read_overlay(Path(folder))))
         written = _read_yaml(root / "slipway.yaml")
-        hints = get_type_hints(Settings)
-        values: dict[str, Any] = {}
-        sources: dict[str, str] = {}
-        for one in table():
-            variable = one.metadata["variable"]
-            found = [("--" + one.name.replace("_", "-"), typed.get(one.name, ""))]
-            found += [(where, layer.get(variable) or "") for where, layer in layers]
-            found += [("slipway.yaml", written.get(one.name, "")), ("default", _default(one, environ, root))]
-            source, text = next(((where, text) for where, text in found if text), ("default", ""))
-            base = root if source in (".env", "slipway.yaml", "default") else Path.cwd()
-            own = extensions.names(values.get("extensions", ""))
-            values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source, own), source
+        found = SettingLayers(root, typed, layers, written, environ)
+        values, sources = found.read(Settings)
         if not folder:  # a rehearsal has keys of its own
             _warn_of_short_keys(values)
         if not values["provider"]:
@@ -199,7 +225,17 @@ class Settings:
         lines: dict[str, str] = {}
         for _, layer in reversed(layers):
             lines |= {name: text for name, text in layer.items() if name.startswith(HOOK) and text}
-        return Settings(**values, sources=sources, given=given, hook_lines=lines)
+        return Settings(**values, sources=sources, given=given, hook_lines=lines, layers=found)
+
+    def of(self, record: type[PackRecord]) -> PackRecord:
+        """Return the settings of a pack, whose record is given. Raises UsageError."""
+        values, sources = self.layers.read(record)
+        return record(**values, sources=sources)
+
+    def records(self) -> "Iterator[Settings | PackSettings]":
+        """Yield this record and those of the installed packs."""
+        yield self
+        yield from (self.of(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
 
     @property
     def homes(self) -> Path:
@@ -207,13 +243,14 @@ class Settings:
         return self.pods.parent / "runs"
 
     def shown(self) -> list[ShownSetting]:
-        """Return every setting, secrets hidden, in the table's order."""
+        """Return every setting, secrets hidden, in the table's order; those of packs at the end."""
         lines = []
-        for one in table():
-            value = getattr(self, one.name)
-            text = ("set" if value else "not set") if one.metadata["secret"] else str(value)
-            source = self.sources[one.name] if value else ""
-            lines.append(ShownSetting(one.name, one.metadata["variable"], text, source))
+        for record in self.records():
+            for one in table(type(record)):
+                value = getattr(record, one.name)
+                text = ("set" if value else "not set") if one.metadata["secret"] else str(value)
+                source = record.sources[one.name] if value else ""
+                lines.append(ShownSetting(one.name, one.metadata["variable"], text, source))
         return lines
 
 
@@ -227,8 +264,19 @@ def is_secret(variable: str) -> bool:
     return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is how many, here and in SkyPilot
 
 
-def table() -> list[Field]:
-    return [one for one in fields(Settings) if one.metadata]
+def table(record: type = Settings) -> list[Field]:
+    """Return the fields of a record that are settings."""
+    return [one for one in fields(record) if one.metadata]
+
+
+def variables() -> set[str]:
+    """Return the variables of all settings, those of packs that are not installed as well."""
+    return {row["variable"] for row in (*(one.metadata for one in table()), *(row for _, row in of_packs()))}
+
+
+def of_packs() -> list[tuple[str, dict[str, str]]]:
+    """Return the settings of all packs, installed or not: the name of each, and what `row` was given."""
+    return [(name, row) for pack in packs.known().values() for name, row in pack["settings"].items()]
 
 
 def example() -> str:
@@ -236,8 +284,8 @@ def example() -> str:
     lines = [
         "# Copy to .env, which git ignores, and remove the # before what you set. `inv config` shows what is in force."
     ]
-    for one in table():
-        lines += ["", f"# {one.metadata['about']}", f"# {one.metadata['variable']}={one.metadata['default']}"]
+    for row in (*(one.metadata for one in table()), *(row for _, row in of_packs())):
+        lines += ["", f"# {row['about']}", f"# {row['variable']}={row['default']}"]
     lines += ["", "# A hook that --notify NAME tells: desktop, command, slack, discord, ntfy or post, and where"]
     lines += [f"# {HOOK}NAME=slack https://hooks.slack.com/services/..."]
     lines += ["", "# Not read from here, but from the shell that a command or a pod's guard is started in:"]
@@ -317,8 +365,11 @@ def _read_overlay(folder: Path) -> dict[str, str]:
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
     """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
     known = [one.metadata["variable"] for one in table()]
+    own = {row["variable"]: name for name, row in of_packs()}
     for name in read:
-        if name.startswith("SLIPWAY_") and name not in known and not name.startswith(HOOK):
+        if name.startswith("SLIPWAY_") and name in own and (why := packs.lacking("settings", own[name])):
+            raise UsageError(f"{where}: {name}: {why}")
+        if name.startswith("SLIPWAY_") and name not in (*known, *own) and not name.startswith(HOOK):
             near = difflib.get_close_matches(name, known, 1) or ["inv config lists all"]
             raise UsageError(f"{where}: unknown setting {name}; did you mean {near[0]}?")
 
@@ -336,7 +387,10 @@ def _read_yaml(path: Path) -> dict[str, str]:
         raise UsageError("slipway.yaml: expected lines of the form `name: value`")
     known = [one.name for one in table() if not one.metadata["secret"]]
     secret = {one.name for one in table()} - {*known}
+    known += [name for name, row in of_packs() if not row["secret"]]
     for name, value in read.items():
+        if why := packs.lacking("settings", str(name)):
+            raise UsageError(f"slipway.yaml: {why}")
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1) if name not in secret else []
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)} (keys belong into .env)"

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from store import packs
+
 ROOT = Path(__file__).parent.parent
-FLOORS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "tests", "bench", "tasks")
+FLOORS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "packs", "tests", "bench")
+FLOORS += ("tasks",)
 HEAVY = {
     "torch",
     "fabric",
@@ -36,7 +39,10 @@ PLAN = (
 )
 PLAN += (
     "data.config",
+    "data.errors",
+    "data.manifest",
     "data.references",
+    "data.verify",
     "store.manifest",
     "store.extensions",
     "infra.records",
@@ -67,6 +73,21 @@ TABLE = (
     ("scripts", ("scripts", "flows", "infra", "data", "trainer", "serve", "store")),
     ("tasks", ("scripts",)),
 )
+# The rooms of a pack: what each may import of the core, and which rooms of its own pack and of those that it needs.
+ROOMS = {
+    "pack": (("store.packs",), ()),
+    "records": (("trainer.records", "infra.records"), ("records",)),
+    "agent": (("infra.agent",), ("agent",)),
+    "data": (("data", "store"), ("data", "records")),
+    "trainer": (("trainer", "data", "store"), ("trainer", "data", "records")),
+    "serve": (("serve", "infra", "store"), ("serve", "records")),
+    "control": (("flows", "infra", "serve", "store", *LIGHT), ("control", "serve", "records")),
+    "commands": (
+        ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
+        ("commands", "control", "serve", "records"),
+    ),
+    "views": (("ui", "flows", "infra", "serve", "store", *LIGHT), ("views", "control", "serve", "records")),
+}
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
@@ -83,7 +104,6 @@ ORDER = {
         "notices",
         "runs",
         "control",
-        "drill",
         "rehearsal",
     ),
     "infra.agent": ("environments", "execution", "lifecycle", "slurm"),
@@ -180,7 +200,7 @@ READ = ("examine", "host", "meet", "process", "receive", "slurm/queue")
 MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 # Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
-IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "ui")
+IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "ui", "packs")
 # First words that ruff's D401, which knows verbs by a list, lets through.
 NO_VERBS = set(
     "A After All Also An And Another Around As At Back Because Before Behind Between Beyond Bits Both But By Bytes "
@@ -239,15 +259,28 @@ def lies_in(name: str, floor: str) -> bool:
     return name == floor or name.startswith(floor + ".")
 
 
+def of_pack(module: str) -> tuple[str, ...]:
+    """Return what a module of a pack may import of the project: by its room, and by the packs that its pack needs."""
+    _, name, room = [*module.split("."), "", ""][:3]
+    core, own = ROOMS.get(room, ((), ()))
+    reachable = (name, *(packs.installed()[name].needs if name in packs.installed() else ()))
+    return (*core, *(f"packs.{one}.{each}" for one in reachable for each in own))
+
+
 def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
     """Return the modules that a module imports although its floor may not."""
-    allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
+    allowed = of_pack(module) if lies_in(module, "packs") else None
+    if allowed is None:
+        allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
     bad = []
     for name in imports(module, text, is_package):
         ours = name.split(".")[0] in FLOORS
         wrong = ours and not any(lies_in(name, one) for one in allowed)
-        wrong |= lies_in(module, "trainer") and not lies_in(module, "trainer.plan") and lies_in(name, "trainer.plan")
-        wrong |= not ours and lies_in(module, "infra.agent") and name.split(".")[0] not in sys.stdlib_module_names
+        room = module.split(".")[2:3] if lies_in(module, "packs") else []
+        is_training = lies_in(module, "trainer") or room == ["trainer"]
+        wrong |= is_training and not lies_in(module, "trainer.plan") and lies_in(name, "trainer.plan")
+        is_bare = lies_in(module, "infra.agent") or room in (["agent"], ["pack"])
+        wrong |= not ours and is_bare and name.split(".")[0] not in sys.stdlib_module_names
         bad += [f"{module} imports {name}"] if wrong else []
     return bad
 
@@ -258,6 +291,25 @@ def test_every_file_imports_only_what_its_floor_may():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         bad += complaints(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
     assert not bad
+
+
+def test_a_pack_is_one_literal_record():
+    for path in sorted(packs.FOLDER.glob("*/pack.py")):
+        about, imported, record = ast.parse(path.read_text(encoding="utf-8")).body
+        assert isinstance(about, ast.Expr) and isinstance(imported, ast.ImportFrom) and isinstance(record, ast.Assign)
+        calls = [node.func for node in ast.walk(record) if isinstance(node, ast.Call)]
+        assert {ast.unparse(one) for one in calls} <= {"Pack", "PackCommand"}, path
+        assert not [node for node in ast.walk(record.value) if isinstance(node, (ast.Lambda, ast.BinOp, ast.ListComp))]
+
+
+def test_the_core_imports_no_pack_by_statement_or_by_text():
+    named = re.compile(rf"packs\.({'|'.join(packs.known())})\b")
+    core = [path for path in sources() if path.relative_to(ROOT).parts[0] not in ("packs", "tests", "bench")]
+    assert not [str(path.relative_to(ROOT)) for path in core if named.search(path.read_text(encoding="utf-8"))]
+
+
+def test_packs_need_each_other_in_no_circle():
+    assert circle({name: set(pack.needs) for name, pack in packs.installed().items()}) == []
 
 
 @functools.cache
@@ -432,6 +484,16 @@ def test_no_function_has_more_parameters_than_ten():
         ("infra.runs.keepers.keeper", "from flows.planning.training_plan import plan_for"),
         ("infra.selection.registry", "import importlib\njobs = importlib.import_module('flows.runs.launch')"),
         ("trainer.__main__", "from importlib import import_module\nimport_module('serve.controller')"),
+        ("flows.runs.launch", "from packs.drill.control import drill"),
+        ("packs.drill.pack", "import httpx"),
+        ("packs.drill.pack", "from packs.drill.control import drill"),
+        ("packs.drill.control.drill", "from packs.drill.commands import drill"),
+        ("packs.drill.control.drill", "from packs.pipeline.control import workspace"),
+        ("packs.drill.control.drill", "from scripts.cli import render"),
+        ("packs.drill.trainer.loss", "from trainer.plan import resolve"),
+        ("packs.drill.agent.step", "import msgspec"),
+        ("packs.drill.records.row", "from infra import settings"),
+        ("packs.drill.elsewhere", "from infra import records"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, text):
@@ -449,6 +511,10 @@ def test_an_import_that_goes_up_is_seen(module, text):
             "from trainer import plan\nfrom infra.ledger.journal import Op\nfrom serve import revision",
         ),
         ("scripts.run", "from flows import launch"),
+        ("packs.drill.commands.drill", "from scripts.cli import render\nfrom packs.drill.control import drill"),
+        ("packs.drill.control.drill", "from flows import planning\nfrom data.manifest import read_manifest"),
+        ("packs.drill.trainer.loss", "from trainer import loop\nimport torch"),
+        ("packs.drill.agent.step", "import os\nfrom infra.agent.job import Job"),
         ("tests.test_x", "from scripts.cli import render"),
     ],
 )
@@ -468,6 +534,7 @@ def test_the_agent_is_written_for_python_3_9():
         "--no-tips",
         "--eval-annotations",
         "infra/agent",
+        *(str(folder) for folder in packs.FOLDER.glob("*/agent")),
     ]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -487,12 +554,28 @@ def test_what_is_decided_about_a_service_needs_no_server():
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("name", packs.installed())
+def test_the_record_and_the_use_cases_of_a_pack_need_no_training_library(name):
+    rooms = ("pack.py", "records/**/*.py", "control/**/*.py")
+    files = [path.relative_to(ROOT) for one in rooms for path in (packs.FOLDER / name).glob(one)]
+    modules = ", ".join(".".join(path.with_suffix("").parts) for path in files)
+    probe = f"import json, sys, {modules}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"torch", "pyarrow", "tokenizers"}.isdisjoint(json.loads(done.stdout))
+
+
+@pytest.mark.process
 def test_listing_the_commands_imports_nothing_heavy():
     probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert HEAVY.isdisjoint(loaded)
     assert not [name for name in loaded if name.endswith(".flags")], "a command's record is made when it is named"
+    of_packs = {name for name in loaded if lies_in(name, "packs")}
+    assert of_packs == {
+        "packs",
+        *(one for name in packs.installed() for one in (f"packs.{name}", f"packs.{name}.pack")),
+    }
 
 
 def spoken(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from infra.control import archive, terminal
 from infra.control.places import HERE, HostPlaces, checkout_id
 from infra.errors import SlipwayError, UsageError
 from infra.machines import inventory
-from infra.settings import Settings, is_secret, table
+from infra.settings import Settings, is_secret, table, variables
 from infra.transport import bootstrap
 from infra.transport.push import Pushed, push
 from infra.transport.ssh import Ssh
@@ -222,7 +222,7 @@ def environ_of(words: Sequence[str], environ: "os._Environ[str] | dict[str, str]
 
     A place on this machine does not; neither does a store that is a folder here.
     """
-    names = {one.metadata["variable"] for one in table()} - set(OF_THIS_MACHINE)
+    names = variables() - set(OF_THIS_MACHINE)
     names |= {*OF_THE_TERMINAL, "COLUMNS", "LINES"}
     for flag, word in zip(words, words[1:], strict=False):
         if flag in GIVING and word.isidentifier():
@@ -237,11 +237,12 @@ def environ_of(words: Sequence[str], environ: "os._Environ[str] | dict[str, str]
 def settings_to_send(settings: Settings) -> dict[str, str]:
     """Return the settings that a control host gets for good: keys, wherever they are set, and those of .env."""
     found = {}
-    for one in table():
-        variable, value = one.metadata["variable"], getattr(settings, one.name)
-        is_wanted = is_secret(variable) or settings.sources[one.name] == ".env"
-        if value and is_wanted and variable not in OF_THIS_MACHINE:
-            found[variable] = _from_checkout(value) if one.name == "extensions" else str(value)
+    for record in settings.records():
+        for one in table(type(record)):
+            variable, value = one.metadata["variable"], getattr(record, one.name)
+            is_wanted = is_secret(variable) or record.sources[one.name] == ".env"
+            if value and is_wanted and variable not in OF_THIS_MACHINE:
+                found[variable] = _from_checkout(value) if one.name == "extensions" else str(value)
     if "://" in settings.store:
         found["SLIPWAY_STORE"] = settings.store
     elif "SLIPWAY_STORE" in found:

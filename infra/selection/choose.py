@@ -17,6 +17,7 @@ from infra.providers.promises.abilities import api_of
 from infra.records import Offer, Request
 from infra.selection import registry
 from infra.settings import MARKET, VENDORS, Settings
+from store import packs
 
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
@@ -93,7 +94,7 @@ def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], 
         if one.spot and vendor.documented.spot and not vendor.can_at(api_of(one)).spot:
             failed[one.provider] = (
                 f"{one.provider}: its spot machines failed in a drill of this account and are left out; drill it "
-                f"again: inv drill --provider {one.provider}"
+                f"again: {packs.typed(f'inv drill --provider {one.provider}')}"
             )
     kept = [one for one in found if not one.spot or one.provider not in failed]
     if not kept:

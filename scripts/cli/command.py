@@ -7,6 +7,14 @@
 The function is the declaration: its name, and what it says of itself. Its namesake in the module of the first word gets
 the record, made of what was typed. Both modules are loaded when the command is named on a line, so that a listing of
 all commands loads none of them.
+
+A command of a pack is one module, which declares its record and does the work:
+
+    @command(record=DrillFlags, world=BEGIN, example="inv drill --provider runpod")
+    def drill(spec):
+        '''Test what a vendor promises, on rented machines ...'''
+
+The record of the pack has its name and its line in the list; a `PackTask` loads the module when the command is named.
 """
 
 import functools
@@ -15,8 +23,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from invoke import Task
+from invoke import Collection, Task
 from invoke.parser import Argument
+
+from store import packs
 
 FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
 DRY_RUN = "dry_run"  # the field of a record whose command shows what it would do, and stops
@@ -27,7 +37,7 @@ class Command(Task):
     """A task that knows its record, its bare word, and an example of its use."""
 
     def __init__(
-        self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
+        self, body: Callable[..., Any], *, does: str = "", record: str | type = "", world: str = "", env: bool = False,
         example: str = "", flag_file: str = "", speed: float = 0.0, is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
@@ -40,13 +50,16 @@ class Command(Task):
         self.flag_file = flag_file
         self.file_word: str = options.pop("file_word", "")
         self.speed = speed
+        self.work = body
+        """The function that was decorated: of a command of one module it does the work, and takes the record."""
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
     @functools.cached_property
     def record(self) -> Any:
         """Return the record of its own flags, or None where it has none."""
-        module, _, name = self.record_name.partition(":")
-        return getattr(importlib.import_module(module), name) if module else None
+        if isinstance(self.record_name, str):
+            return packs.load(self.record_name) if self.record_name else None
+        return self.record_name
 
     @functools.cached_property
     def flags(self) -> tuple[Any, ...]:
@@ -84,20 +97,57 @@ class Command(Task):
         return {one.name: one.value(typed[one.name]) for one in self.flags if one.name in typed}
 
 
+class PackTask(Task):
+    """A command of a pack: its name and the first line of its help are known, the rest is loaded when it is used."""
+
+    def __init__(self, name: str, entry: packs.PackCommand) -> None:
+        super().__init__(self._run, name=name, auto_shortflags=False, positional=[])
+        self.__doc__ = entry.summary
+        self._where = entry.where
+
+    @functools.cached_property
+    def loaded(self) -> Command:
+        """Return the command itself. Its module is imported now."""
+        found: Command = packs.load(self._where)
+        self.__doc__ = found.__doc__
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "_where" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.loaded, name)
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        return self.loaded.get_arguments(ignore_unknown_help)
+
+    def _run(self, c: Any, **given: Any) -> Any:
+        return self.loaded.body(c, **given)
+
+
+def add_packs(namespace: Collection) -> None:
+    """Add the commands of all installed packs to a namespace, `a.b` as `b` of the collection `a`."""
+    for pack in packs.installed().values():
+        for spelled, entry in pack.commands.items():
+            above, _, name = spelled.rpartition(".")
+            if above and above not in namespace.collections:
+                namespace.add_collection(Collection(above))
+            (namespace.collections[above] if above else namespace).add_task(PackTask(name, entry))
+
+
 def command(
-    does: str = "", record: str = "", *, world: str = FIND, env: bool = False, example: str = "", **options: Any
+    does: str = "", record: str | type = "", *, world: str = FIND, env: bool = False, example: str = "", **options: Any
 ) -> Callable[[Callable[..., Any]], Command]:  # fmt: skip
     """Return a decorator that makes a command of a function `(c, spec)`, or of `(c)` where it has no flags.
 
     `does`: the module whose namesake of the function does the work; "" for the function itself. `record`: where the
-    record of its flags is, as `module:Name`. `world`: whether it deals with pods, and so has `--rehearse` and
-    `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
-    for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
-    file with more flags. `file_word`: the flag that a bare word is for where it names a YAML file. `speed`: of the
-    rehearsal that it begins, where that is not the usual one.
-    `rents`: it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word.
-    `is_here`: it is about this very machine, and no control host does it. `listens`: the flag that names the port on
-    which it listens, which is forwarded from a control host. Other options are invoke's.
+    record of its flags is, as `module:Name`, or the record itself: then the function is `(spec)`. `world`: whether it
+    deals with pods, and so has `--rehearse` and `--state-file`: then a rehearsal must run ("find") or is begun
+    ("begin"); "apart" has `--state-file` alone; "" is for what has nothing to do with pods. `env`: it runs something,
+    and has `--env`. `flag_file`: the flag that names a file with more flags. `file_word`: the flag that a bare word is
+    for where it names a YAML file. `speed`: of the rehearsal that it begins, where that is not the usual one. `rents`:
+    it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word. `is_here`: it is
+    about this very machine, and no control host does it. `listens`: the flag that names the port on which it listens,
+    which is forwarded from a control host. Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
@@ -119,9 +169,12 @@ def command(
             spec = [made.record(**values)] if made.record else []
             if does:
                 return getattr(importlib.import_module(does), declared.__name__)(*spec)
-            return declared(c, *spec)
+            return declared(*spec) if is_whole else declared(c, *spec)
 
-        made = Command(body, does=does, record=record, world=world if does else "", env=env, example=example, **options)
+        is_whole = isinstance(record, type)
+        world_of = world if does or is_whole else ""
+        made = Command(body, does=does, record=record, world=world_of, env=env, example=example, **options)
+        made.work = declared
         return made
 
     return make

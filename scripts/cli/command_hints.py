@@ -10,6 +10,8 @@ import re
 import shlex
 from collections.abc import Callable, Collection
 
+from store import packs
+
 THEIR_TASKS = {
     "cancel": "inv down RUN",
     "queue": "inv status",
@@ -26,7 +28,6 @@ THEIR_FLAGS = {
     "--service-name": "--name",
 }
 OF_COMMANDS = {
-    ("pipeline", "--mode"): "nothing: inv pipeline always lays its folders out as --mode cloud does; leave it out",
     ("config", "--job"): "--config examples/jobs/dlm_train.yaml",
 }
 _carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
@@ -62,4 +63,5 @@ def ours(word: str, command: str) -> str:
     """Return our words for another tool's; "" for a word that no tool is known to have."""
     if not command:
         return THEIR_TASKS.get(word, "") or THEIR_FLAGS.get(word, "")
-    return OF_COMMANDS.get((command, word), "") or THEIR_FLAGS.get(word, "") or THEIR_TASKS.get(word, "")
+    of_pack = packs.entries("hints").get(f"{command} {word}", "")
+    return of_pack or OF_COMMANDS.get((command, word), "") or THEIR_FLAGS.get(word, "") or THEIR_TASKS.get(word, "")

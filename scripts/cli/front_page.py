@@ -7,6 +7,8 @@ list.
 from collections.abc import Iterator
 from typing import Any
 
+from scripts.cli.command import PackTask
+
 FIRST_SCREEN = """\
 Slipway takes a language model from raw text to a chat: on this machine, for free, in minutes,
 or on GPUs that are rented by the hour and end by themselves.
@@ -40,19 +42,21 @@ ROOMS = {  # folders of scripts/, as the list names and orders them; those with 
     "control": "This installation",
     "project": "This installation",
 }
-OTHER = "Other"
+OTHER, PACKS = "Other", "Packs"
 REFUSED = ("stop",)  # commands that only say what to type instead
 
 
 def room_of(task: Any) -> str:
     """Return the title of the group that a task is listed in."""
+    if isinstance(task, PackTask):
+        return PACKS
     parts = (getattr(task, "does", "") or task.body.__module__).split(".")
     return ROOMS.get(parts[1], OTHER) if parts[0] == "scripts" and len(parts) > 1 else OTHER
 
 
 def groups(collection: Any) -> dict[str, list[tuple[str, Any]]]:
     """Return the tasks of a collection with their full names, by group, in the order of ROOMS and of the namespace."""
-    found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (*ROOMS.values(), OTHER)}
+    found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (*ROOMS.values(), PACKS, OTHER)}
     for name in collection.task_names:
         found[room_of(collection[name])].append((name, collection[name]))
     return {title: tasks for title, tasks in found.items() if tasks}

@@ -35,7 +35,7 @@ from infra.errors import SlipwayError
 from infra.interrupts import Replaced, ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
-from store import word_wrap
+from store import packs, word_wrap
 from store.manifest import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -385,6 +385,8 @@ class Words:
     def read_bare(self, word: str) -> None:
         here = self.read_so_far[-1] if self.read_so_far else None
         taken = getattr(self.collection[here.name], "word", "") if here else ""
+        if not here and (why := packs.lacking("commands", word)):
+            raise Exit(f"inv: {why}", code=2)
         if not here or not taken:
             raise wrong(f"no task {word!r}", word, self.contexts)
         if Path(word).suffix in (".yaml", ".yml"):

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from infra.flags import Typed, flag
 from scripts.cli.flags import Output
 
-WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFlags(Output, Typed):
@@ -141,32 +139,3 @@ class TokenizerEvalFlags(Output):
         "", "folder of GPT-2's and GPT-4's .tiktoken files (default: tiktoken's own cache)", unit="FOLDER"
     )
     download: bool = flag(False, "download the files of GPT-2 and GPT-4 into that folder if they are missing")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineFlags(Output):
-    input: str = flag("", "the corpus, as for `inv shard --source`")
-    experiment: str = flag("", "name of the experiment and its folders (RUN_EXPERIMENT, else runpod-2b)")
-    workspace: str = flag("", WORKSPACE, unit="FOLDER")
-    train_shard_lines: int | None = flag(None, "lines per shard (SHARD_LINES, else 250000)")
-    validation: str = flag("", "hold out this corpus instead of a share of the input")
-    reuse_shards: bool = flag(False, "keep finished shards, whatever they were made from (also RUN_SHARD=0)")
-    tokenizer_json: str = flag(
-        "", "use this published tokenizer; its last nine ids must be the special tokens of chats", unit="FILE"
-    )
-    vocab_size: int | None = flag(None, "vocabulary size instead of the recipe's")
-    profile: str = flag("", "recipe of model and training, or a .yaml file (RUN_CONFIG, else runpod_1b)")
-    config: str = flag("", "the same as --profile", unit="FILE")
-    steps: int | None = flag(None, "optimizer steps instead of the recipe's; the schedule is rescaled to them")
-    tensorboard: bool = flag(
-        False, "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
-        "volume always)"
-    )  # fmt: skip
-    dry_run: bool = flag(False, "show what would be done, and stop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeFlags(Output):
-    workspace: str = flag("", WORKSPACE, unit="FOLDER")
-    experiment: str = flag("", "only this experiment's folders")
-    provider: str = flag("", "local: only folders of this machine can be shown")

@@ -1,8 +1,7 @@
 """The command `inv config --config`: whether each path exists that a recipe or a file of flags names.
 
 In: the name of a recipe, or a YAML file: a recipe, a job, flags. Out: a row for each path. A job file has a row for
-each of its variables before these; a recipe and a file of flags have one for each folder of the experiment that
-`inv pipeline` would read after them.
+each of its variables before these; a recipe and a file of flags have those of the packs after them.
 """
 
 import dataclasses
@@ -17,11 +16,11 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.jobs import job_file
 from infra.jobs.job_file import JobFile
-from infra.settings import Settings, is_secret
+from infra.settings import is_secret
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from packs.pipeline.control.workspace import Workspace, content, manifest
+from store import packs
 from trainer import plan as planning
 
 SUFFIXES = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".csv", ".yaml", ".toml", ".py", ".safetensors", ".gguf")
@@ -33,7 +32,9 @@ def show(name: str, as_json: bool) -> None:
     job = job_file.load(Path(name)) if jobs.is_job(name) else None
     variables = _variables(job) if job else {}
     found = [(what, path, _is_there(path)) for what, path in dict.fromkeys(_named(name, variables))]
-    found += [] if job else list(_of_experiment(context.settings()))
+    if not job:
+        settings = context.settings()
+        found += [row for where in packs.entries("config_paths").values() for row in packs.load(where)(settings)]
     if as_json:
         rows = [{"name": f"envs.{one}", "value": value, "given": value is not None} for one, value in variables.items()]
         print_json([*rows, *({"name": what, "path": path, "found": there == "found"} for what, path, there in found)])
@@ -88,11 +89,3 @@ def _is_there(path: Path) -> str:
     if path.is_file() and not path.stat().st_size:
         return "empty"
     return "found" if path.exists() else "missing"
-
-
-def _of_experiment(settings: Settings) -> Iterator[tuple[str, Path, str]]:
-    """Yield the folders that a training in the workspace reads: shards that are not finished count as missing."""
-    space = Workspace(settings.workspace, settings.experiment)
-    for name, folder in (("train shards", space.train), ("val shards", space.val)):
-        yield name, folder, "found" if manifest(folder) else content(folder, space.root).partition(";")[0]
-    yield "tokenizer", space.tokenizer, _is_there(space.tokenizer / "tokenizer.json")

@@ -46,22 +46,3 @@ def tokenizer_eval(c, spec):
 
     The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 are shown for comparison.
     """
-
-
-@command(
-    "packs.pipeline.commands.pipeline",
-    "scripts.data.flags:PipelineFlags",
-    world="",
-    env=True,
-    example="inv pipeline --input corpus.txt --experiment mine --dry-run",
-)
-def pipeline(c, spec):
-    """Train a model on a corpus here, stage by stage.
-
-    The stages are folders, shards, tokenizer, configuration and training.
-    """
-
-
-@command("packs.pipeline.control.workspace", "scripts.data.flags:TreeFlags", world="", example="inv tree --experiment mine")
-def tree(c, spec):
-    """Show the folders of `inv pipeline`, and what is in them."""

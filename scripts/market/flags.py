@@ -1,4 +1,4 @@
-"""The flags of the commands about offers, costs and drills, each declared once."""
+"""The flags of the commands about offers and costs, each declared once."""
 
 from dataclasses import dataclass
 
@@ -31,20 +31,6 @@ class AuditFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class ReapFlags(Output):
     provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrillFlags(Questions, Output):
-    provider: str = flag("", "which vendor: runpod, lium, shadeform, or an extension")
-    spend_limit: str = flag("3", "maximum US dollars for all machines of the drill together", unit="USD")
-    gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
-    cloud: str = flag("", "only machines of this cloud or tier of the vendor, such as SECURE")
-    store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: what .env says)")
-    dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
-    plant: str = flag(
-        "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
-        "`all` tries each, one after another", unit="NAME",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

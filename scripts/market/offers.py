@@ -4,8 +4,7 @@ import json as json_text
 import time
 from typing import Any
 
-from packs.drill.control.clauses import BROKEN, KEPT
-from packs.drill.control.reports import DrillReport, Reports
+from flows.reading import account_notes
 from infra.errors import MissingKey, UsageError
 from infra.flags import given
 from infra.market import catalogue
@@ -45,18 +44,17 @@ def offers(spec: OffersFlags) -> None:
         save(found, settings)
     own, _ = market.own_names(settings)
     accounts = {one.name: account_of(one.name, settings) for one in asked if one.name in (*VENDORS, *own)}
-    drills = Reports.beside(settings.state_file)
+    notes = account_notes.of_accounts(settings, accounts)
     if spec.json:
-        drilled_json = {one: drilled(drills.newest(one, account)) for one, account in accounts.items()}
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
         print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),
-                    "silent": silent, "drills": drilled_json})  # fmt: skip
+                    "silent": silent, **{name: one.document for name, one in notes.items()}})  # fmt: skip
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
     print(render.clean(offers_table.table(found.offers, time.time())))
     for one in found.silent:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
-    for line in drills.cite(accounts, time.time()):
+    for line in (line for one in notes.values() for line in one.lines):
         render.say(line)
 
 
@@ -69,7 +67,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
     lines = [marks[id(one)] for one in found.offers]
     if spec.json:
         shown = [{**about(one.offer), "as_of": one.as_of, "illustrative": one.is_illustrative} for one in lines]
-        print_json({"offers": shown, "considered": len(every), "silent": [], "drills": {}, "not_offered_now": why})
+        print_json({"offers": shown, "considered": len(every), "silent": [], "not_offered_now": why})
         return
     print("=== What machines cost; none of these is on offer now ===")
     print(render.clean(offers_table.catalogue_table(lines)))
@@ -83,13 +81,6 @@ def save(found: Survey, settings: Settings) -> None:
     file = catalogue.file_beside(settings.state_file)
     kept = catalogue.save(file, found.considered, vendors, time.time())
     render.say(f"{render.count(kept, 'price')} of {', '.join(sorted(vendors)) or 'nobody'} kept in {file}")
-
-
-def drilled(report: DrillReport | None) -> dict[str, Any] | None:
-    """Return the newest drill of a vendor as JSON; null: it was never drilled."""
-    if report is None:
-        return None
-    return {"at": render.iso(report.at), "kept": report.of(KEPT), "broken": report.of(BROKEN)}
 
 
 def about(one: Offer) -> dict[str, Any]:

@@ -33,22 +33,6 @@ def reap(c, spec):
 
 
 @command(
-    "packs.drill.commands.drill",
-    "scripts.market.flags:DrillFlags",
-    world=BEGIN,
-    speed=20.0,  # the work of a drill takes its real time, which must not use up its limits
-    example="inv drill --provider runpod --spend-limit 3",
-    rents=True,
-)
-def drill(c, spec):
-    """Test what a vendor promises, on rented machines.
-
-    The cheapest machines are rented, checked and ended: price, mark, timer, a lost answer, key, guard, store,
-    deletion, bill. It shows the price and asks first. The exit code is 5 when a promise is broken.
-    """
-
-
-@command(
     "scripts.market.cost",
     "scripts.market.flags:CostFlags",
     world=BEGIN,

@@ -11,6 +11,8 @@ from typing import Any
 from infra import settings
 from infra.selection.default_limit import MOST_USD
 from scripts.cli import front_page
+from scripts.cli.command import PackTask
+from store import packs
 
 ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
 
@@ -29,8 +31,13 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
 
     found: the commands. kept: the places that must not be removed.
     """
-    rents = [name for name in found.task_names if found[name].rents]
-    ask = [name for name in found.task_names if _has(found[name], ASKS) and name not in rents]
+    core = {name: found[name] for name in found.task_names if not isinstance(found[name], PackTask)}
+    of_packs = {name: about for pack in packs.known().values() for name, about in pack["commands"].items()}
+    rents = [name for name, task in core.items() if task.rents]
+    rents += [name for name, about in of_packs.items() if about["rents"]]
+    ask = [name for name, task in core.items() if _has(task, ASKS)]
+    ask += [name for name, about in of_packs.items() if about["asks"]]
+    ask = [name for name in ask if name not in rents]
     keys = [f"`{one.metadata['variable']}`" for one in settings.table() if one.metadata["secret"]]
 
     def typed(words: str) -> str:
@@ -85,7 +92,8 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
         "Every command; those with a mark show a plan first (`--dry-run`), print JSON (`--json`), may rent (money):",
         "",
         *tables.commands,
-        "Their flags: [docs/reference/commands.md](docs/reference/commands.md).",
+        "Their flags: [docs/reference/commands.md](docs/reference/commands.md); those of a pack: "
+        "`packs/NAME/reference.md`.",
         "",
         "## Exit codes",
         "",
@@ -115,8 +123,16 @@ def rows(found: Any) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table for each command."""
     for tasks in front_page.groups(found).values():
         for name, task in tasks:
-            marks = (("yes" if is_so else "") for is_so in (_has(task, "dry-run"), _has(task, "json"), task.rents))
-            yield (f"`{name}`", front_page.summary(task), *marks)
+            if not isinstance(task, PackTask):
+                marks = (_has(task, "dry-run"), _has(task, "json"), task.rents)
+                yield _row(name, front_page.summary(task), marks)
+    for pack in packs.known().values():
+        for name, about in pack["commands"].items():
+            yield _row(name, about["summary"].rstrip("."), (about["dry_run"], about["json"], about["rents"]))
+
+
+def _row(name: str, summary: str, marks: Sequence[bool]) -> tuple[str, ...]:
+    return (f"`{name}`", summary, *("yes" if mark else "" for mark in marks))
 
 
 def _has(task: Any, flag: str) -> bool:

@@ -9,7 +9,7 @@ their flags from the records that the command line is made of.
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from infra.machines import clusters, inventory
 from infra.runs.keepers import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
-from scripts.project import agents, example_jobs, other_tools, requirements, rooms
+from scripts.project import agents, example_jobs, other_tools, packs_index, requirements, rooms
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
+from store import packs
 
 FOLDER = ROOT / "docs" / "reference"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -53,7 +54,6 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),
     ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
      "when no service runs"),
-    ("experiments", "workspace", "the folders of `./inv pipeline`", "yes; the same command makes them again"),
     ("environments", "environments", "environments that train, serve and test; "
      "`~/.cache/slipway/environments` by default", "yes"),
     ("`.venv`", "", "the environment of the commands", "yes"),
@@ -135,28 +135,54 @@ def commands() -> str:
     common = {one.spelled: one for one in every}
     lines += table(("flag", "meaning"), [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON])
     for title, tasks in front_page.groups(found).items():
-        lines += [f"## {title}", ""]
-        for name, task in tasks:
-            aliases = [f"`./inv {one}`" for one in found.task_names[name]]
-            about = copied(task.__doc__ or "").strip().splitlines()
-            lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
-            lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
-            lines += [f"Example: `./{task.example}`", ""] if task.example else []
-            for group, rows in flag_rows(task).items():
-                lines += table((group, "default", "meaning"), rows)
-            taken = [f"`--{one.spelled}`" for one in task.flags if is_common(one)]
-            lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
+        if title != front_page.PACKS:
+            lines += [f"## {title}", "", *command_sections(found, tasks)]
+    rows = [(f"`{name}`", ", ".join(f"`{one}`" for one in pack["commands"]), cell(pack["about"]),
+             f"[flags](../../packs/{name}/reference.md)") for name, pack in packs.known().items()]  # fmt: skip
+    lines += ["## Packs", "", "Each is a folder of `packs/`, and is off where that folder is not there.", ""]
+    lines += table(("pack", "commands", "", ""), rows)
     return "\n".join(lines)
+
+
+def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return the lines about commands: help, example and flags of each."""
+    lines = []
+    for name, task in tasks:
+        aliases = [f"`./inv {one}`" for one in namespace.task_names[name]]
+        flags = task.flags  # the module of a pack's command is loaded by now, and its whole help with that
+        about = copied(task.__doc__ or "").strip().splitlines()
+        lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
+        lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
+        lines += [f"Example: `./{task.example}`", ""] if task.example else []
+        for group, rows in flag_rows(task).items():
+            lines += table((group, "default", "meaning"), rows)
+        taken = [f"`--{one.spelled}`" for one in flags if is_common(one)]
+        lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
+    return lines
+
+
+def pack_pages() -> dict[Path, str]:
+    """Return the page of each installed pack, by its file."""
+    found = namespace()
+    return {
+        packs.FOLDER / name / "reference.md": NOTE + packs_index.page(
+            pack, command_sections(found, [(one, found[one]) for one in pack.commands]), settings_table
+        ).rstrip() + "\n"
+        for name, pack in packs.installed().items()
+    }  # fmt: skip
+
+
+def settings_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return settings as a table. rows: the name of each, and what `infra.settings.row` was given."""
+    cells = [(f"`{one['variable']}`", "" if one["secret"] else f"`{one['name']}`",
+              f"`{one['default']}`" if one["default"] else "", cell(one["about"])) for one in rows]  # fmt: skip
+    return table(("variable", "in slipway.yaml", "default", "meaning"), cells)
 
 
 def settings_page() -> str:
     """Return the page of all settings."""
-    rows = []
-    for one in settings.table():
-        meta = one.metadata
-        in_file = "" if meta["secret"] else f"`{one.name}`"
-        rows.append((f"`{meta['variable']}`", in_file, f"`{meta['default']}`" if meta["default"] else "",
-                     cell(meta["about"])))  # fmt: skip
+    of_packs = [f"[`{name}`](../../packs/{name}/reference.md)" for name, pack in packs.known().items()
+                if pack["settings"]]  # fmt: skip
     return "\n".join([
         "# Settings",
         "",
@@ -167,7 +193,9 @@ def settings_page() -> str:
         "`slipway.yaml` holds lines of the form `name: value` by the names of the second column; keys are not taken "
         "from it. Relative paths start at the checkout, or at the current folder when they were typed or exported.",
         "",
-        *table(("variable", "in slipway.yaml", "default", "meaning"), rows),
+        *settings_table([{"name": one.name, **one.metadata} for one in settings.table()]),
+        f"Packs have settings of their own: {', '.join(of_packs)}.",
+        "",
         "These are read from the environment that a command, or a pod's guard, is started in, and from no file:",
         "",
         *table(("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]),
@@ -354,6 +382,11 @@ def main(words: Sequence[str]) -> int:
     if list(words) != ["write"]:
         print("expected: python -m scripts.project.reference write", file=sys.stderr)
         return 2
+    # First the words of the packs, from which the other pages are made.
+    packs.INDEX.write_text(packs_index.index_text(namespace()), encoding="utf-8")
+    packs.known.cache_clear()
+    for path, text in pack_pages().items():
+        path.write_text(text, encoding="utf-8")
     for name, text in pages().items():
         Path(FOLDER).mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from invoke import Exit
 
 from flows.limits import shares
+from flows.reading import account_notes
 from flows.reading import status as use_case
 from flows.supervisor import supervisor_client
 from flows.supervisor.over_limit import OverLimit
@@ -13,7 +14,6 @@ from flows.trials import results as kept
 from flows.trials import resume_sweep
 from flows.trials.results import SweepResult
 from infra.control import host_side
-from packs.drill.control.reports import Reports
 from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.providers.offers import own_names
@@ -50,8 +50,8 @@ def status(spec: StatusFlags) -> None:
                 own, _ = own_names(settings)
                 rented = [view.provider for view in views if view.provider in (*VENDORS, *own)]
                 accounts = {one: account_of(one, settings) for one in rented}
-                for line in Reports.beside(settings.state_file).cite(accounts, time.time()):
-                    render.say(line)
+                for notes in account_notes.of_accounts(settings, accounts).values():
+                    render.say("\n".join(notes.lines))
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             for line in () if spec.json else budget_lines(journal, settings):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BY_HAND = [page for page in PAGES if page.parent.name != "reference"]
+PAGES += sorted((ROOT / "packs").glob("*/*.md"))
+BY_HAND = [page for page in PAGES if page.parent.name != "reference" and page.name != "reference.md"]
 ACCOUNT, INTERRUPT = "account", "interrupt"  # what may follow the language of a block
 _FENCE = re.compile(r"^```(?:sh|console)(?: +(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -11,9 +11,11 @@ from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from scripts.cli.invoke_patch import Words
 from scripts.project import agents, reference, rooms
+from store import packs
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
 
 MOST_WORDS = 40  # of the glossary
+OF_PACKS = {command for pack in packs.known().values() for command in pack["commands"]}
 
 
 def slug(heading: str) -> str:
@@ -32,6 +34,8 @@ def test_links_lead_to_files_and_headings(page):
             continue
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page
+        if there.is_relative_to(packs.FOLDER) and there.parts[len(packs.FOLDER.parts)] not in packs.installed():
+            continue
         assert there.exists() and there.is_relative_to(ROOT), target
         assert not anchor or anchor in anchors(there), target
 
@@ -64,7 +68,7 @@ def test_the_page_for_coding_agents_is_what_the_generator_writes():
     assert written == reference.for_agents(), "run: python -m scripts.project.reference write"
     said = written.splitlines()
     rents, asks = (next(one for one in said if word in one) for word in ("commands may rent", "Never give `--yes`"))
-    for command in tasks.namespace.task_names:  # whatever may rent is named where renting is forbidden
+    for command in set(tasks.namespace.task_names) - OF_PACKS:  # whatever may rent is named where renting is forbidden
         flags = {one.spelled for one in tasks.namespace[command].flags}
         rented = f"`{command}`" in rents
         assert rented == tasks.namespace[command].rents, command
@@ -115,7 +119,7 @@ def test_the_glossary_gives_at_most_forty_words_one_meaning_each():
 @pytest.mark.parametrize("page", BY_HAND, ids=name)
 def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
     text = page.read_text(encoding="utf-8")
-    known = {*tasks.namespace.task_names, "tokenizer", "serve"}
+    known = {*tasks.namespace.task_names, *OF_PACKS, "tokenizer", "serve"}
     typed = {one.rstrip(".") for one in re.findall(r"\./inv ([a-z][a-z._]*)", text)}
     assert typed <= known
     assert not re.findall(r"`inv [a-z-].*", text), "write ./inv"
@@ -129,7 +133,8 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
         for line in block.lines:
             program, *rest = words(line)
             rest = rest[: rest.index("--")] if "--" in rest else rest
-            if program == "./inv" and rest and not rest[0].startswith("-"):
+            is_off = rest[:1] and packs.lacking("commands", rest[0])
+            if program == "./inv" and rest and not rest[0].startswith("-") and not is_off:
                 read = Words(rest, tasks.namespace).read()
                 assert [one.name for one in read], line
 

@@ -1,6 +1,6 @@
 """The record of the drills of an account: for each clause and API the last finding, and when.
 
-In: the reports that `packs.drill.control.reports` writes beside the journal. Out: `DrillVerdict`s, from which
+In: the reports of drills, JSON files in a folder beside the journal. Out: `DrillVerdict`s, from which
 `infra.providers.promises.abilities` computes what a vendor can do. A report that cannot be read counts for nothing.
 """
 

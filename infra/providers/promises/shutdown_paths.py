@@ -7,6 +7,7 @@ from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.money import in_usd
 from infra.providers import Abilities
+from store import packs
 
 HANGS = "the machine hangs"
 TAKEN = "its machine is taken away or fails"
@@ -92,7 +93,7 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
         found.append(
             f"At {name} guard and dead-man timer delete the pod with the same key, the pod's own: until a drill of "
             "this account has seen each of their requests delete a pod alone, they count as one end, not proven "
-            "(inv drill); the only other end is a process elsewhere."
+            f"({packs.typed('inv drill')}); the only other end is a process elsewhere."
         )
     return [
         *found,

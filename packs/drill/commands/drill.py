@@ -2,35 +2,57 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from invoke import Exit
 
-from packs.drill.control import drill as use_case
-from packs.drill.control.planning import Planned, plan
-from packs.drill.control import clauses
-from packs.drill.control.clauses import BROKEN, UNREACHED, ClauseResult
-from packs.drill.control.readings import REFUSED
-from packs.drill.control.reports import DrillReport, Reports
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers.promises.drill_record import account_of
 from infra.rehearsal import attach
-from packs.drill.control import differences
-from packs.drill.control.differences import Difference
 from infra.settings import Settings
 from infra.units import count
+from packs.drill.control import clauses, differences
+from packs.drill.control import drill as use_case
+from packs.drill.control.clauses import BROKEN, UNREACHED, ClauseResult
+from packs.drill.control.differences import Difference
+from packs.drill.control.planning import Planned, plan
+from packs.drill.control.readings import REFUSED
+from packs.drill.control.reports import DrillReport, Reports
 from scripts.cli import context, prompts, rehearsal_world, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.market.flags import DrillFlags
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrillFlags(Questions, Output):
+    provider: str = flag("", "which vendor: runpod, lium, shadeform, or an extension")
+    spend_limit: str = flag("3", "maximum US dollars for all machines of the drill together", unit="USD")
+    gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
+    cloud: str = flag("", "only machines of this cloud or tier of the vendor, such as SECURE")
+    store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: what .env says)")
+    dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
+    plant: str = flag(
+        "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
+        "`all` tries each, one after another", unit="NAME",
+    )  # fmt: skip
+
+
+# `speed`: the work of a drill takes its real time, which must not use up its limits.
+@command(record=DrillFlags, world=BEGIN, speed=20.0, rents=True, example="inv drill --provider runpod --spend-limit 3")
 def drill(spec: DrillFlags) -> None:
+    """Test what a vendor promises, on rented machines.
+
+    The cheapest machines are rented, checked and ended: price, mark, timer, a lost answer, key, guard, store,
+    deletion, bill. It shows the price and asks first. The exit code is 5 when a promise is broken.
+    """
     settings = context.settings_of(spec)
     planted = differences.chosen(spec.plant, spec.provider) if spec.plant else ()
     if planted and not settings.rehearsal:

@@ -1,5 +1,9 @@
 """The clauses about single APIs: spot, each self-deletion, 429, boots, names of GPUs, the price of disks. Pure."""
 
+from infra.money import in_usd, per_hour
+from infra.providers import LAG_S
+from infra.providers.promises.shutdown_paths import SELF_DELETE
+from infra.units import count, duration
 from packs.drill.control.evidence import SPOT, WORKER, Evidence
 from packs.drill.control.readings import (
     BROKEN,
@@ -13,10 +17,6 @@ from packs.drill.control.readings import (
     left_out,
     lost,
 )  # fmt: skip
-from infra.money import in_usd, per_hour
-from infra.providers import LAG_S
-from infra.providers.promises.shutdown_paths import SELF_DELETE
-from infra.units import count, duration
 
 MONTH_S = 730 * 3600.0
 # What RunPod charges for the disk of a running container, in micro-USD: runpod/docs, pods/pricing.mdx, August 2026.

@@ -7,6 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from infra.money import in_usd, per_hour
+from infra.providers import LAG_S
+from infra.providers.promises.abilities import api_of
+from infra.units import count, duration
 from packs.drill.control import api_clauses
 from packs.drill.control.evidence import SPOT, STRAY, TIMED, WORKER, Evidence, Trial, VerbCall
 from packs.drill.control.readings import (
@@ -23,10 +27,6 @@ from packs.drill.control.readings import (
     lost,
     while_there,
 )  # fmt: skip
-from infra.money import in_usd, per_hour
-from infra.providers import LAG_S
-from infra.providers.promises.abilities import api_of
-from infra.units import count, duration
 
 DELETED_S = 120.0  # by the vendor's clock, from the answer to a deletion until the machine is off the listing
 FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that deletes itself is off the listing

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from infra.errors import UsageError
 from infra.settings import VENDORS
+from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 
 OTHER_NAME = "gpu-1"
 

@@ -20,25 +20,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from urllib.parse import urlsplit
 
-from packs.drill.control.planning import Planned, work_of
 from infra import job_environment
 from infra.agent.job import Call, Job, Limits
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
-from packs.drill.control import clauses
-from packs.drill.control.evidence import (
-    LEAVERS,
-    SPOT,
-    STRAY,
-    TIMED,
-    WORKER,
-    Evidence,
-    Ground,
-    SelfDelete,
-    Trial,
-    Vendor,
-)  # fmt: skip
-from packs.drill.control.watch import Watch
 from infra.errors import NoOffer, RateLimited, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend
@@ -62,6 +47,21 @@ from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Transport
 from infra.transport.ssh import Ssh
 from infra.units import duration
+from packs.drill.control import clauses
+from packs.drill.control.evidence import (
+    LEAVERS,
+    SPOT,
+    STRAY,
+    TIMED,
+    WORKER,
+    Evidence,
+    Ground,
+    SelfDelete,
+    Trial,
+    Vendor,
+)  # fmt: skip
+from packs.drill.control.planning import Planned, work_of
+from packs.drill.control.watch import Watch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 
 TIMER_S = 600.0  # time limit of the machine that is left to its vendor's timer

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from flows.jobs.work import JobWork
 from infra.agent.job import Limits
-from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from infra.errors import NoOffer, UsageError
 from infra.jobs import job_file
 from infra.ledger.journal import Journal
@@ -19,6 +18,7 @@ from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.settings import VENDORS, Settings
+from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
 from store.artifacts.artifacts import Store
 
 # Time limit of each machine: a backstop, the drill itself takes minutes. It is no whole number of hours, so that a

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from packs.drill.control.clauses import BROKEN, KEPT, ClauseResult
 from infra.providers.promises.abilities import KEPT_FOR_S
 from infra.providers.promises.drill_record import STAMP, folder_beside
-from infra.units import count, duration
+from infra.settings import Settings
+from infra.units import count, duration, iso
+from packs.drill.control.clauses import BROKEN, KEPT, ClauseResult
+from store.packs import AccountNotes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,17 @@ class Reports:
         never = [vendor for vendor, one in found.items() if one is None]
         lines = [one.words(now) for one in found.values() if one]
         return [*lines, f"never drilled: {', '.join(never)}; next: inv drill --provider {never[0]}"] if never else lines
+
+
+def notes(settings: Settings, accounts: Mapping[str, str], now: float) -> AccountNotes:
+    """Return the newest drill of each account; null in the document where an account was never drilled."""
+    reports = Reports.beside(settings.state_file)
+    newest = {vendor: reports.newest(vendor, account) for vendor, account in accounts.items()}
+    document = {
+        vendor: one and {"at": iso(one.at), "kept": one.of(KEPT), "broken": one.of(BROKEN)}
+        for vendor, one in newest.items()
+    }
+    return AccountNotes(lines=tuple(reports.cite(accounts, now)), document=document)
 
 
 def _age(seconds: float) -> str:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
-from packs.drill.control.evidence import Slice, VerbCall
 from infra.errors import Ambiguous, SlipwayError
 from infra.market import gpus
 from infra.money import told_micro_usd
@@ -19,6 +18,7 @@ from infra.providers import Market, listed, look_up
 from infra.providers.json_api import Exchange, JsonApi, Unclear
 from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
+from packs.drill.control.evidence import Slice, VerbCall
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
 THROTTLED = 429  # nothing was done: the vendor counts before it acts

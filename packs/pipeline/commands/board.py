@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.settings import Settings
-from scripts.cli import local_step, render
 from packs.pipeline.control.workspace import Workspace
+from scripts.cli import local_step, render
 
 PORT = 6006
 LEAVE_S = 20.0

@@ -9,7 +9,7 @@ The training reads the folder's own shards and tokenizer: decision 24.
 import hashlib
 import os
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,24 @@ from flows.runs.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.market.expected import evidence, total
 from infra.names import check_name
 from infra.records import Estimate, Request
 from infra.selection import registry
 from infra.settings import Settings
 from infra.units import about
+from packs.pipeline.commands import board
+from packs.pipeline.control import adopt, training_files
+from packs.pipeline.control.settings import PipelineSettings
+from packs.pipeline.control.workspace import WORKSPACE, Workspace, manifest
 from scripts.cli import context, local_step, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
-from packs.pipeline.commands import board
-from packs.pipeline.control import adopt, training_files
 from scripts.data import tokenizer as vocabulary
-from scripts.data.flags import PipelineFlags
-from packs.pipeline.control.workspace import Workspace, manifest
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile
@@ -43,7 +46,36 @@ from trainer.config import Profile
 LONG_S = 86_400.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineFlags(Output):
+    input: str = flag("", "the corpus, as for `inv shard --source`")
+    experiment: str = flag("", "name of the experiment and its folders (RUN_EXPERIMENT, else runpod-2b)")
+    workspace: str = flag("", WORKSPACE, unit="FOLDER")
+    train_shard_lines: int | None = flag(None, "lines per shard (SHARD_LINES, else 250000)")
+    validation: str = flag("", "hold out this corpus instead of a share of the input")
+    reuse_shards: bool = flag(False, "keep finished shards, whatever they were made from (also RUN_SHARD=0)")
+    tokenizer_json: str = flag(
+        "", "use this published tokenizer; its last nine ids must be the special tokens of chats", unit="FILE"
+    )
+    vocab_size: int | None = flag(None, "vocabulary size instead of the recipe's")
+    profile: str = flag("", "recipe of model and training, or a .yaml file (RUN_CONFIG, else runpod_1b)")
+    config: str = flag("", "the same as --profile", unit="FILE")
+    steps: int | None = flag(None, "optimizer steps instead of the recipe's; the schedule is rescaled to them")
+    tensorboard: bool = flag(
+        False, "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
+        "volume always)"
+    )  # fmt: skip
+    dry_run: bool = flag(False, "show what would be done, and stop")
+
+
+@command(
+    record=PipelineFlags, world="", env=True, example="inv pipeline --input corpus.txt --experiment mine --dry-run"
+)
 def pipeline(spec: PipelineFlags) -> None:
+    """Train a model on a corpus here, stage by stage.
+
+    The stages are folders, shards, tokenizer, configuration and training.
+    """
     if spec.profile and spec.config:
         raise UsageError("--profile and --config are two words for one recipe; choose one")
     if spec.tokenizer_json and spec.vocab_size is not None:
@@ -52,20 +84,21 @@ def pipeline(spec: PipelineFlags) -> None:
         source=spec.input, experiment=spec.experiment, workspace=spec.workspace, run_config=spec.profile or spec.config,
         shard_lines=spec.train_shard_lines,
     )  # fmt: skip
-    if settings.run_shard not in (0, 1):
-        raise UsageError(f"RUN_SHARD is {settings.run_shard}; 1 makes shards, 0 takes those that are there")
-    space = Workspace(settings.workspace, check_name(settings.experiment))
-    recipe = recipe_of(settings, space, spec.steps, spec.vocab_size)
+    ours = settings.of(PipelineSettings)
+    if ours.run_shard not in (0, 1):
+        raise UsageError(f"RUN_SHARD is {ours.run_shard}; 1 makes shards, 0 takes those that are there")
+    space = Workspace(ours.workspace, check_name(ours.experiment))
+    recipe = recipe_of(ours, space, spec.steps, spec.vocab_size)
     text = shard_spec(settings, spec.validation)
-    announce(settings, space, recipe, "--profile" if spec.profile or spec.config else settings.sources["run_config"])
+    announce(settings, ours, space, recipe, "--profile" if spec.profile or spec.config else ours.sources["run_config"])
     if spec.dry_run:
-        foretell(settings, space, recipe, text, spec.tokenizer_json, spec.json)
+        foretell(settings, ours, space, recipe, text, spec)
         return
     memory_check.check([recipe.phases["base"]])
     render.say(f"directories: {render.count(space.make(), 'new folder')}")
-    shards(settings, space, text, spec.reuse_shards, spec.json)
+    shards(settings, space, text, spec.reuse_shards, bool(ours.run_shard), spec.json)
     tokenizer = make_tokenizer(settings, space, recipe.vocab_size, spec.tokenizer_json, spec.json)
-    file = write_config(settings, space, recipe, tokenizer["vocab_size"])
+    file = write_config(ours.run_config, space, recipe, tokenizer["vocab_size"])
     is_shown = spec.tensorboard or bool(os.environ.get("SLIPWAY_VOLUME"))
     with board.beside(space, settings) if is_shown else nullcontext():
         made = training(settings, space, file, tokenizer["tokenizer_sha256"], spec.json)
@@ -76,9 +109,9 @@ def pipeline(spec: PipelineFlags) -> None:
         print(space.run)
 
 
-def recipe_of(settings: Settings, space: Workspace, steps: int | None, vocab_size: int | None) -> Profile:
+def recipe_of(ours: PipelineSettings, space: Workspace, steps: int | None, vocab_size: int | None) -> Profile:
     """Return the recipe under the experiment's name, with what was asked for otherwise."""
-    found = replace(planning.profile_named(settings.run_config), name=space.experiment)
+    found = replace(planning.profile_named(ours.run_config), name=space.experiment)
     if steps is not None:
         found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
     if vocab_size is not None:
@@ -95,11 +128,13 @@ def with_ids(recipe: Profile, count: int) -> Profile:
     return replace(recipe, vocab_size=count, phases=phases)
 
 
-def announce(settings: Settings, space: Workspace, recipe: Profile, source: str) -> None:
+def announce(
+    settings: Settings, ours: PipelineSettings, space: Workspace, recipe: Profile, source: str
+) -> None:  # fmt: skip
     base, found = recipe.phases["base"], estimate_of(recipe, settings)
     seconds = found.range_s[1]
     work = f"{base.steps:,} steps of {base.model.num_params:,} parameters"
-    render.say(f"experiment {space.experiment} in {space.root}; recipe {settings.run_config} ({source}): {work}, "
+    render.say(f"experiment {space.experiment} in {space.root}; recipe {ours.run_config} ({source}): {work}, "
                f"{about(seconds)} on this machine ({evidence(found)})")  # fmt: skip
     if seconds > LONG_S:
         render.say("That is long; a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
@@ -115,14 +150,16 @@ def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
     return {"source": settings.source, "lines_per_shard": settings.shard_lines, "val_ratio": share, **held_out}
 
 
-def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, quiet: bool) -> None:
-    """Make the shards. Raises UsageError when shards are only to be reused, and there are none."""
+def shards(
+    settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, is_making: bool, quiet: bool
+) -> None:  # fmt: skip
+    """Make the shards, or reuse those that are there. Raises UsageError where there are none, and none may be made."""
     there = manifest(space.train)
-    if there and (reuse or not settings.run_shard):
+    if there and (reuse or not is_making):
         held_out = len((manifest(space.val) or {"shards": ()})["shards"])
         render.say(f"reusing {render.count(len(there['shards']) + held_out, 'shard')}")
         return
-    if not settings.run_shard:
+    if not is_making:
         raise UsageError(f"RUN_SHARD is 0, and {space.train} holds no finished shards; make them with RUN_SHARD=1")
     own = {**use_source(settings.source, settings), **use_source(spec.get("validation", ""), settings)}
     config = {"out": str(space.text), "spec": spec, **({"extensions": own} if own else {})}
@@ -149,11 +186,11 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
     return found
 
 
-def write_config(settings: Settings, space: Workspace, recipe: Profile, ids: int) -> Path:
-    """Write the configuration, before anything is trained, and return its file."""
+def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
+    """Write the configuration, before anything is trained, and return its file. `of`: the recipe it comes from."""
     if ids != recipe.vocab_size:
         render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}: as many as the tokenizer has")
-    file = training_files.write(with_ids(recipe, ids), settings.run_config, space.run)
+    file = training_files.write(with_ids(recipe, ids), of, space.run)
     render.say(f"config: {file} and training.toml")
     return file
 
@@ -186,7 +223,12 @@ def training(
 
 
 def foretell(
-    settings: Settings, space: Workspace, recipe: Profile, spec: dict[str, Any], given: str, as_json: bool
+    settings: Settings,
+    ours: PipelineSettings,
+    space: Workspace,
+    recipe: Profile,
+    text: dict[str, Any],
+    spec: PipelineFlags,
 ) -> None:
     """Show what would be done, and with which environment; nothing is made."""
     base = recipe.phases["base"]
@@ -195,23 +237,23 @@ def foretell(
         "experiment": space.experiment,
         "folders": [str(folder) for folder in space.folders],
         "environ": space.environ,
-        "shard": bool(settings.run_shard),
-        "shards": spec,
-        "tokenizer": given or recipe.vocab_size,
-        "profile": settings.run_config,
+        "shard": bool(ours.run_shard),
+        "shards": text,
+        "tokenizer": spec.tokenizer_json or recipe.vocab_size,
+        "profile": ours.run_config,
         "steps": base.steps,
         "params": base.model.num_params,
         "training_s": whole_s(estimate_of(recipe, settings).range_s[1]),
     }
-    if as_json:
+    if spec.json:
         print_json(facts)
         return
     rows = [("folder", str(folder)) for folder in space.folders]
     rows += [("environment", f"{name}={value}") for name, value in space.environ.items()]
-    rows += [("shards", ", ".join(f"{name} {value}" for name, value in spec.items())
-              if settings.run_shard else "those that are there (RUN_SHARD=0)")]  # fmt: skip
-    rows += [("tokenizer", given or f"{recipe.vocab_size:,} ids, trained on the shards")]
-    rows += [("training", f"{settings.run_config}, {base.steps:,} steps, into {space.store}")]
+    rows += [("shards", ", ".join(f"{name} {value}" for name, value in text.items())
+              if ours.run_shard else "those that are there (RUN_SHARD=0)")]  # fmt: skip
+    rows += [("tokenizer", spec.tokenizer_json or f"{recipe.vocab_size:,} ids, trained on the shards")]
+    rows += [("training", f"{ours.run_config}, {base.steps:,} steps, into {space.store}")]
     print(columns(rows))
     if found := memory_check.shortage([base]):
         render.say(f"without --dry-run it would be refused: {found}")

@@ -1,4 +1,4 @@
-"""The folders of an experiment, as a pod's volume has them, and what is in them: `inv tree`.
+"""The folders of an experiment, as a pod's volume has them, and what is in them.
 
 In: a folder and the name of an experiment. Out: `Workspace`, one property for each place; rows of place and content.
 It reads manifests, and opens no shard.
@@ -13,13 +13,9 @@ import yaml
 
 from data.errors import DataError
 from data.manifest import MANIFEST, read_manifest
-from infra.errors import UsageError
-from infra.names import check_name
-from scripts.cli import context, render
-from scripts.cli.invoke_patch import print_json
-from scripts.cli.render import columns
-from scripts.data.flags import TreeFlags
+from infra.units import count, size
 
+WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
 KINDS = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
 """Folders that have one for each experiment."""
 
@@ -101,23 +97,6 @@ def manifest(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def tree(spec: TreeFlags) -> None:
-    if spec.provider not in ("", "local"):
-        raise UsageError(
-            f"--provider {spec.provider}: this prints folders of this machine; of a pod: inv ssh RUN -- ls"
-        )
-    settings = context.settings(workspace=spec.workspace)
-    root = settings.workspace
-    names = [check_name(spec.experiment)] if spec.experiment else experiments(root) or [settings.experiment]
-    spaces = [Workspace(root, name) for name in names]
-    places = dict.fromkeys(folder for space in spaces for folder in space.folders)
-    found = [(folder, content(folder, root)) for folder in sorted(places, key=lambda one: order(one, root))]
-    if spec.json:
-        print_json({"workspace": root, "folders": {str(one.relative_to(root)): what for one, what in found}})
-    else:
-        print(render.clean(columns([(str(root), ""), *((f"  {one.relative_to(root)}", what) for one, what in found)])))
-
-
 def experiments(root: Path) -> list[str]:
     """Return the names of the experiments: whatever has a folder of its own somewhere."""
     there = (path for kind in KINDS for path in (root / kind).glob("*") if path.is_dir())
@@ -135,20 +114,20 @@ def content(folder: Path, root: Path) -> str:
         return "missing"
     kind = folder.parent.relative_to(root).as_posix()
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    size = f"{render.count(len(files), 'file')}, {render.size(sum(path.stat().st_size for path in files))}"
+    total = f"{count(len(files), 'file')}, {size(sum(path.stat().st_size for path in files))}"
     if not files:
         return "empty"
     if kind.startswith("datasets/"):
         done = manifest(folder)
         unfinished = "not finished" if (folder / MANIFEST).is_file() else f"no {MANIFEST}"
-        shards = f"{render.count(len(done['shards']), 'shard')}, {done['total_lines']:,} lines" if done else unfinished
-        return f"{shards}; {size}"
+        shards = f"{count(len(done['shards']), 'shard')}, {done['total_lines']:,} lines" if done else unfinished
+        return f"{shards}; {total}"
     if kind == "artifacts/tokenizer":
         # absent or damaged: the folder is shown without its number of ids
         with suppress(OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
             asked = yaml.safe_load((folder / "training.yaml").read_text(encoding="utf-8"))
-            return f"{asked['vocab_size']:,} ids; {size}"
+            return f"{asked['vocab_size']:,} ids; {total}"
     if kind == "runs":
         made = sorted(path.parent.parent.name for path in folder.glob("artifacts/*_checkpoints/*/ARTIFACT.json"))
-        return f"{', '.join(made) or 'nothing trained yet'}; {size}"
-    return size
+        return f"{', '.join(made) or 'nothing trained yet'}; {total}"
+    return total

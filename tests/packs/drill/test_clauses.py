@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from infra.records import Offer, Pod
 from packs.drill.control import clauses
 from packs.drill.control.evidence import (
     LEAVERS,
@@ -20,7 +21,6 @@ from packs.drill.control.evidence import (
 )  # fmt: skip
 from packs.drill.control.readings import BROKEN, KEPT, REFUSED, UNREACHED, UNTOLD
 from packs.drill.control.reports import DrillReport, Reports
-from infra.records import Offer, Pod
 
 VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit=True, tells_limits=True,
                 start_timer=False, resets_timer=False, spot=False, tells_bills=True, has_ssh=True, self_deletes=(),

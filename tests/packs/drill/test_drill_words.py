@@ -3,8 +3,7 @@
 import pytest
 
 from infra.errors import UsageError
-from packs.drill.commands.drill import drill
-from scripts.market.flags import DrillFlags
+from packs.drill.commands.drill import DrillFlags, drill
 
 
 @pytest.mark.parametrize(("name", "why"), [
@@ -15,5 +14,5 @@ def test_what_cannot_be_planted_is_refused_before_anything_is_planned_or_asked(n
     for variable, path in (("SLIPWAY_STATE_FILE", "journal.db"), ("SLIPWAY_STORE", "store"), ("HOME", ".")):
         monkeypatch.setenv(variable, str(tmp_path / path))
     with pytest.raises(UsageError, match=why):
-        drill(DrillFlags(provider="lium", plant=name))
+        drill.work(DrillFlags(provider="lium", plant=name))
     assert not list(tmp_path.iterdir())

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from packs.drill.control.evidence import Slice
-from packs.drill.control.watch import Watch
 from infra.market import gpus
 from infra.records import Offer, Request
+from packs.drill.control.evidence import Slice
+from packs.drill.control.watch import Watch
 
 WHOLE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 

@@ -12,9 +12,9 @@ from data.manifest import read_manifest
 from data.tokens.token_file import read_token_manifest
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
-from scripts.cli import local_step
 from packs.pipeline.control import adopt, training_files
 from packs.pipeline.control.workspace import KINDS, Workspace
+from scripts.cli import local_step
 from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
 from trainer import recipes

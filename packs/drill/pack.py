@@ -1,0 +1,14 @@
+"""The pack `drill`: the promises of a vendor, tested on machines of the user's own account."""
+
+from store.packs import Pack, PackCommand
+
+PACK = Pack(
+    name="drill",
+    about="Test what a vendor promises, on rented machines",
+    commands={
+        "drill": PackCommand(
+            where="packs.drill.commands.drill:drill", summary="Test what a vendor promises, on rented machines."
+        ),
+    },
+    account_notes={"drills": "packs.drill.control.reports:notes"},
+)

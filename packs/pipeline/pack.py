@@ -1,0 +1,22 @@
+"""The pack `pipeline`: a corpus to a trained model on this machine, stage by stage."""
+
+from store.packs import Pack, PackCommand
+
+PACK = Pack(
+    name="pipeline",
+    about="Train a model on a corpus here, stage by stage, in the folders of a pod's volume",
+    commands={
+        "pipeline": PackCommand(
+            where="packs.pipeline.commands.pipeline:pipeline", summary="Train a model on a corpus here, stage by stage."
+        ),
+        "tree": PackCommand(
+            where="packs.pipeline.commands.tree:tree",
+            summary="Show the folders of `inv pipeline` and their content.",
+        ),
+    },
+    hints={
+        "pipeline --mode": "nothing: inv pipeline always lays its folders out as --mode cloud does; leave it out",
+    },
+    settings="packs.pipeline.control.settings:PipelineSettings",
+    config_paths={"pipeline": "packs.pipeline.control.paths:found"},
+)

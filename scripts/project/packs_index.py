@@ -1,0 +1,64 @@
+"""The words of all packs, and a page of reference for each.
+
+In: the records of the packs and their commands. Out: `store/known_packs.json`, from which the core answers a word of a
+pack that is not installed, and `packs/<name>/reference.md`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from infra.settings import table
+from store import packs
+from store.packs import Pack
+
+ASKS = "yes"  # the flag of commands that ask first
+
+
+def index(namespace: Any) -> dict[str, Any]:
+    """Return the words of the installed packs, by pack and kind. namespace: the commands, as invoke loads them."""
+    return {
+        name: {
+            "about": pack.about,
+            "needs": list(pack.needs),
+            "commands": {one: _about_command(namespace[one]) for one in pack.commands},
+            "settings": dict(_settings(pack)),
+        }
+        for name, pack in packs.installed().items()
+    }
+
+
+def index_text(namespace: Any) -> str:
+    return json.dumps(index(namespace), indent=1) + "\n"
+
+
+def page(
+    pack: Pack, sections: Sequence[str], settings_table: Callable[[Sequence[dict[str, Any]]], Sequence[str]]
+) -> str:  # fmt: skip
+    """Return the page of a pack. sections: the lines of its commands; settings_table: makes lines of its settings."""
+    lines = [f"# The pack `{pack.name}`", "", f"{pack.about}.", "", *sections]
+    if found := dict(_settings(pack)):
+        lines += ["## Settings", "", *settings_table([{"name": name, **row} for name, row in found.items()])]
+    return "\n".join(lines)
+
+
+def _about_command(task: Any) -> dict[str, Any]:
+    flags = {one.spelled for one in task.flags}
+    return {
+        "summary": packs_summary(task),
+        "dry_run": "dry-run" in flags,
+        "json": "json" in flags,
+        "asks": ASKS in flags,
+        "rents": task.rents,
+    }
+
+
+def packs_summary(task: Any) -> str:
+    """Return the first line of a command's help. The command's module is loaded."""
+    return str(task.loaded.__doc__).strip().splitlines()[0]
+
+
+def _settings(pack: Pack) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each setting of a pack, and its row."""
+    for one in table(packs.load(pack.settings)) if pack.settings else ():
+        yield one.name, {key: one.metadata[key] for key in ("variable", "about", "default", "secret")}

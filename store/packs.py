@@ -1,0 +1,116 @@
+"""Packs: optional features, one folder each under `packs/`, declared by a record and loaded by name.
+
+    packs/<name>/pack.py  ->  installed(): {name: Pack}  ->  load("module:attribute"), when the entry is used
+
+A pack is on when its folder is there and the packs that it needs are on. Called by the command line, the settings and
+every registry of the core; the core names no pack. `known_packs.json` lists the words of all packs, so that a word of
+a pack whose folder was deleted is answered with the name of the pack. Standard library only: `inv --list` loads this
+module and each `pack.py`, and nothing else of a pack.
+"""
+
+import functools
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "packs"
+INDEX = Path(__file__).with_name("known_packs.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackCommand:
+    """A command of a pack. `where`: its function, as "module:attribute"; `summary`: the first line of its help."""
+
+    where: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """The declaration of one pack. Every text of the form "module:attribute" is imported when it is used by name."""
+
+    name: str
+    about: str
+    """The line of the pack in `inv --list`."""
+    needs: tuple[str, ...] = ()
+    """Names of the packs that this one imports."""
+    commands: Mapping[str, PackCommand] = field(default_factory=dict)
+    """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
+    settings: str = ""
+    """A record that extends `infra.settings.PackSettings`; `settings.of(name)` returns it."""
+    account_notes: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(settings, accounts, now) -> AccountNotes`: what is known of vendors' accounts, below offers and runs.
+
+    The name is the key in the JSON of `inv offers`. accounts: ids of accounts by vendor; now: UTC epoch seconds.
+    """
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """Answers to words of other tools, by "command word": the text names our word."""
+    config_paths: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(settings) -> iterable of (name, path, state)`: files that the settings of the pack name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountNotes:
+    """Notes on accounts with vendors. `lines`: for people; `document`: as JSON, by vendor."""
+
+    lines: tuple[str, ...]
+    document: Mapping[str, Any]
+
+
+@functools.cache
+def installed() -> Mapping[str, Pack]:
+    """Return the packs that are on, by name. Raises ValueError for a folder whose record has another name."""
+    found = {}
+    for path in sorted(FOLDER.glob("*/pack.py")):
+        pack = load(f"packs.{path.parent.name}.pack:PACK")
+        if pack.name != path.parent.name:
+            raise ValueError(f"{path}: the pack is called {pack.name}, and its folder {path.parent.name}")
+        found[pack.name] = pack
+    while lame := [name for name, pack in found.items() if not all(need in found for need in pack.needs)]:
+        for name in lame:
+            del found[name]
+    return found
+
+
+def load(where: str) -> Any:
+    """Import the object at "module:attribute" and return it."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def entries(kind: str) -> dict[str, str]:
+    """Return where the entries of one kind are, by their names, of all installed packs."""
+    return {name: where for pack in installed().values() for name, where in getattr(pack, kind).items()}
+
+
+@functools.cache
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """Return the words of every pack, installed or not, by pack and kind: see `scripts.project.packs_index`."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))
+    return found
+
+
+def lacking(kind: str, word: str) -> str:
+    """Return in words which pack has `word` and is not installed; "" where no such pack does.
+
+    kind: a key of the index, such as `commands` or `settings`.
+    """
+    name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
+    if not name or name in installed():
+        return ""
+    gone = [one for one in _below(name) if not (FOLDER / one).is_dir()]
+    return f"{word} belongs to the pack {name}, and {' and '.join(f'packs/{one}' for one in gone)} is not there"
+
+
+def _below(name: str) -> list[str]:
+    """Return a pack and all that it needs, directly or not."""
+    return [name, *(one for need in known()[name]["needs"] for one in _below(need))]
+
+
+def typed(line: str) -> str:
+    """Return a command line that a text suggests, with a note where its command is of a pack that is not installed."""
+    note = lacking("commands", line.split()[1])
+    return f"{line} ({note})" if note else line

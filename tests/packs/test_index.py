@@ -1,0 +1,26 @@
+"""The words of all packs, and each pack's page of reference, are as the generator writes them."""
+
+import tasks
+from scripts.project import packs_index, reference
+from store import packs
+
+
+def test_the_index_holds_the_words_of_every_pack():
+    written = packs.INDEX.read_text(encoding="utf-8")
+    assert written == packs_index.index_text(tasks.namespace), "run: python -m scripts.project.reference write"
+
+
+def test_every_pack_has_a_page_of_reference_and_one_by_hand():
+    for path, text in reference.pack_pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m scripts.project.reference write"
+        assert 5 < len((path.parent / "README.md").read_text(encoding="utf-8").splitlines()) < 120
+
+
+def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_record_says():
+    for name, pack in packs.installed().items():
+        for kind in ("account_notes", "config_paths"):
+            assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
+        for spelled, entry in pack.commands.items():
+            command = tasks.namespace[spelled].loaded
+            assert (command.name or command.work.__name__) == spelled.rpartition(".")[2]
+            assert command.__doc__.strip().splitlines()[0] == entry.summary

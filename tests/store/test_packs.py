@@ -1,0 +1,69 @@
+"""Packs are found by their folders, loaded by name, and missed by name."""
+
+import json
+
+import pytest
+
+from store import packs
+from store.packs import Pack
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of packs that do not import each other: `load` is replaced, `index` holds their words."""
+    made: dict[str, Pack] = {}
+
+    def add(name, *, is_there=True, **about):
+        made[name] = Pack(name=about.pop("called", name), about="A feature", **about)
+        if is_there:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "pack.py").touch()
+        index = {
+            name: {"needs": list(pack.needs), "commands": {name: {}}, "settings": {}} for name, pack in made.items()
+        }
+        (tmp_path / "index.json").write_text(json.dumps(index))
+        packs.known.cache_clear()
+        packs.installed.cache_clear()
+
+    monkeypatch.setattr(packs, "FOLDER", tmp_path)
+    monkeypatch.setattr(packs, "INDEX", tmp_path / "index.json")
+    monkeypatch.setattr(packs, "load", lambda where: made[where.split(".")[1]])
+    yield add
+    packs.known.cache_clear()
+    packs.installed.cache_clear()
+
+
+def test_a_pack_is_on_when_its_folder_is_there(folder):
+    folder("one")
+    folder("two", is_there=False)
+    assert list(packs.installed()) == ["one"]
+    assert packs.lacking("commands", "one") == ""
+    assert packs.lacking("commands", "two") == "two belongs to the pack two, and packs/two is not there"
+    assert packs.lacking("commands", "three") == ""
+
+
+def test_a_pack_is_off_where_one_that_it_needs_is_not_there_and_so_on_upwards(folder):
+    folder("low", is_there=False)
+    folder("middle", needs=("low",))
+    folder("top", needs=("middle",))
+    folder("other")
+    assert list(packs.installed()) == ["other"]
+    assert packs.lacking("commands", "middle") == "middle belongs to the pack middle, and packs/low is not there"
+    assert "packs/low is not there" in packs.lacking("commands", "top")
+
+
+def test_a_pack_that_has_another_name_than_its_folder_is_refused(folder):
+    folder("one", called="other")
+    with pytest.raises(ValueError, match="the pack is called other, and its folder one"):
+        packs.installed()
+
+
+def test_a_suggested_command_names_the_pack_that_is_not_there(folder):
+    folder("one")
+    folder("two", is_there=False)
+    assert packs.typed("inv one --yes") == "inv one --yes"
+    assert packs.typed("inv two --yes").startswith("inv two --yes (two belongs to the pack two")
+
+
+def test_load_returns_what_is_at_a_place():
+    assert packs.load("json:dumps") is json.dumps

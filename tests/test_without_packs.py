@@ -1,0 +1,72 @@
+"""The core works without packs, and without each pack alone: clones whose folders of packs were deleted, by night."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.project import example_jobs
+from store import packs
+from tests.world import ROOT, World
+
+pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(7200)]
+
+
+def clone(to: Path, *without: str) -> Path:
+    """Return a checkout with the files of this one, without these folders."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(to)], check=True)
+    for folder in without:
+        shutil.rmtree(to / folder)
+    return to
+
+
+def tests_of(checkout: Path, *words: str) -> str:
+    """Run tests in a checkout; return the end of what they printed. They must all pass."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SLIPWAY_"))}
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={checkout.parent / 'tests'}"]
+    done = subprocess.run([*line, *words], cwd=checkout, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout[-200:]
+
+
+class Apart(World):
+    """An installation of another checkout."""
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "invoke", *words], cwd=self.folder / "checkout", env=self.environ, text=True,
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+
+def test_the_core_passes_its_tests_without_any_pack(tmp_path):
+    """Among them are the README's commands, launches by SSH and at each rehearsed vendor, and a service."""
+    assert " passed" in tests_of(clone(tmp_path / "checkout", "packs"), "-n", "4")
+
+
+@pytest.mark.parametrize("name", packs.installed())
+def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_name(name, tmp_path):
+    checkout, world = clone(tmp_path / "checkout", f"packs/{name}"), Apart(tmp_path)
+    listed = world.inv("--list")
+    process = world.begin("doctor")
+    said = "".join(process.communicate(timeout=300))
+    assert "Traceback" not in said
+    for command, about in packs.known()[name]["commands"].items():
+        assert f"  {command} " not in listed and about["summary"] not in listed
+        process = world.begin(command)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and f"{command} belongs to the pack {name}, and packs/{name} is not there" in err
+    for setting, row in packs.known()[name]["settings"].items():
+        (checkout / "slipway.yaml").write_text(f"{setting}: 1\n")
+        process = world.begin("config")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and f"{setting} belongs to the pack {name}" in err, row
+        (checkout / "slipway.yaml").unlink()
+    # A row with words of its own and none for this machine begins with a published model, which is on the hub.
+    for file, here in [(file, here) for file, usual, here in example_jobs.ROWS if here or not usual]:
+        words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")
+        assert world.json("launch", *words)["steps"], file
+    assert " passed" in tests_of(checkout, "--fast", "-n", "2")
