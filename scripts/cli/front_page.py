@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.cli.command import PackTask
+from store import packs
 
 FIRST_SCREEN = """\
 Slipway takes a language model from raw text to a chat: on this machine, for free, in minutes,
@@ -22,7 +23,7 @@ or on GPUs that are rented by the hour and end by themselves.
 
 Every command shows its plan with --dry-run where it makes something, and prints JSON with --json.
 
-  ./inv --list                 all commands
+  ./inv --list                 the commands; with --all every one
   ./inv launch --help          the flags of one command
   ./inv init                   enter keys for renting, and where models are kept
   ./inv config                 every setting, and where its value came from
@@ -43,7 +44,21 @@ ROOMS = {  # folders of scripts/, as the list names and orders them; those with 
     "project": "This installation",
 }
 OTHER, PACKS = "Other", "Packs"
+MOST_VERBS = 6  # of a collection that one line of the list names
 REFUSED = ("stop",)  # commands that only say what to type instead
+# The commands of the core that `inv --list` shows, and the collections that it shows as one line each, with a title.
+FIRST = (
+    "launch", "status", "why", "logs", "down", "resume", "rehearse", "sweep", "train", "chat", "eval", "shard",
+    "offers", "cost", "audit", "ssh", "init", "doctor",
+)  # fmt: skip
+COLLECTIONS = {
+    "ckpt": "Checkpoints",
+    "tokenizer": "Tokenizers",
+    "pod": "Pods, one step at a time",
+    "pool": "Own machines",
+    "serve": "A model at an address",
+    "control": "An always-on machine",
+}
 
 
 def room_of(task: Any) -> str:
@@ -67,8 +82,34 @@ def summary(task: Any) -> str:
     return next(iter((task.__doc__ or "").strip().splitlines()), "").rstrip(".")
 
 
+def first_listing(collection: Any) -> Iterator[str]:
+    """Yield the lines of `inv --list`: commands and collections of the core by group, then a line for each pack.
+
+    A namespace of somebody else's, which holds ours below a name, is listed whole, and so are commands beside ours.
+    """
+    if "launch" not in collection.task_names:
+        yield from listing(collection)
+        return
+    width = max(map(len, (*FIRST, *(f"{name}.*" for name in COLLECTIONS), *packs.installed())))
+    for title, tasks in groups(collection).items():
+        rows: dict[str, str] = {}
+        for name, task in tasks if title != PACKS else ():
+            above = name.rpartition(".")[0]
+            if name in FIRST or title == OTHER:
+                rows[name] = summary(task)
+            elif above in COLLECTIONS:
+                verbs = [one.rpartition(".")[2] for one, _ in tasks if one.startswith(f"{above}.")]
+                more = ", ..." if len(verbs) > MOST_VERBS else ""
+                rows[f"{above}.*"] = f"{COLLECTIONS[above]}: {', '.join(verbs[:MOST_VERBS])}{more}"
+        rows |= {name: pack.about for name, pack in packs.installed().items()} if title == PACKS else {}
+        if rows:
+            yield title
+            yield from (f"  {name:{width}}  {about}" for name, about in rows.items())
+    yield "All commands: ./inv --list --all. The flags of one: ./inv COMMAND --help"
+
+
 def listing(collection: Any) -> Iterator[str]:
-    """Yield the lines of `inv --list`: one for each group, and one for each command."""
+    """Yield the lines of `inv --list --all`: one for each group, and one for each command."""
     grouped = groups(collection)
     width = max((len(name) for tasks in grouped.values() for name, _ in tasks), default=0)
     for title, tasks in grouped.items():

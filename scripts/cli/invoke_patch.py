@@ -178,6 +178,9 @@ class Polite(Program):
             self.print_candidates()
             raise Exit
         with manners(self.logs):
+            if self.args.list.value == "--all":  # invoke takes the word for the name of a collection
+                print("\n".join(front_page.listing(self.collection)))
+                raise Exit
             try:
                 super().parse_cleanup()
             except ParseError:
@@ -204,7 +207,7 @@ class Polite(Program):
         if self.list_root or self.list_depth:
             super().list_flat()
         else:
-            print("\n".join(front_page.listing(self.collection)))
+            print("\n".join(front_page.first_listing(self.collection)))
 
     @property
     def logs(self) -> Path:

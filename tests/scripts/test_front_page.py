@@ -46,9 +46,18 @@ def test_inv_alone_says_what_this_is_and_six_commands_in_twenty_lines():
     assert all((ROOT / page).is_file() for page in re.findall(r"docs/[a-z/-]+\.md", screen))
 
 
-def test_the_list_groups_every_command_by_noun_in_eighty_lines_of_eighty_columns():
+def test_the_list_has_24_lines_of_the_core_and_one_for_each_pack():
     *lines, foot = inv("--list").splitlines()
-    assert len(lines) + 1 <= 80
+    rows = [line for line in lines if line.startswith("  ")]
+    assert len(rows) - len(packs.installed()) <= 24 and max(map(len, lines)) <= 80
+    shown = {line.split()[0] for line in rows}
+    collections = {name.rpartition(".")[0] for name in tasks.namespace.task_names} & set(front_page.COLLECTIONS)
+    assert shown == {*front_page.FIRST, *(f"{name}.*" for name in collections), *packs.installed()}
+    assert "--list --all" in foot
+
+
+def test_the_list_of_all_groups_every_command_by_noun_in_eighty_columns():
+    *lines, foot = inv("--list", "--all").splitlines()
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if not line.startswith(" ")]
     assert titles == [*dict.fromkeys(front_page.ROOMS.values()), *([front_page.PACKS] if packs.installed() else [])]
