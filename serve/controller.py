@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from infra import own_code, train_env
+from infra import own_code
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.interrupts import Replaced
@@ -45,12 +45,12 @@ from serve.policy.replica_states import Facts, State
 from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
 from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
-from serve.processes.gateway_orders import Order, Router
+from serve.processes.gateway_orders import Order
 from serve.processes.places import Places, say
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
-from serve.service import ROUTER, ROUTER_GROUP, Service
+from serve.service import Service
 from store.manifest import StoreError
 
 FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
@@ -69,8 +69,7 @@ class Controller:
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
-        is_routed = self.service.ours.data_plane == ROUTER
-        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed), is_routed)
+        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed))
         self.seen = replace(seen_of(self._row().seen), began_at=time.time(), problem="")
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of
@@ -89,12 +88,7 @@ class Controller:
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
     def _first_order(self) -> Order:
-        """Return the first order of a new gateway. Raises SlipwayError when what it needs cannot be had."""
-        router = None
-        if self.landing.shares_key:
-            python = train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP)
-            policy, key = self.service.ours.router_policy, self.landing.key_of(self.name)
-            router = Router(python=str(python), policy=policy, key=key)
+        """Return the first order of a new gateway."""
         return Order(
             epoch=self.lease.epoch,
             host=self.wanted.host,
@@ -102,7 +96,6 @@ class Controller:
             patience_s=FREED_S if self.took_over else 0.0,
             limits=limits_of(self.service),
             tls=self.service.tls,
-            router=router,
         )
 
     # The life of the controller.

@@ -149,13 +149,7 @@ class Process:
     def _made(self, order: Order) -> Gateway:
         known = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
         access = AccessLog(self.places.access)
-        if order.router is None:
-            return Gateway(order.limits, known, access)
-        from serve.replicas.vllm_router import Routed
-
-        router = order.router
-        return Routed(order.limits, known, access, python=Path(router.python), policy=router.policy, key=router.key,
-                      log=self.places.router_log, say=say)  # fmt: skip
+        return Gateway(order.limits, known, access)
 
     async def _listen(self, gateway: Gateway, order: Order) -> None:
         until = time.monotonic() + order.patience_s

@@ -258,23 +258,12 @@ def check_reach(version: Version, settings: Settings) -> None:
         )
 
 
-def check_plane(name: str, old: WantedService | None, service: Service) -> None:
-    """Check that the data plane and the address's scheme stay as they are. Raises UsageError.
-
-    Engines ask for keys that go with the one, clients know the other.
-    """
-    if old is None:
-        return
-    if (service.tls is None) != (old.newest.service.tls is None):
+def check_scheme(name: str, old: WantedService | None, service: Service) -> None:
+    """Check that the scheme of the address, which clients know, stays as it is. Raises UsageError."""
+    if old is not None and (service.tls is None) != (old.newest.service.tls is None):
         raise UsageError(
             f"service.tls cannot be {'added' if service.tls else 'removed'} while {name} is running, since its address "
             f"would be another one; end it first: inv serve.down {name}, then inv serve.up"
-        )
-    was, ours = old.newest.service.ours, service.ours
-    if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
-        raise UsageError(
-            f"data_plane cannot be changed while {name} is running: it is {was.data_plane} ({was.router_policy}); "
-            f"end it first: inv serve.down {name}, then inv serve.up"
         )
 
 

@@ -27,10 +27,6 @@ from store import strict_records
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
-GATEWAY, ROUTER = "gateway", "vllm-router"
-DATA_PLANES = (GATEWAY, ROUTER)
-ROUTER_GROUP = "serve-router"  # the environment that has it
-ROUTER_POLICIES = ("cache_aware", "power_of_two", "round_robin", "random", "consistent_hash", "sticky_least_loaded")
 MODEL_MOUNT = "/model"
 EVERYWHERE = "0.0.0.0"
 # Keys that other files use, and ours for them.
@@ -126,10 +122,6 @@ class SlipwaySection:
     """Options of the engine."""
     limits: Bounds = request_bounds.PLAIN
     """Bounds on one request."""
-    data_plane: str = GATEWAY
-    """Router of requests to replicas: gateway, or vllm-router behind it; fixed for the life of a service."""
-    router_policy: str = "cache_aware"
-    """Policy of vllm-router."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +211,6 @@ def parse(where: str, document: Any) -> Service:
         raise UsageError(f"{where}: {_explained(error)}") from None
     section = file.service
     _check_numbers(where, file)
-    _plane(where, file.slipway)
     return Service(
         file=file,
         probe=_probe(where, section.readiness_probe),
@@ -338,17 +329,6 @@ def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> Replic
         if value is not None and value not in known:
             raise UsageError(f"{where}: {name} is {value!r}; {_near(value, known)}")
     return policy
-
-
-def _plane(where: str, ours: SlipwaySection) -> None:
-    where = f"{where}: slipway"
-    for name, known in (("data_plane", DATA_PLANES), ("router_policy", ROUTER_POLICIES)):
-        if getattr(ours, name) not in known:
-            raise UsageError(f"{where}: {name} is {getattr(ours, name)!r}; {_near(getattr(ours, name), known)}")
-    if ours.data_plane == ROUTER and ours.affinity_chars:
-        raise UsageError(f"{where}: affinity_chars is our gateway's; {ROUTER} goes by router_policy: cache_aware")
-    if ours.data_plane != ROUTER and ours.router_policy != SlipwaySection().router_policy:
-        raise UsageError(f"{where}: router_policy is for data_plane: {ROUTER}")
 
 
 def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> int:

@@ -9,9 +9,8 @@ from typing import Any
 from flows.models.find_model import gguf_problem, model_folder, shape_of
 from flows.specs.service import ServeSpec
 from flows.supervisor import supervisor_client
-from infra import job_environment, train_env
+from infra import job_environment
 from infra.agent import host
-from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
@@ -138,9 +137,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
     """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
-    revision.check_plane(name, found.old, version.service)
-    if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
-        train_env.interpreter(ROOT, settings.environments, tell, service_file.ROUTER_GROUP)
+    revision.check_scheme(name, found.old, version.service)
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
         port = free_port(())  # its own port may be in use by now

@@ -31,7 +31,7 @@ from serve.processes.places import Places
 
 HEAR_S = 0.1  # between two reports
 CONNECT_S = 0.02  # between two calls of one that is being started
-START_S = 150.0  # time for its first report: a router that it starts may take long
+START_S = 150.0  # time for its first report: imports take long on a busy machine
 REPLY_S = 30.0  # time for any other: one that is silent for longer is stuck
 AGAIN_S = 1.0  # before one that has ended at once is started again
 MOST_FAILURES = 3  # in a row, of one that never said a word

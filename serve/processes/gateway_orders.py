@@ -43,15 +43,6 @@ class ReplicaEndpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router:
-    """vllm-router between the gateway and the engines."""
-
-    python: str
-    policy: str
-    key: str = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Order:
     """An order of the controller: the whole desired state of the gateway."""
 
@@ -59,14 +50,13 @@ class Order:
     """Epoch of the controller's lease: a controller that was replaced by another is not obeyed any more."""
     host: str
     port: int
-    """0 = any free port. Host, port and router are those of the first order, for as long as the process lives."""
+    """0 = any free port. Host and port are those of the first order, for as long as the process lives."""
     patience_s: float = 0.0
     """Seconds for which the gateway waits for the port, which may be about to become free."""
     limits: GatewayLimits
     tls: Tls | None = None
     """Certificate for TLS; None = plain HTTP, for as long as the process lives."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
-    router: Router | None = None
     is_last: bool = False
     """True if the gateway is to end; requests in progress may go on for `drain_s`."""
     drain_s: float = 0.0

@@ -36,10 +36,6 @@ class Places:
         return self.folder / "access.jsonl"
 
     @property
-    def router_log(self) -> Path:
-        return self.folder / "router.log"
-
-    @property
     def gateway_log(self) -> Path:
         return self.folder / "gateway.log"
 

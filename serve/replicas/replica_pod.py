@@ -78,8 +78,6 @@ class Landing:
     say: Callable[[str], None]
     seed: bytes = field(repr=False)
     """Seed of the engines' keys."""
-    shares_key: bool = False
-    """True if all engines have the same key, as clients of a router do not know which one will answer."""
     budget: str = ""
     """The budget that pays for rented replicas; "" = none does."""
 
@@ -137,7 +135,7 @@ class Landing:
 
     def key_of(self, run: str) -> str:
         """Return the key that its engine asks for: whoever reaches its port past the gateway has none."""
-        return engine_key(self.seed, self.name if self.shares_key else run)
+        return engine_key(self.seed, run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
         """Return the secrets that an engine needs to fetch its model, by variable."""

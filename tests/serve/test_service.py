@@ -62,10 +62,6 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
             "more than 0",
         ),
         (("replicas: 2", "load_balancing_policy: least_loads"), "did you mean least_load"),
-        (("run:", "slipway: {data_plane: vllm-routr}\nrun:"), "did you mean vllm-router"),
-        (("run:", "slipway: {data_plane: vllm-router, affinity_chars: 9}\nrun:"), "router_policy: cache_aware"),
-        (("run:", "slipway: {data_plane: vllm-router, router_policy: cache_awar}\nrun:"), "did you mean cache_aware"),
-        (("run:", "slipway: {router_policy: random}\nrun:"), "is for data_plane: vllm-router"),
         (("replicas: 2", "replicas: -1"), "x.yaml: service: replicas is -1; it must be a number from 0 on"),
         (
             ("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 2, target_qps_per_replica: .nan}"),

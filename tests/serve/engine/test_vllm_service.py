@@ -172,11 +172,8 @@ def use(python: Path, url: str, key: str) -> str:
 
 
 @pytest.mark.needs("curl")
-@pytest.mark.parametrize(
-    ("mode", "plane"),
-    [("rolling", "gateway"), ("blue_green", "gateway"), ("rolling", "vllm-router")],
-)
-def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode, plane):
+@pytest.mark.parametrize("mode", ["rolling", "blue_green"])
+def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode):
     python = real.python()  # whose environment is made here where it is not there: before anything waits for an engine
     words = Path(inputs[0]) / "tokenizer"
     first, a = model(tmp_path / "A", "llama", "Ahab", words)
@@ -184,7 +181,7 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
     key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
     # An engine spins for a second after each token, so that probes each second would take a core for each of them.
     patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
-    config = place.config(slipway={"engine": {"max_seqs": 8}, "data_plane": plane}, **patience)
+    config = place.config(slipway={"engine": {"max_seqs": 8}}, **patience)
     line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
     up = json.loads(patient(place.world, "serve.up", "demo", "--model", str(first), *line))
     assert (up["state"], up["ready"]) == ("READY", 2)

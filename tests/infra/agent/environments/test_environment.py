@@ -277,7 +277,6 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
         "serve",
         "serve-cpu",
         "serve-cuda",
-        "serve-router",
         "llama-cpp",
         "lm-eval",
         "trl",
