@@ -13,7 +13,6 @@ from pathlib import Path
 from flows.models import init_model
 from flows.planning import estimates, memory_check, sandbox_check, trackers
 from flows.planning.extensions import reward_text, use_phases, use_source
-from flows.specs import phase_words
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
@@ -89,7 +88,7 @@ class Work:
         spec = self.spec
         use_phases(spec.phase, settings)
         use_source(settings.source, settings)
-        phases, profile = planning.parse_phases(spec.phase), planning.profile_named(settings.profile)
+        phases = planning.parse_phases(spec.phase)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
             phases=phases,
@@ -103,7 +102,7 @@ class Work:
             seed=spec.seed,
             steps=spec.steps,
             **of_blocks(spec, phases, settings),
-            options={**phase_words.of_project(spec.compat, profile.name, profile.phases), **spec.options},
+            options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),

@@ -1,17 +1,13 @@
 """The flags of a launch and of whatever begins or goes on with a run."""
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from flows.specs.work import WorkSpec
-from infra.errors import UsageError
 from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
 
 RUN = "Run"
 STAGES = "Stages that are left out"
-PRESETS: dict[str, dict[str, Any]] = {"small": {"steps": 5, "ttl": "1h"}}
-S = TypeVar("S", bound="LaunchSpec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +48,7 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
         group=RUN, unit="NAMES",
     )  # fmt: skip
     run_name: str = flag("", "name of the run instead of a generated one", group=RUN, also=("n",))
-    preset: str = flag("", "small: a first try, five steps of each phase and an hour at most, where --steps and --ttl "
-                       "say nothing else", group=RUN)  # fmt: skip
     dry_run: bool = flag(False, "show the plan and stop", group=RUN)
-
-
-def with_preset(spec: S) -> S:
-    """Return a launch with what its preset says and the launch does not. Raises UsageError for an unknown preset."""
-    if spec.preset not in ("", *PRESETS):
-        raise UsageError(f"--preset {spec.preset}: known: {', '.join(PRESETS)}")
-    values = PRESETS.get(spec.preset, {})
-    return replace(spec, **{name: value for name, value in values.items() if getattr(spec, name) in (None, "")})
 
 
 @dataclass(frozen=True, kw_only=True)

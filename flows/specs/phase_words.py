@@ -4,13 +4,11 @@ Both become the same: the text of each option by its path. What the texts mean i
 `trainer.records.phase_options` reads.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from infra.errors import UsageError
-
-COMPAT = {"wrinklefree": {"bits3.bits.relations": "1e-5"}}  # options in which another project's recipes differ
 
 
 def read(words: Sequence[str]) -> Mapping[str, str]:
@@ -22,24 +20,6 @@ def read(words: Sequence[str]) -> Mapping[str, str]:
             raise UsageError(f"--set {word}: expected PHASE.FIELD=VALUE, such as sft.optimizer.lr=1e-3")
         found[path] = text
     return MappingProxyType(found)
-
-
-def of_project(name: str, profile: str, phases: Collection[str]) -> Mapping[str, str]:
-    """Return the options with which the phases of a profile do as another project's recipes; none for "".
-
-    Raises UsageError for an unknown project, and for a profile that has no such phase.
-    """
-    if name and name not in COMPAT:
-        raise UsageError(f"--compat {name}: known is {', '.join(COMPAT)}")
-    options = COMPAT.get(name, {})
-    for phase, field in (path.split(".", 1) for path in options):
-        if phase not in phases:
-            from trainer.recipes import PROFILES
-
-            having = ", ".join(other for other, make in PROFILES.items() if phase in make().phases)
-            raise UsageError(f"--compat {name} sets {field} of {phase}, and profile {profile} has no {phase}; "
-                             f"profiles with it: {having}")  # fmt: skip
-    return options
 
 
 def flatten(where: str, nested: Any) -> list[str]:

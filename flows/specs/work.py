@@ -107,10 +107,6 @@ class WorkSpec(Typed):
         "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
         group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
     )  # fmt: skip
-    compat: str = flag(
-        "", "do as the recipes of another project where they differ from papers and code: wrinklefree "
-        "(bits3.bits.relations=1e-5, which switches that loss off)", group=TRAINING, unit="PROJECT",
-    )  # fmt: skip
     track: str = flag(
         "", "where metrics are sent during training, each by a separate process: wandb, mlflow, tensorboard, a .py "
         "file or an extension of yours, several separated by commas, or none (default: SLIPWAY_TRACK)",

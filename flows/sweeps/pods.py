@@ -121,7 +121,7 @@ def machine_of(one: LaunchSpec) -> PodEntry:
         min_upload_mbps=one.min_upload_mbps or None, min_download_mbps=one.min_download_mbps or None,
         cpus=one.cpus or None, memory=one.memory or None, disk_size=one.disk_size or None, city=one.city or None,
         cloud=one.cloud or None, region=one.region or None, instance_type=one.instance_type or None,
-        use_spot=one.use_spot, max_price=one.max_price or None, network=one.network or None,
+        use_spot=one.use_spot, max_price=one.max_price or None,
     )  # fmt: skip
 
 

@@ -71,9 +71,9 @@ def filters(request: Request) -> list[Filter]:
     if request.network:
         found.append(
             Filter(
-                "--network best",
+                "network_tier: best",
                 lambda offer: offer.interconnect.lower() in FABRICS,
-                lambda _: "leave out --network (no vendor says how its machines are connected)",
+                lambda _: "leave out network_tier (no vendor says how its machines are connected)",
             )
         )
     flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")

@@ -42,12 +42,9 @@ class MachineSpec:
     )
     use_spot: bool = flag(False, "cheaper machines that can be preempted", group=MACHINE)
     max_price: str = flag("", "maximum US dollars per hour for the whole machine", group=MACHINE, unit="USD")
-    network: str = flag(
-        "",
-        "best: require a high-speed interconnect (such as InfiniBand); no vendor publishes this "
-        "today, so nothing matches",
-        group=MACHINE,
-    )
+    network: str = ""
+    """best: `network_tier: best` of a job file, which SkyPilot takes. Not a flag: no vendor publishes the interconnect
+    between its machines, so no offer of the vendors here matches."""
     machine_filter: str = flag(
         "", "only machines that the filter of this extension takes (docs/extend.md)", group=MACHINE, unit="NAME"
     )

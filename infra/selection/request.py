@@ -67,8 +67,6 @@ def request_for(spec: MachineSpec) -> Request:
                          ("min-download-mbps", spec.min_download_mbps)):  # fmt: skip
         if number < 0:
             raise UsageError(f"--{flag} is {number}; it cannot be negative")
-    if spec.network not in ("", "best"):
-        raise UsageError(f"--network {spec.network}: known: best")
     gpu, num_gpus = spec.gpu, spec.num_gpus
     without_gpu = gpu.strip().lower() == NO_GPU
     if without_gpu:

@@ -91,7 +91,7 @@ def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request
     """
     asked, cloud = resources_of(request), typed["cloud"]
     keys = {"use_spot": typed["use_spot"], "instance_type": typed["instance_type"], "cpus": typed["cpus"],
-            "memory": typed["memory"], "disk_size": typed["disk_size"], "network_tier": typed["network"],
+            "memory": typed["memory"], "disk_size": typed["disk_size"],
             "max_hourly_cost": typed["max_price"], "infra": cloud or typed["region"],
             "accelerators": typed["gpu"]}  # fmt: skip
     found = copy.deepcopy(dict(said))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flows.specs.work import SAVING, WORK, WorkSpec
+from flows.specs.work import WORK, WorkSpec
 from infra.flags import Typed, again, flag
 from scripts.cli.flags import Output
 from trainer.records.phase_registry import phase_names
@@ -15,7 +15,6 @@ NAME = "name as inv ckpt.list shows it, or its beginning or end"
 class TrainFlags(Output, WorkSpec):
     phase: str = again(WorkSpec, "phase", default="base")
     config: str = flag("", "the same as --profile", group=WORK)
-    out: str = flag("", "the same as --store", group=SAVING, unit="URI")
     script: str = flag(
         "", "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
         unit="FILE", group=WORK,

@@ -48,11 +48,10 @@ def train(spec: TrainFlags) -> None:
     if spec.script:
         run_script(spec.script)
         return
-    for one, same in ((("profile", spec.profile), ("config", spec.config)), (("store", spec.store), ("out", spec.out))):
-        if one[1] and same[1]:
-            raise UsageError(f"--{one[0]} and --{same[0]} mean the same; choose one")
+    if spec.profile and spec.config:
+        raise UsageError("--profile and --config mean the same; choose one")
     spec = variables.applied(spec, context.settings().given)
-    settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store or spec.out)
+    settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store)
     work = Work.of(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")

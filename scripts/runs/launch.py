@@ -25,7 +25,6 @@ from flows.runs import follow, run_leases
 from flows.runs import launch as use_case
 from flows.runs import resume as resuming
 from flows.specs import variables
-from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
@@ -61,7 +60,6 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def launch(spec: LaunchFlags) -> None:
-    spec = with_preset(spec)
     file = jobs.load(spec, spec.file, spec.cmd, spec.script, spec.workdir)
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))

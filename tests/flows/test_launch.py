@@ -7,7 +7,7 @@ import pytest
 from data.config import ConfigError
 from flows.jobs import request as jobs
 from flows.runs import launch
-from flows.specs.launch import LaunchSpec, with_preset
+from flows.specs.launch import LaunchSpec
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
@@ -173,13 +173,10 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
         launch.prepare(job, journal, settings, print)
 
 
-def test_a_preset_says_what_the_launch_does_not():
-    small = with_preset(LaunchSpec(phase="base", preset="small"))
-    assert (small.steps, small.ttl) == (5, "1h") and with_preset(LaunchSpec()) == LaunchSpec()
-    given = with_preset(LaunchSpec(steps=7, ttl="2h", preset="small"))
-    assert (given.steps, given.ttl) == (7, "2h")
-    with pytest.raises(UsageError, match="--preset large: known: small"):
-        with_preset(LaunchSpec(preset="large"))
+def test_five_steps_and_an_hour_make_a_launch_small(settings, journal):
+    found = launch.prepare(meant(settings, phase="base+sft", steps=5, ttl="1h"), journal, settings, print)
+    steps = {one.name: one.config["spec"]["steps"] for one in found.plan.job.steps if one.name in ("base", "sft")}
+    assert steps == {"base": 5, "sft": 5} and found.meant.limits.time_s == 3600
 
 
 @pytest.fixture

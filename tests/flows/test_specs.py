@@ -108,22 +108,6 @@ def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
         asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))
 
 
-def test_the_recipes_of_another_project_are_options_and_what_is_set_by_hand_wins():
-    by_hand = {"bits3.bits.relations": "7"}
-
-    def options(profile="smoke_bits", **flags):
-        settings = Settings.load(ROOT, {"profile": profile}, environ={})
-        return Work.of(LaunchSpec(phase="bits1+bits3", **flags), settings).wanted(settings).options
-
-    assert options(compat="wrinklefree") == {"bits3.bits.relations": "1e-5"}
-    assert options(compat="wrinklefree", options=by_hand) == options(options=by_hand) == by_hand
-    with pytest.raises(UsageError, match="--compat wrinkle: known is wrinklefree"):
-        options(compat="wrinkle")
-    with pytest.raises(UsageError, match="--compat wrinklefree sets bits.relations of bits3, and profile tiny has no "
-                       "bits3; profiles with it: smoke_bits, smollm2_135m"):  # fmt: skip
-        options("tiny", compat="wrinklefree")
-
-
 def test_the_sizes_of_blocks_are_flags_which_outweigh_settings_and_are_for_dlm():
     settings = Settings.load(ROOT, {}, ("BLOCK_SIZE=16", "TOKENS=2048"), environ={})
 

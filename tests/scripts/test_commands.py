@@ -93,7 +93,6 @@ def test_words_of_the_sources_mean_what_ours_mean():
     by_theirs = spec_of("launch", "--accelerators", "H100:8", "-y", "-n", "bert-qa")
     assert by_theirs == spec_of("launch", "--gpu", "H100:8", "--yes", "--run-name", "bert-qa")
     assert spec_of("train", "--config", "configs/runpod_2b.yaml").config == "configs/runpod_2b.yaml"
-    assert spec_of("train", "--out", "somewhere").out == "somewhere"
 
 
 def test_a_launch_without_flags_is_sft_and_watching_looks_every_minute():

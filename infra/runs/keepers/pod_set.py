@@ -64,7 +64,6 @@ class PodEntry:
     instance_type: str | None = same(MachineSpec, "instance_type")
     use_spot: bool = same(MachineSpec, "use_spot", False)
     max_price: str | None = same(MachineSpec, "max_price")
-    network: str | None = same(MachineSpec, "network")
     recover: bool = key(
         False, "rented: when its provider takes the pod away, rent another in its place; what was on it is lost"
     )

@@ -82,7 +82,7 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
         ({"gpu": "MI300X", "num_gpus": 8}, "try: --gpu B200"),
         (
             {"gpu": "H100", "network": "best"},
-            "try: leave out --network (no vendor says how its machines are connected)",
+            "try: leave out network_tier (no vendor says how its machines are connected)",
         ),
     ],
     ids=str,
