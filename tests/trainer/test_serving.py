@@ -2,6 +2,11 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +18,13 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import random_model
+from tests.world import ROOT
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
-from trainer.serving.http import listen
-from trainer.serving.server import EngineLimits, EngineServer
+from trainer.serving import server
+from trainer.serving.asks import Ask
+from trainer.serving.server import EngineLimits, EngineServer, listening
+from trainer.serving.text_engine import TextEngine
 from trainer.serving.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.process
@@ -40,15 +48,12 @@ def ask(model: TorchEngine, body: dict[str, Any], limits: EngineLimits, *others:
     """The answers to requests that are sent at once: (path, body, headers)."""
 
     async def run() -> list[httpx.Response]:
-        server = await listen(EngineServer(model, "demo", limits, "secret").handle, 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         wanted = [(CHAT, body, {"Authorization": "Bearer secret"}), *others]
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            found = await asyncio.gather(*(client.post(path, json=one, headers=head) for path, one, head in wanted))
-        server.close()
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(left)  # of connections that the client has closed
-        return found
+        async with (
+            listening(EngineServer(model, "demo", limits, "secret"), 0) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ):
+            return await asyncio.gather(*(client.post(path, json=one, headers=head) for path, one, head in wanted))
 
     return asyncio.run(run())
 
@@ -121,3 +126,84 @@ def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refus
     assert [one.status_code for one in wrong] == [400] * len(odd)
     told = [one.json()["error"]["message"] for one in wrong]
     assert told[0] == "frequency_penalty: this engine has none" and "at most 1" in told[7]
+
+
+class Counting(TextEngine):
+    """An engine that says one word, and counts its passes."""
+
+    room = 1 << 20
+
+    def __init__(self, words: tokenizers.Tokenizer) -> None:
+        self.tokenizer = words
+        self.count = 0
+
+    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+        for _ in range(ask.max_tokens):
+            self.count += 1
+            time.sleep(0.002)  # for which another engine would compute
+            yield self.tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_nothing_more_is_computed_for_a_client_that_has_left(inputs, streams):
+    engine = Counting(tokenizers.load(inputs[0] / "tokenizer"))
+    served = EngineServer(engine, "demo", EngineLimits(), "")
+    body = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 1 << 19, "stream": streams}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def until(truth: Callable[[], bool]) -> None:
+        while not truth():
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        async with listening(served, 0) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + body)
+            await until(lambda: engine.count > 10)
+            assert served.work.running
+            writer.close()
+            await until(lambda: not served.work.running)
+
+    asyncio.run(run())
+
+
+def test_a_body_is_bounded(inputs, monkeypatch):
+    monkeypatch.setattr(server, "MOST_BODY", 1000)
+    served = EngineServer(Counting(tokenizers.load(inputs[0] / "tokenizer")), "demo", EngineLimits(), "")
+
+    async def run() -> list[httpx.Response]:
+        async with (
+            listening(served, 0) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ):
+            return [await client.post("/v1/completions", content=b" " * size) for size in (1000, 1001)]
+
+    assert [one.status_code for one in asyncio.run(run())] == [400, 413]
+
+
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from data.tokens import tokenizer
+from tests.trainer.test_serving import Counting
+from trainer.serving import server
+
+engine = Counting(tokenizer.load(Path(sys.argv[1])))
+asyncio.run(server.serve(engine, "demo", 0, server.EngineLimits()))
+"""
+
+
+def test_an_answer_that_has_begun_is_finished_after_sigterm(inputs):
+    words = [sys.executable, "-c", SERVE, str(inputs[0] / "tokenizer")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            url = f"http://127.0.0.1:{process.stdout.readline().split()[-1]}/v1/completions"
+            body = {"model": "demo", "prompt": "a", "max_tokens": 500, "stream": True}
+            with httpx.stream("POST", url, json=body, timeout=60) as reply:
+                lines = reply.iter_lines()
+                assert next(lines).startswith("data: {")
+                process.send_signal(signal.SIGTERM)
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
