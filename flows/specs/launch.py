@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flows.specs.work import WorkSpec
 from infra.flags import flag
-from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
+from infra.selection.machine_spec import MACHINE, OWN, RENTED, LimitSpec, MachineSpec, PlaceSpec
 
 RUN = "Run"
 STAGES = "Stages that are left out"
@@ -20,13 +20,13 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
         "machine, or the GPUs that --devices names, are free", group=MACHINE,
     )  # fmt: skip
     devices: str = flag(
-        "", "local, ssh: use only these GPUs of the machine, such as 0,1; others may use the rest", group=MACHINE
+        "", "local, ssh: use only these GPUs of the machine, such as 0,1; others may use the rest", group=OWN
     )
     no_accept: bool = flag(False, "skip the check that the machine works", group=MACHINE)
-    on_failure: str = flag("", "rented: what happens to the pod when the work fails: end or keep (end)", group=LIMITS)
+    on_failure: str = flag("", "what happens to the pod when the work fails: end or keep (end)", group=RENTED)
     self_end: bool = flag(
-        False, "rented: the pod deletes itself when its work is over, even where the vendor gives it no key of its "
-        "own: its guard receives yours, in memory only; see docs/money.md", group=LIMITS,
+        False, "the pod deletes itself when its work is over, even where the vendor gives it no key of its "
+        "own: its guard receives yours, in memory only; see docs/money.md", group=RENTED,
     )  # fmt: skip
     deploy_only: bool = flag(False, "rent the machine and hold it, without the work: see inv pod.create", group=STAGES)
     no_deploy: bool = flag(

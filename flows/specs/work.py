@@ -8,7 +8,9 @@ from infra.flags import Typed, flag
 from trainer.records.phase_registry import phase_names
 
 WORK = "What is made"
+TEXT = "Text and conversations"
 TRAINING = "Training"
+RL, DLM = "Phase rl", "Phase dlm"
 SAVING = "Checkpoints and artifacts"
 
 
@@ -27,78 +29,76 @@ class WorkSpec(Typed):
             "imported/NAME of the store, or hub: the published model of the profile, where there is one", group=WORK
     )  # fmt: skip
     source: str = flag(
-        "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=WORK
+        "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=TEXT
     )
-    text_column: str = flag("", "--source: name of the text column (default: `text`)", group=WORK)
+    text_column: str = flag("", "--source: name of the text column (default: `text`)", group=TEXT)
     filter: str = flag(
-        "", "--source: keep only rows for which this is true, such as 'language_score > 0.9'", group=WORK
+        "", "--source: keep only rows for which this is true, such as 'language_score > 0.9'", group=TEXT
     )
     exhausted: str = flag(
         "first",
         "when a --source by weight ends: with its first exhausted part (first), or when all were read once (all)",
-        group=WORK,
+        group=TEXT,
     )
-    packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group=WORK)
+    packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group=TEXT)
     mixture: str = flag(
         "", "conversations for mid and sft with weights, instead of the profile's: "
         "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2",
-        group=WORK,
+        group=TEXT,
     )  # fmt: skip
     task: str = flag(
-        "", "rl: task to learn, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of questions and "
+        "", "task to learn, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of questions and "
         "answers, or weights such as sort=1,gsm8k=3",
-        group=WORK,
+        group=RL,
     )  # fmt: skip
     problems: str = flag(
         "",
-        "rl: a folder with the files of gsm8k, math or mbpp, or a data set with their splits, instead of the original",
-        group=WORK,
+        "a folder with the files of gsm8k, math or mbpp, or a data set with their splits, instead of the original",
+        group=RL,
         unit="FOLDER",
     )
-    reward: str = flag("", "rl: Python file with reward(question, answer, completion), or the name of an extension, "
-                       "instead of the task's own", group=WORK, unit="FILE")  # fmt: skip
-    unsafe_rewards: bool = flag(
-        False, "rl: run the code in mbpp's answers even where no sandbox is available", group=WORK
-    )
+    reward: str = flag("", "Python file with reward(question, answer, completion), or the name of an extension, "
+                       "instead of the task's own", group=RL, unit="FILE")  # fmt: skip
+    unsafe_rewards: bool = flag(False, "run the code in mbpp's answers even where no sandbox is available", group=RL)
     engine: str = flag(
-        "", "rl: what generates answers: embedded (the model in training, the default), or vllm in separate processes",
-        group=WORK,
+        "", "what generates answers: embedded (the model in training, the default), or vllm in separate processes",
+        group=RL,
     )  # fmt: skip
     engine_devices: str = flag(
-        "", "rl: GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
-        "--train-devices does not name)", group=WORK, unit="NUMBERS",
+        "", "GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
+        "--train-devices does not name)", group=RL, unit="NUMBERS",
     )  # fmt: skip
     train_devices: str = flag(
-        "", "rl: GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
-        "does not name)", group=WORK, unit="NUMBERS",
+        "", "GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
+        "does not name)", group=RL, unit="NUMBERS",
     )  # fmt: skip
     engine_tensor_parallel: int | None = flag(
-        None, "rl: GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it "
-        "whole)", group=WORK, least=1,
+        None, "GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it "
+        "whole)", group=RL, least=1,
     )  # fmt: skip
     lag: int = flag(
         0,
-        "rl: 1 lets answers come from the weights of one update earlier, so that vLLM works during training",
-        group=WORK,
+        "1 lets answers come from the weights of one update earlier, so that vLLM works during training",
+        group=RL,
     )
-    persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
+    persona: str = flag("", "YAML file with name, maker, purpose", group=TEXT, unit="FILE")
     identity: str = flag("", "your own conversations about who the model is (.jsonl in nanochat's format), instead of "
-                         "generated ones; they must use the name of the persona", group=WORK, unit="FILE")  # fmt: skip
+                         "generated ones; they must use the name of the persona", group=TEXT, unit="FILE")  # fmt: skip
     seed: int | None = flag(None, "random seed of the training", group=TRAINING)
     steps: int | None = flag(
         None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
     )
     tokens: int | None = flag(
-        None, "dlm: number of training tokens instead of the profile's steps (default: TOKENS)", group=TRAINING
+        None, "number of training tokens instead of the profile's steps (default: TOKENS)", group=DLM
     )
     block_size: int | None = flag(
-        None, "dlm: tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=TRAINING, unit="TOKENS"
+        None, "tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=DLM, unit="TOKENS"
     )
     batch_size: int | None = flag(
-        None, "dlm: sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=TRAINING, unit="N"
+        None, "sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=DLM, unit="N"
     )
     grad_accum: int | None = flag(
-        None, "dlm: forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)", group=TRAINING,
+        None, "forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)", group=DLM,
         unit="N",
     )  # fmt: skip
     options: Mapping[str, str] = flag(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from infra.flags import flag
 
-MACHINE = "Machine"
+MACHINE, KIND = "Machine", "Choice of machine"
+RENTED, OWN = "Rented machines", "Own machines"
 LIMITS = "What ends it"
 
 
@@ -19,25 +20,25 @@ class MachineSpec:
         also=("accelerators",),
     )
     num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE, least=1)
-    all_configs: bool = flag(False, "any number of GPUs, ignoring --num-gpus and the numbers in the set", group=MACHINE)
-    cpus: str = flag("", "at least this many CPUs: 16 or 16+", group=MACHINE, unit="N")
-    memory: str = flag("", "at least this much memory: 128, 128+ or 64Gi", group=MACHINE, unit="GB")
-    disk_size: str = flag("", "at least this much disk space: 100, 100+ or 1Ti", group=MACHINE, unit="GB")
-    country: str = flag("", "country of the machine, two letters: NL", group=MACHINE)
-    city: str = flag("", "city of the machine", group=MACHINE)
-    cloud: str = flag("", "cloud or tier within the vendor: hyperstack, SECURE", group=MACHINE)
-    region: str = flag("", "region, as the vendor spells it: canada-1", group=MACHINE)
-    instance_type: str = flag("", "instance type, as the vendor spells it: B200x8", group=MACHINE)
+    all_configs: bool = flag(False, "any number of GPUs, ignoring --num-gpus and the numbers in the set", group=KIND)
+    cpus: str = flag("", "at least this many CPUs: 16 or 16+", group=KIND, unit="N")
+    memory: str = flag("", "at least this much memory: 128, 128+ or 64Gi", group=KIND, unit="GB")
+    disk_size: str = flag("", "at least this much disk space: 100, 100+ or 1Ti", group=KIND, unit="GB")
+    country: str = flag("", "country of the machine, two letters: NL", group=KIND)
+    city: str = flag("", "city of the machine", group=KIND)
+    cloud: str = flag("", "cloud or tier within the vendor: hyperstack, SECURE", group=KIND)
+    region: str = flag("", "region, as the vendor spells it: canada-1", group=KIND)
+    instance_type: str = flag("", "instance type, as the vendor spells it: B200x8", group=KIND)
     min_upload_mbps: int = flag(
         0,
         "minimum measured upload speed, megabits per second; an unknown speed does not count",
-        group=MACHINE,
+        group=KIND,
         unit="MBPS",
     )
     min_download_mbps: int = flag(
         0,
         "minimum measured download speed, megabits per second; an unknown speed does not count",
-        group=MACHINE,
+        group=KIND,
         unit="MBPS",
     )
     use_spot: bool = flag(False, "cheaper machines that can be preempted", group=MACHINE)
@@ -46,9 +47,9 @@ class MachineSpec:
     """best: `network_tier: best` of a job file, which SkyPilot takes. Not a flag: no vendor publishes the interconnect
     between its machines, so no offer of the vendors here matches."""
     machine_filter: str = flag(
-        "", "only machines that the filter of this extension takes (docs/extend.md)", group=MACHINE, unit="NAME"
+        "", "only machines that the filter of this extension takes (docs/extend.md)", group=KIND, unit="NAME"
     )
-    volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=MACHINE)
+    volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=KIND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,8 @@ class PlaceSpec:
         "extension (default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
-    pool: str = flag(
-        "", "ssh: only machines of this pool; slurm: only this CLUSTER, or CLUSTER/PARTITION", group=MACHINE
-    )
-    host: str = flag("", "ssh: only this machine; slurm: only this partition", group=MACHINE)
+    pool: str = flag("", "ssh: only machines of this pool; slurm: only this CLUSTER, or CLUSTER/PARTITION", group=OWN)
+    host: str = flag("", "ssh: only this machine; slurm: only this partition", group=OWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +78,9 @@ class LimitSpec:
         unit="USD",
     )
     budget: str = flag(
-        "", "rented: reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
+        "", "reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
         "size (with --wait: wait in line until enough of it is free)",
-        group=LIMITS, unit="NAME[=USD]",
+        group=RENTED, unit="NAME[=USD]",
     )  # fmt: skip
     idle_stop: str = flag(
         "", "end it when no GPU has worked for this long, setup included: 15m", group=LIMITS,

@@ -155,13 +155,15 @@ class Polite(Program):
         if hasattr(task, "flags"):
             from scripts.cli import flag_help
 
-            print("\n".join(flag_help.lines(name, task)))
+            here = next((one for one in self.words.read_so_far[::-1] if one.name == name), None)
+            typed = {} if here is None else here.as_kwargs
+            print("\n".join(flag_help.lines(name, task, None if self.words.is_help_of_all else typed)))
         else:
             super().print_task_help(name)
 
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
-        words = Words(self.core.unparsed, self.collection)
+        words = self.words = Words(self.core.unparsed, self.collection)
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
         with manners(self.logs, as_json=as_json):
             try:
@@ -335,6 +337,7 @@ class Words:
         self.contexts = Contexts(collection)
         self.collection = collection
         self.help_for = ""
+        self.is_help_of_all = False
         self.control = ""  # the control host in front of all commands
         self.read_so_far: list[Any] = []
 
@@ -421,8 +424,9 @@ class Words:
                 argument.set_value(True, cast=False)
             else:
                 raise Exit(f"inv {here.name}: {flag} needs a value", code=2)
-        elif flag in ("-h", "--help"):
+        elif flag in ("-h", "--help", "--help-all"):
             self.help_for = here.name
+            self.is_help_of_all = flag == "--help-all"
         else:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 

@@ -125,7 +125,8 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "`./inv --list --all` shows them in a terminal, `./inv COMMAND --help` one of them. Several commands may stand "
+        "`./inv --list --all` shows them in a terminal, `./inv COMMAND --help` one of them, and "
+        "`./inv COMMAND --help-all` all of its flags. Several commands may stand "
         "on one line and are done one after another: `./inv pod.create pod.run pod.down`.",
         "",
         "These flags mean the same wherever a command takes them:",
