@@ -1,6 +1,6 @@
 """`python -m infra.control WORD`: what a control host does for the laptops that work through it.
 
-    relay     run a command for a laptop (`infra.control.relay`)
+    run NAME  run a command for a laptop, on the streams of this process (`infra.control.session`)
     state     say whether there is a journal, and whether it is written to
     accept    take in an installation, or new keys for it: JSON on stdin
     release   stop the processes that look after its runs, mark the journal as moved home, and print the installation
@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
-from infra.control import archive, host_side
+from infra.control import archive, host_side, session
 from infra.control.places import HostPlaces
 from infra.errors import SlipwayError
 from infra.installation import this_machine
@@ -26,16 +26,14 @@ from infra.installation import this_machine
 def main(words: list[str]) -> int:
     places = HostPlaces.of_code(ROOT)
     os.umask(0o077)
-    if words == ["relay"]:
-        from infra.control.relay import Relay
-
+    if words[:1] == ["run"]:
         host_side.settle_in(places, ROOT)
-        relay = Relay(
+        return session.run(
+            places.calls / words[1],
             line_of=lambda about: host_side.line_of(about, ROOT),
             copy_of=lambda: _copy(places),
             look_after=lambda: host_side.look_after(places, ROOT),
         )
-        return relay.run()
     jobs = {
         "state": lambda: {"is_in_use": host_side.is_in_use(places)},
         "accept": lambda: host_side.accept(places, ROOT, json.load(sys.stdin)),

@@ -7,6 +7,7 @@ folder for it: the host key that was pinned, the last copy of its journal, and w
 import contextlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.machines import inventory
 from infra.settings import Settings, is_secret, table, variables
 from infra.transport import bootstrap
+from infra.transport.protocol import Lost, Unreachable
 from infra.transport.push import Pushed, push
 from infra.transport.ssh import Ssh
 from store import local_files, outside
@@ -43,6 +45,9 @@ fi
 cat "$root/about.json" 2>/dev/null
 exit 0
 """
+NOT_BEGUN = 3
+# Print how a command ended; where that is not noted, remove its record, which a session that begins takes away itself.
+FETCH = f'cat "$1" 2>/dev/null && exec rm -f "$1"; rm "$2" 2>/dev/null && exit {NOT_BEGUN}; exit 1'
 # Variables about this machine, which mean nothing on the control host.
 OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
                    "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
@@ -129,15 +134,36 @@ class ControlHost:
     def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command there, on our terminal; return how it ended. A copy of the journal is kept here.
 
-        Raises Lost.
+        Raises Lost; UsageError where this machine has no ssh.
         """
-        line = [self.machine.python, "-m", "infra.control.begin", "infra.control", "relay"]
         about = {"words": list(words), "cwd": _folder(), "environ": environ_of(words, os.environ),
                  "holds": self.copy.digest}  # fmt: skip
-        with self.machine.exchange(line, there.places.code(checkout_id(ROOT))) as exchange:
-            found = terminal.lend(exchange, about)
+        record = there.places.calls / f"{secrets.token_hex(8)}.json"
+        # The shell's variables may hold keys, which stand on no command line.
+        self.machine.put(json.dumps(about).encode(), record, 0o600)
+        line = [self.machine.python, "-m", "infra.control.begin", "infra.control", "run", record.name]
+        code = terminal.lend(self.machine, line, there.places.code(checkout_id(ROOT)))
+        found = self.outcome(code, record)
         self.copy.note_seen()
         return self._kept(found)
+
+    def outcome(self, code: int, record: Path) -> terminal.RemoteOutcome:
+        """Return how a command ended, as its session has noted beside its record; else by the exit code of ssh.
+
+        Nothing of the record stays there. Raises Lost, and Unreachable where the command has not begun.
+        """
+        words = ["sh", "-c", FETCH, "sh", str(record.with_suffix(".over")), str(record)]
+        try:
+            done = self.machine.run(words, timeout_s=ASK_S, limit_bytes=terminal.MOST_OUTCOME)
+        except SlipwayError as error:
+            raise Lost(str(error)) from None
+        if done.exited == 0:
+            return terminal.outcome_of(done.stdout)
+        if code != terminal.LOST:
+            return terminal.RemoteOutcome(code)
+        if done.exited == NOT_BEGUN:
+            raise Unreachable("ssh has ended before the command began")
+        raise Lost("ssh has ended without the exit code of the command")
 
     def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
         """Keep the copy of the journal that came; one that cannot be read is a problem, and the one before stays."""

@@ -6,6 +6,7 @@
     state/journal.sqlite    the journal, and beside it the keys of pods
     var/                    artifacts, pods, logs, workspace
     checkouts/<id>/code     the code of one checkout of one laptop, as it was pushed last
+    calls/                  records of commands: what a laptop asks for, and how that ended
     current                 leads to the checkout that was used last
     start                   what a boot runs
 """
@@ -68,6 +69,10 @@ class HostPlaces:
     def homes(self) -> Path:
         """Return what `Settings.homes` is on the control host."""
         return self.var / "runs"
+
+    @property
+    def calls(self) -> Path:
+        return self.root / "calls"
 
     @property
     def current(self) -> Path:

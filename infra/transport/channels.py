@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from infra.transport.protocol import SILENT_S, TAIL_BYTES, Lost, Silent
@@ -131,54 +131,6 @@ def broken() -> tuple[type[BaseException], ...]:
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
-
-
-class Conversation:
-    """A program on the other machine, and the two ends of what it reads and says."""
-
-    def __init__(self, channel: Any, frame: Frame, lost: Callable[[str], Lost]) -> None:
-        self._channel, self._lost = channel, lost
-        self._framed = Framed(channel, frame)
-        self._errors = StreamEnd(TAIL_BYTES)
-
-    @property
-    def errors(self) -> bytes:
-        """Return the end of what it said on stderr."""
-        return self._errors.value()
-
-    def send(self, content: bytes) -> None:
-        """Raise Lost when it does not read any more."""
-        try:
-            self._channel.sendall(content)
-        except broken() as error:
-            raise self._lost(str(error)) from None
-
-    def receive(self) -> bytes:
-        """Return its next output, b"" when it has ended. Raises Lost when the connection has."""
-        found = b""
-        try:
-            while not found and not self._framed.out.is_over and (piece := self._channel.recv(CHUNK)):
-                found = self._framed.out.feed(piece)
-            self._framed.receive_stderr(self._errors)
-        except broken() as error:
-            raise self._lost(str(error)) from None
-        except NoFrame:
-            raise self._lost(f"its login shell prints without end{says(self._framed.talk)}") from None
-        if not found:
-            self._check_end()
-        return found
-
-    def _check_end(self) -> None:
-        self._channel.status_event.wait(KILL_S)
-        with contextlib.suppress(NoFrame):
-            self._framed.receive_stderr(self._errors)
-        if self._framed.out.code is None:
-            raise self._lost(self._framed.why_not() or "the connection was closed")
-
-    @property
-    def exited(self) -> int:
-        """Return the exit code of a program that has ended."""
-        return self._framed.code
 
 
 class Duplex:

@@ -22,7 +22,7 @@ from typing import Any
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
 from infra.transport import channels
-from infra.transport.channels import Conversation, Duplex, Feeder, Framed, NoEnd, broken, says, silence
+from infra.transport.channels import Duplex, Feeder, Framed, NoEnd, broken, says, silence
 from infra.transport.host_keys import ALIAS
 from infra.transport.protocol import (
     LIMIT_BYTES,
@@ -163,18 +163,6 @@ class Ssh:
             raise UsageError("there is no ssh on this machine; install openssh-client")
         self._open(time.monotonic() + OPEN_S)  # it pins the host key, which the line below insists on
         return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
-
-    @contextlib.contextmanager
-    def exchange(self, words: Sequence[str], cwd: str | Path) -> Iterator["Conversation"]:
-        """Run a program that is talked with: what it reads and what it says are bytes, in any pieces.
-
-        It is not ended with this; a program that reads its stdin sees the end of that. Raises Unreachable, Lost.
-        """
-        script, frame = _script(words, cwd), Frame()
-        with self._session(time.monotonic() + OPEN_S) as (link, channel):
-            for piece in channels.begin(link, channel, frame, script):
-                channel.sendall(piece)
-            yield Conversation(channel, frame, lambda why: self._lost(link, words[0], why))
 
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True

@@ -110,17 +110,7 @@ def test_code_is_pushed_and_tools_are_asked_for(pod, tmp_path):
     assert (folder.code / "a file.py").read_text() == "1"
 
 
-def test_a_program_is_talked_with_and_one_runs_alongside(pod, tmp_path):
-    with pod.exchange(["sh", "-c", 'while read -r line; do echo "got $line"; done; exit 3'], tmp_path) as talk:
-        heard = b""
-        for word in (b"one", b"two"):
-            talk.send(word + b"\n")
-            while not heard.endswith(word + b"\n"):
-                heard += talk.receive()
-        talk._channel.shutdown_write()
-        while piece := talk.receive():
-            heard += piece
-        assert (heard, talk.exited) == (b"got one\ngot two\n", 3)
+def test_a_program_runs_alongside(pod, tmp_path):
     with pod.alongside(["sh", "-c", "echo $$ > number; echo said; exec sleep 300"], tmp_path) as look:
         until((tmp_path / "number").exists, "the program")
         assert look() is None
