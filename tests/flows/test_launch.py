@@ -174,9 +174,9 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
 
 
 def test_five_steps_and_an_hour_make_a_launch_small(settings, journal):
-    found = launch.prepare(meant(settings, phase="base+sft", steps=5, ttl="1h"), journal, settings, print)
+    found = launch.prepare(resolved(settings, phase="base+sft", steps=5, ttl="1h"), journal, settings, print)
     steps = {one.name: one.config["spec"]["steps"] for one in found.plan.job.steps if one.name in ("base", "sft")}
-    assert steps == {"base": 5, "sft": 5} and found.meant.limits.time_s == 3600
+    assert steps == {"base": 5, "sft": 5} and found.resolved.limits.time_s == 3600
 
 
 @pytest.fixture
