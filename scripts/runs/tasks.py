@@ -45,7 +45,7 @@ def why(c, spec):
     """
 
 
-@command("scripts.runs.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
+@command("packs.history.commands.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
 def again(c, spec):
     """Repeat a run on this machine; show what differs today.
 
@@ -54,7 +54,7 @@ def again(c, spec):
     """
 
 
-@command("scripts.runs.again", f"{FLAGS}:EjectFlags", world="", example="inv eject brave-otter-3 --out plain")
+@command("packs.history.commands.again", f"{FLAGS}:EjectFlags", world="", example="inv eject brave-otter-3 --out plain")
 def eject(c, spec):
     """Write a run as a shell script that needs no Slipway."""
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from flows.history import eject
+from packs.history.control import eject
 from flows.runs import receipt
 from flows.runs.receipt import Receipt
 from store.artifacts.artifacts import Store

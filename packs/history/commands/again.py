@@ -6,7 +6,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.history import eject as ejecting
+from packs.history.control import eject as ejecting
 from flows.runs import receipt
 from flows.runs.receipt import Receipt
 from infra.checkout import ROOT
