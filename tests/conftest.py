@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from scripts.project import debian
+from store import packs
 from tests import pure, seeds
 from tests.failures import Failures
 from tests.needs import needs
@@ -73,8 +74,12 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-def pytest_collection_modifyitems(items):
-    """Put tests that take minutes first, so that no worker is left alone with a long file."""
+def pytest_collection_modifyitems(config, items):
+    """Leave out tests of packs that are not there. Put tests that take minutes first, so that none is left for last."""
+    off = [one for one in items if any(mark.args[0] not in packs.installed() for mark in one.iter_markers("pack"))]
+    if off:
+        config.hook.pytest_deselected(items=off)
+        items[:] = [one for one in items if one not in off]
     long, folders = ("test_sets", "test_street", "test_vllm"), {"faults", "trainer"}
     items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
 

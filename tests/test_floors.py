@@ -173,13 +173,14 @@ ORDER = {
     ),
 }
 # Who knows of the rehearsal: commands, and the duties of the supervisor, which end with the world that they are in.
-REHEARSING = ("infra.rehearsal", "flows.supervisor", "flows.drills", "scripts")
+REHEARSING = ("infra.rehearsal", "flows.supervisor", "scripts")
 # Where a module is imported by a text that stands elsewhere: in a table of commands, of phases, of trackers, in the
 # settings, or in a list of the standard library.
 BY_TABLE = (
     "data.text.pydocs",
     "scripts.cli.command",
     "store.extensions.run",
+    "store.packs",
     "trainer.__main__",
     "trainer.rewards.sandbox.preload",
     "trainer.tracking.__main__",
@@ -308,6 +309,11 @@ def test_the_core_imports_no_pack_by_statement_or_by_text():
     assert not [str(path.relative_to(ROOT)) for path in core if named.search(path.read_text(encoding="utf-8"))]
 
 
+def test_a_pack_has_no_other_rooms_than_those_of_the_table():
+    inside = {path.relative_to(packs.FOLDER).parts[1] for path in packs.FOLDER.glob("*/*/*.py")}
+    assert inside <= ROOMS.keys() - {"pack"}
+
+
 def test_packs_need_each_other_in_no_circle():
     assert circle({name: set(pack.needs) for name, pack in packs.installed().items()}) == []
 
@@ -365,7 +371,8 @@ def room_of(floor: str, module: str) -> str:
 
 def test_every_folder_of_a_floor_has_its_place_in_the_order():
     folders = {path.parent.relative_to(ROOT).parts for path in sources()}
-    inside = {(".".join(one[:-1]), one[-1]) for one in folders if len(one) > 1 and one[0] not in ("tests", "bench")}
+    others = ("tests", "bench", "packs")
+    inside = {(".".join(one[:-1]), one[-1]) for one in folders if len(one) > 1 and one[0] not in others}
     assert inside == {(floor, room) for floor, rooms in ORDER.items() for room in rooms}
 
 
@@ -402,7 +409,8 @@ def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
 
 
 def test_the_rehearsal_is_imported_by_commands_and_the_supervisor_alone():
-    others = [module for module in tree() if not any(lies_in(module, one) for one in REHEARSING)]
+    commands = tuple(f"packs.{name}.commands" for name in packs.installed())
+    others = [module for module in tree() if not any(lies_in(module, one) for one in (*REHEARSING, *commands))]
     assert not [one for one in others if any(lies_in(name, "infra.rehearsal") for name in tree()[one])]
 
 

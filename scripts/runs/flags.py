@@ -48,17 +48,6 @@ class WhyFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgainFlags(OneRunFlags):
-    out: str = flag("", "folder for the new results (default: var/again/RUN-1)", unit="FOLDER")
-    dry_run: bool = flag(False, "show what differs today, and stop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EjectFlags(OneRunFlags):
-    out: str = flag("", "folder to write (default: RUN-plain)", unit="FOLDER")
-
-
-@dataclass(frozen=True, kw_only=True)
 class StopFlags:
     run: str = flag("", "name of the run", word=True)
 

@@ -45,20 +45,6 @@ def why(c, spec):
     """
 
 
-@command("packs.history.commands.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
-def again(c, spec):
-    """Repeat a run on this machine; show what differs today.
-
-    The run is repeated from its receipt, in a folder of its own. With the same code, environment and inputs, a CPU
-    gives the same weights bit for bit; they are compared.
-    """
-
-
-@command("packs.history.commands.again", f"{FLAGS}:EjectFlags", world="", example="inv eject brave-otter-3 --out plain")
-def eject(c, spec):
-    """Write a run as a shell script that needs no Slipway."""
-
-
 @command("scripts.runs.logs", f"{FLAGS}:LogsFlags", example="inv logs brave-otter-3 --follow")
 def logs(c, spec):
     """Print what a run has written, step by step."""

@@ -235,6 +235,7 @@ def test_text_may_be_named_from_where_one_stands(world, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.pack("history")
 def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_threads_are_usual_by_then(ready, tmp_path):
     ready.extra["OMP_NUM_THREADS"] = "3"
     run = ready.json("launch", "--phase", "base", "--steps", "4", "--yes")["run"]

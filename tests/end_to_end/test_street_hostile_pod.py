@@ -69,6 +69,7 @@ def test_what_is_named_in_a_log_of_a_pod_is_not_sent_to_the_next_pod(world, sshd
     assert "loot" not in out + err
 
 
+@pytest.mark.pack("history")
 def test_a_log_that_is_named_as_the_receipt_makes_again_run_nothing(world, tmp_path):
     stolen = tmp_path / "run-by-the-laptop"
     words = ["-c", f"open({str(stolen)!r}, 'w').close()"]

@@ -46,8 +46,6 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
         "tokenizer.eval",
         "train",
         "eval",
-        "again",
-        "eject",
         "chat",
         "ckpt.init",
         "export",

@@ -1,27 +1,38 @@
-"""The commands `inv again` and `inv eject`: a run once more from its receipt, and a run as plain files."""
+"""The command `inv again`: a run once more from its receipt."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
-from packs.history.control import eject as ejecting
 from flows.runs import receipt
 from flows.runs.receipt import Receipt
 from infra.checkout import ROOT
+from infra.flags import flag
 from infra.runs.lookup import find_run
-from infra.runs.pods import folder_of
-from infra.runs.run_home import RunHome
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
+from scripts.cli.command import command
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.runs.flags import AgainFlags, EjectFlags
+from scripts.runs.flags import OneRunFlags
 from store.artifacts.artifacts import Store
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgainFlags(OneRunFlags):
+    out: str = flag("", "folder for the new results (default: var/again/RUN-1)", unit="FOLDER")
+    dry_run: bool = flag(False, "show what differs today, and stop")
+
+
+@command(record=AgainFlags, world="", example="inv again brave-otter-3 --dry-run")
 def again(spec: AgainFlags) -> None:
+    """Repeat a run on this machine; show what differs today.
+
+    The run is repeated from its receipt, in a folder of its own. With the same code, environment and inputs, a CPU
+    gives the same weights bit for bit; they are compared.
+    """
     settings = context.settings()
     with open_journal(settings) as journal:
         one = receipt.read(find_run(journal, spec.run), settings)
@@ -76,20 +87,3 @@ def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[
             now = receipt.weights(Store(store_uri), making["name"], making["fingerprint"])
             found[step["name"]] = before == now if before else None
     return found
-
-
-def eject(spec: EjectFlags) -> None:
-    settings = context.settings()
-    with open_journal(settings) as journal:
-        op = find_run(journal, spec.run)
-        one = receipt.read(op, settings)
-    folder = Path(spec.out or f"{one.run}-plain").absolute()
-    kept = [RunHome.of(op.run, settings.homes).kept.code]
-    kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
-    code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
-    files = ejecting.eject(one, folder, code)
-    if spec.json:
-        print_json({"run": one.run, "folder": str(folder), "files": files, "code": str(code)})
-        return
-    print(folder)
-    render.say(f"{one.run} as plain files ({', '.join(files)}); run it: sh {folder}/run.sh")

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from packs.history.control import eject
 from flows.runs import receipt
 from flows.runs.receipt import Receipt
+from packs.history.control import eject
 from store.artifacts.artifacts import Store
 
 pytestmark = pytest.mark.process

@@ -1,0 +1,41 @@
+"""The command `inv eject`: a run as plain files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.runs import receipt
+from infra.checkout import ROOT
+from infra.flags import flag
+from infra.runs.lookup import find_run
+from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
+from packs.history.control import eject as plain_files
+from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs.flags import OneRunFlags
+
+
+@dataclass(frozen=True, kw_only=True)
+class EjectFlags(OneRunFlags):
+    out: str = flag("", "folder to write (default: RUN-plain)", unit="FOLDER")
+
+
+@command(record=EjectFlags, world="", example="inv eject brave-otter-3 --out plain")
+def eject(spec: EjectFlags) -> None:
+    """Write a run as a shell script that needs no Slipway."""
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        op = find_run(journal, spec.run)
+        one = receipt.read(op, settings)
+    folder = Path(spec.out or f"{one.run}-plain").absolute()
+    kept = [RunHome.of(op.run, settings.homes).kept.code]
+    kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
+    code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
+    files = plain_files.eject(one, folder, code)
+    if spec.json:
+        print_json({"run": one.run, "folder": str(folder), "files": files, "code": str(code)})
+        return
+    print(folder)
+    render.say(f"{one.run} as plain files ({', '.join(files)}); run it: sh {folder}/run.sh")
