@@ -151,7 +151,6 @@ ORDER = {
         "pods",
         "services",
         "sweeps",
-        "drills",
         "installation",
     ),
     "ui": ("views",),
