@@ -11,7 +11,7 @@ any other training. The machine is asked for in SkyPilot's words, as every job f
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from string import Template
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     for note in dict.fromkeys(notes):
         tell(note)
     nodes = (task.num_nodes if task.num_nodes > 1 else None) if spec.nodes is None else spec.nodes
-    asked = {one.name: getattr(machine, one.name) for one in flags_of(MachineSpec)}
+    asked = {one.name: getattr(machine, one.name) for one in fields(MachineSpec)}
     more = {"pool": spec.pool or found.wishes[0].pool, "nodes": nodes, **asked}
     return replace(spec, **_of_training(file, spec, variables(file, settings)), **more)
 

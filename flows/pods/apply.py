@@ -152,8 +152,7 @@ def wanted(
 ) -> tuple[list[Provider], Request, Limits]:
     """Return the candidates for a pod, its request and its limits. Raises UsageError."""
     candidates = registry.candidates(settings, spec.provider or "")
-    text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
-            "network")  # fmt: skip
+    text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price")
     words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
     machine = MachineSpec(
         gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, use_spot=spec.use_spot, volume=spec.volume_id or "",

@@ -25,7 +25,7 @@ OF_REQUEST = {
     "use_spot": "spot", "cpus": "cpus", "memory": "memory_bytes", "disk_size": "disk_bytes", "country": "country",
     "city": "city", "cloud": "cloud", "region": "region", "instance_type": "instance_type",
     "min_upload_mbps": "upload_mbps",
-    "min_download_mbps": "download_mbps", "max_price": "max_micro_usd_per_hour", "network": "network",
+    "min_download_mbps": "download_mbps", "max_price": "max_micro_usd_per_hour",
     "volume": "volume", "machine_filter": "machine_filter",
 }  # fmt: skip
 OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}

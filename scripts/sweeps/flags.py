@@ -14,7 +14,7 @@ SWEEP = "Sweep"
 class SweepFlags(Output, Questions):
     config: str = flag(
         "", "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
-        word=True, also=("file",), group=SWEEP,
+        word=True, group=SWEEP,
     )  # fmt: skip
     list_configs: bool = flag(False, "list the named sweeps, with pods, runs, hours and dollars", group=SWEEP)
     early_stop: bool = flag(

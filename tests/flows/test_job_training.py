@@ -94,6 +94,13 @@ def test_a_typed_value_outweighs_the_file_although_it_is_the_default(tmp_path):
     assert (spec.phase, spec.profile) == ("sft", "qwen3_4b")
 
 
+def test_the_network_that_a_file_asks_for_goes_along_to_skypilot(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("resources: {accelerators: H100:8, network_tier: best}\nslipway: {train: {phase: base}}")
+    spec = training.spec_of(job_file.load(path), LaunchSpec(), settings(tmp_path, "skypilot"), print)
+    assert (spec.gpu, spec.num_gpus, spec.network) == ("H100", 8, "best")
+
+
 BAD = {
     "slipway: {train: {phase: $STAGE}}": r"line 1: slipway.train.phase is '\$STAGE'; \$NAME stands for one of `envs`",
     "envs: {A: 1}\nslipway: {train: {phase: 'costs $'}}": r"\(here: A\), and \$\$ for a dollar",
