@@ -114,7 +114,7 @@ def upgrade(c, spec):
     """
 
 
-@command("scripts.runs.page", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
+@command("packs.page.commands.ui", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
 def ui(c, spec):
     """Show runs, services and costs as a live page.
 

@@ -11,9 +11,9 @@ from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.settings import Settings
 from tests.world import ROOT
-from ui.desk import Desk
-from ui.views import pods as page
-from ui.views.ask import ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.sections import pods as page
+from packs.page.views.sections.ask import ViewQuery
 
 HOUR, RATE = 3600, 36_000_000  # a cent a second
 MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a minute that has begun as a whole

@@ -14,12 +14,12 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
-from ui import acts, app, chat, export
-from ui.__main__ import listen
-from ui.access import Gate
-from ui.desk import Desk
-from ui.views import VIEWS, runs
-from ui.views.ask import View, ViewQuery
+from packs.page.views import acts, app, chat, export
+from packs.page.views.__main__ import listen
+from packs.page.views.access import Gate
+from packs.page.views.page_context import Desk
+from packs.page.views.sections import VIEWS, runs
+from packs.page.views.sections.ask import View, ViewQuery
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
@@ -156,7 +156,7 @@ def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(desk, 
 
 def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("ui.desk.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("packs.page.views.page_context.time.monotonic", lambda: clock[0])
 
     def shown() -> list[list[str]]:
         data, models = VIEWS["data"].look(desk, ViewQuery({})), chat.VIEW.look(desk, ViewQuery({}))

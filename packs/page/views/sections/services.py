@@ -6,8 +6,8 @@ from typing import Any
 from flows.services import service_view
 from infra.ledger import service_rows
 from serve.processes import controller_process
-from ui.desk import Desk
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.sections.ask import View, ViewQuery
 
 SPAN_S, EACH_S = 900.0, 10.0
 

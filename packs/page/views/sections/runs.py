@@ -21,9 +21,9 @@ from infra.runs.pods import folder_of
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
-from ui.desk import ELSEWHERE_S, Desk, Fresh
-from ui.figures import BY, FigureTable, GrowingFigures, thin
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import ELSEWHERE_S, Desk, Fresh
+from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
+from packs.page.views.sections.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
 MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows

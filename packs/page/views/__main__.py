@@ -18,9 +18,9 @@ from infra.checkout import ROOT
 from infra.settings import Settings
 from infra.transport.streams.port_forward import LOOPBACK
 from store import credentials
-from ui import app, export
-from ui.access import Gate
-from ui.desk import Desk
+from packs.page.views import app, export
+from packs.page.views.access import Gate
+from packs.page.views.page_context import Desk
 
 RENEW_S = 10.0  # a new link is printed at most that often
 USUAL, TRIES = 7331, 20  # the port, and how many are tried

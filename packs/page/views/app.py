@@ -27,13 +27,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from infra.errors import SlipwayError
 from store import outside
 from store.manifest import StoreError
-from ui.access import HEADERS, Gate
-from ui.acts import Acts
-from ui.chat import VIEW as CHAT
-from ui.chat import Talks
-from ui.desk import Desk
-from ui.views import VIEWS, artifacts
-from ui.views.ask import View, ViewQuery
+from packs.page.views.access import HEADERS, Gate
+from packs.page.views.acts import Acts
+from packs.page.views.chat import VIEW as CHAT
+from packs.page.views.chat import Talks
+from packs.page.views.page_context import Desk
+from packs.page.views.sections import VIEWS, artifacts
+from packs.page.views.sections.ask import View, ViewQuery
 
 STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # seconds without news after which a line is sent, so that a browser that has gone is noticed

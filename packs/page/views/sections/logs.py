@@ -13,8 +13,8 @@ from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.run_home import RunHome
 from infra.runs.sync.fetched import cuts_at_home
 from serve.processes import controller_process
-from ui.desk import ELSEWHERE_S, Desk, Fresh
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import ELSEWHERE_S, Desk, Fresh
+from packs.page.views.sections.ask import View, ViewQuery
 
 LINES, MOST_LINES = 400, 5000
 MOST_BYTES = 32 << 20  # bytes at the end of a log that are searched

@@ -12,10 +12,10 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from store.manifest import StoreError
-from ui.desk import Desk
-from ui.figures import BY
-from ui.views import VIEWS
-from ui.views.ask import ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.figures import BY
+from packs.page.views.sections import VIEWS
+from packs.page.views.sections.ask import ViewQuery
 
 STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"

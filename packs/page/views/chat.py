@@ -28,8 +28,8 @@ from serve.policy import service_state
 from serve.processes import controller_client
 from serve.replicas.replica_pod import free_port
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
-from ui.desk import Desk
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.sections.ask import View, ViewQuery
 
 BEGIN_S, SILENT_S, POLL_S, LEAVE_S = 180.0, 120.0, 0.2, 5.0
 MOST_TOKENS = 4096

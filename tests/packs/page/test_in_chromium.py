@@ -187,7 +187,7 @@ def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):
     """The stream of a run's curves tells of a new line of its figures, and of nothing when there is none."""
     run = world.json("launch", "--phase", "base", "--set", "base.steps=400", "--detach", "--yes")["run"]
     figures = world.folder / "pods" / run / "work" / "runs" / "base" / "metrics.jsonl"
-    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
+    page = subprocess.Popen([sys.executable, "-m", "packs.page.views", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
                             stdout=subprocess.PIPE)  # fmt: skip
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]

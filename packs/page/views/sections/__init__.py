@@ -3,9 +3,9 @@
 import shlex
 from typing import Any
 
-from ui.desk import Desk
-from ui.views import artifacts, logs, pods, runs, services
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.sections import artifacts, logs, pods, runs, services
+from packs.page.views.sections.ask import View, ViewQuery
 
 
 def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:

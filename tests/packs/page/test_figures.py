@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flows.reading import timeline
-from ui.figures import FigureTable, GrowingFigures, thin
-from ui.views.runs import _placed
+from packs.page.views.figures import FigureTable, GrowingFigures, thin
+from packs.page.views.sections.runs import _placed
 
 
 def line(step, **more):

@@ -13,7 +13,7 @@ def ui(spec: UiFlags) -> None:
     settings = context.settings()
     with open_journal(settings):  # which says what is wrong with it
         pass
-    words = ["-m", "ui"]
+    words = ["-m", "packs.page.views"]
     words += [] if spec.port is None else ["--port", str(spec.port)]
     words += ["--export", str(Path(spec.export).expanduser().absolute())] if spec.export else []
     words += ["--allow-acts"] * spec.allow_acts + ["--open"] * spec.open

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ui.access import Gate
+from packs.page.views.access import Gate
 
 HOST = "127.0.0.1:7331"
 OURS = {"host": HOST, "origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}

@@ -20,7 +20,7 @@ from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.runs.lookup import find_run
 from serve.processes import controller_client
-from ui.desk import Desk
+from packs.page.views.page_context import Desk
 
 WORD_S = 60.0  # time in which an answer to the question counts
 SOON_S = 2.0  # an act that fails within this time is answered by its error

@@ -10,9 +10,9 @@ from infra.market import catalogue
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
-from ui.desk import Desk, Fresh
-from ui.views.ask import View, ViewQuery
-from ui.views.runs import row
+from packs.page.views.page_context import Desk, Fresh
+from packs.page.views.sections.ask import View, ViewQuery
+from packs.page.views.sections.runs import row
 
 OFFERS_S = 60.0  # largest age of offers: each look asks every vendor
 BILLS_S = 300.0

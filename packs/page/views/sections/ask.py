@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.errors import UsageError
-from ui.desk import Desk
+from packs.page.views.page_context import Desk
 
 EVERY_S = 0.7  # interval between looks, while somebody reads
 

@@ -9,8 +9,8 @@ from store import credentials
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
 from trainer.reporting import comparison, run_report
-from ui.desk import Desk
-from ui.views.ask import View, ViewQuery
+from packs.page.views.page_context import Desk
+from packs.page.views.sections.ask import View, ViewQuery
 
 REPORT = "report.html"
 MOST_REPORT_BYTES = 32 << 20
