@@ -6,7 +6,7 @@ import os
 
 from infra.checkout import ROOT
 
-PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "ui", "scripts", "packs")
+PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "scripts", "packs")
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import pytest
 from store import packs
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "packs", "tests", "bench")
+FLOORS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "bench")
 FLOORS += ("tasks",)
 HEAVY = {
     "torch",
@@ -69,7 +69,6 @@ TABLE = (
     ("trainer", ("trainer", "data", "store")),
     ("serve", ("serve", "infra", "store")),
     ("flows", ("flows", "infra", "serve", "store", *LIGHT)),
-    ("ui", ("ui", "flows", "infra", "serve", "store", *LIGHT)),
     ("scripts", ("scripts", "flows", "infra", "data", "trainer", "serve", "store")),
     ("tasks", ("scripts",)),
 )
@@ -86,7 +85,7 @@ ROOMS = {
         ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
         ("commands", "control", "serve", "records"),
     ),
-    "views": (("ui", "flows", "infra", "serve", "store", *LIGHT), ("views", "control", "serve", "records")),
+    "views": (("flows", "infra", "serve", "store", *LIGHT), ("views", "control", "serve", "records")),
 }
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
@@ -153,7 +152,6 @@ ORDER = {
         "sweeps",
         "installation",
     ),
-    "ui": ("views",),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
     # work of a pod is followed as a launch is, and doctor looks at everything.
     "scripts": (
@@ -200,7 +198,7 @@ READ = ("examine", "host", "meet", "process", "receive", "slurm/queue")
 MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 # Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
-IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "ui", "packs")
+IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "packs")
 # First words that ruff's D401, which knows verbs by a list, lets through.
 NO_VERBS = set(
     "A After All Also An And Another Around As At Back Because Before Behind Between Beyond Bits Both But By Bytes "

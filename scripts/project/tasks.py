@@ -16,7 +16,7 @@ from store import moving_line
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_TESTS = 8  # at a time: each worker has PyTorch in its memory
-TYPED = ("infra", "data", "store", "serve", "flows", "trainer", "ui", "scripts", "packs", "tests/programs")
+TYPED = ("infra", "data", "store", "serve", "flows", "trainer", "scripts", "packs", "tests/programs")
 
 
 @command("", "scripts.project.flags:ConfigFlags", example="inv config --schema launch")

@@ -96,11 +96,3 @@ class ResumeFlags(Questions, OneRunFlags):
     ttl: str = flag("", "rented: end it this long after now: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     detach: bool = flag(False, "hand over and return")
     dry_run: bool = flag(False, "show what it would rent, its price and what ends it, and stop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class UiFlags:
-    port: int | None = flag(None, "port on this machine; 0: any free one (default: 7331, or the next free one)")
-    allow_acts: bool = flag(False, "let the page end and resume runs and scale services, after a confirmation")
-    export: str = flag("", "write the page as it is now to this folder, as one file that needs no server", unit="DIR")
-    open: bool = flag(False, "open it in the browser")

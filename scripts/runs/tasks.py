@@ -112,12 +112,3 @@ def upgrade(c, spec):
 
     They are asked to exit, the journal is migrated, and processes of this code take over; runs go on.
     """
-
-
-@command("packs.page.commands.ui", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
-def ui(c, spec):
-    """Show runs, services and costs as a live page.
-
-    It listens on this machine only, and its link works once; a control host's page is forwarded. Ctrl-C ends the
-    page, and nothing else.
-    """

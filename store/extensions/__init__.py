@@ -32,7 +32,7 @@ FUNCTIONS = {
 """The kinds of extensions, each with the parameters of its function."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 PACKED = '{"slipway-package": '  # beginning of the text of a package
-OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "packs", "tests", "tasks")
+OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "tasks")
 
 _used: dict[str, "Extension"] = {}
 

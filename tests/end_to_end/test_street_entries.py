@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from store import packs
 from tests.hosts import sshd as sshd
 from tests.world import World, until
 
@@ -117,8 +118,9 @@ def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_w
             new = damaged(row, number, **more)
             db.execute(f"INSERT INTO ops ({','.join(new)}) VALUES ({','.join('?' * len(new))})", [*new.values()])
         db.commit()
+    page = (("ui", "--export", str(tmp_path / "page.html")),) if "page" in packs.installed() else ()
     for words in (("status",), ("logs", good), ("why", good), ("cost",), ("supervisor",), ("pod.list",),
-                  ("doctor",), ("ui", "--export", str(tmp_path / "page.html")), ("down", good)):  # fmt: skip
+                  ("doctor",), *page, ("down", good)):  # fmt: skip
         said(world, *words)
     assert "good" in said(world, "logs", good)[0]
     assert {row["run"] for row in world.json("status")} >= {f"bad-{len(odd) + one}" for one in range(3)}

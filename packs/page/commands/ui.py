@@ -1,15 +1,31 @@
 """The command `inv ui`: it becomes the server of the page, in the environment that has one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra import train_env
 from infra.checkout import ROOT
+from infra.flags import flag
 from scripts.cli import context, local_step
+from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from scripts.runs.flags import UiFlags
 
 
+@dataclass(frozen=True, kw_only=True)
+class UiFlags:
+    port: int | None = flag(None, "port on this machine; 0: any free one (default: 7331, or the next free one)")
+    allow_acts: bool = flag(False, "let the page end and resume runs and scale services, after a confirmation")
+    export: str = flag("", "write the page as it is now to this folder, as one file that needs no server", unit="DIR")
+    open: bool = flag(False, "open it in the browser")
+
+
+@command(record=UiFlags, listens="port", example="inv ui --open")
 def ui(spec: UiFlags) -> None:
+    """Show runs, services and costs as a live page.
+
+    It listens on this machine only, and its link works once; a control host's page is forwarded. Ctrl-C ends the
+    page, and nothing else.
+    """
     settings = context.settings()
     with open_journal(settings):  # which says what is wrong with it
         pass

@@ -17,10 +17,10 @@ from infra import job_environment
 from infra.checkout import ROOT
 from infra.settings import Settings
 from infra.transport.streams.port_forward import LOOPBACK
-from store import credentials
 from packs.page.views import app, export
 from packs.page.views.access import Gate
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
+from store import credentials
 
 RENEW_S = 10.0  # a new link is printed at most that often
 USUAL, TRIES = 7331, 20  # the port, and how many are tried
@@ -37,7 +37,7 @@ def main() -> None:
     settings = Settings.load(ROOT, {}, ())
     credentials.lend(job_environment.secrets(settings))
     if flags.export:
-        page = export.write(Desk(settings), Path(flags.export))
+        page = export.write(PageContext(settings), Path(flags.export))
         print(page, flush=True)
         if flags.open:
             webbrowser.open(page.as_uri())
@@ -65,9 +65,9 @@ def main() -> None:
     print(f"the link counts once; {acts}; Ctrl-C ends the page, and nothing else", file=sys.stderr, flush=True)
     if flags.open:
         webbrowser.open(link)
-    desk = Desk(settings, acts_allowed=flags.allow_acts)
+    context = PageContext(settings, acts_allowed=flags.allow_acts)
     config = uvicorn.Config(
-        app.make(desk, gate, expired), log_level="warning", lifespan="on", timeout_graceful_shutdown=1,
+        app.make(context, gate, expired), log_level="warning", lifespan="on", timeout_graceful_shutdown=1,
         server_header=False, date_header=False,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])

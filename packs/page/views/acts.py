@@ -19,8 +19,8 @@ from infra.errors import UsageError
 from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.runs.lookup import find_run
+from packs.page.views.page_context import PageContext
 from serve.processes import controller_client
-from packs.page.views.page_context import Desk
 
 WORD_S = 60.0  # time in which an answer to the question counts
 SOON_S = 2.0  # an act that fails within this time is answered by its error
@@ -41,7 +41,7 @@ class ActQuestion:
 class Acts:
     """The acts of the page, one after the other."""
 
-    desk: Desk
+    context: PageContext
     asked: dict[str, ActQuestion] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,23 +74,23 @@ class Acts:
         return {"begun": question.command}
 
     def _do(self, question: ActQuestion, problems: list[str]) -> None:
-        self.desk.tell(f"{question.command}: begun")
+        self.context.tell(f"{question.command}: begun")
         try:
             question.do()
-            self.desk.tell(f"{question.command}: done")
+            self.context.tell(f"{question.command}: done")
         except Exception as error:  # it stands among the notes, too
             problems.append(str(error) or type(error).__name__)
-            self.desk.tell(f"{question.command}: {problems[0]}")
+            self.context.tell(f"{question.command}: {problems[0]}")
 
     def _down(self, said: Mapping[str, Any]) -> ActQuestion:
-        with self.desk.journal() as journal:
+        with self.context.journal() as journal:
             op = find_run(journal, _name(said))
-        view = next((one for one in self.desk.runs() if one.run == op.run), None)
+        view = next((one for one in self.context.runs() if one.run == op.run), None)
         spent = f" It has cost {in_usd(view.spent_micro_usd)}." if view and view.spent_micro_usd else ""
 
         def do() -> None:
-            with self.desk.journal() as journal:
-                for one in stop.rows(stop.rows_of(op.run, journal), journal, self.desk.settings, self.desk.tell):
+            with self.context.journal() as journal:
+                for one in stop.rows(stop.rows_of(op.run, journal), journal, self.context.settings, self.context.tell):
                     if one.problem:
                         raise one.problem
 
@@ -98,14 +98,14 @@ class Acts:
         return _question(words, f"inv down {op.run}", do)
 
     def _resume(self, said: Mapping[str, Any]) -> ActQuestion:
-        settings = self.desk.settings
-        with self.desk.journal() as journal:
+        settings = self.context.settings
+        with self.context.journal() as journal:
             op = find_run(journal, _name(said))
-            found = resume.resumption(op.run, "", "", journal, settings, self.desk.tell)
+            found = resume.resumption(op.run, "", "", journal, settings, self.context.tell)
 
         def do() -> None:
-            with self.desk.journal() as journal:
-                resume.resume(found, journal, settings, self.desk.tell)
+            with self.context.journal() as journal:
+                resume.resume(found, journal, settings, self.context.tell)
             supervisor_client.ensure(settings)
 
         costs = f" It rents {in_words(found.offers[0])}, or the next; {found.money}." if found.offers else ""
@@ -117,13 +117,13 @@ class Acts:
         least, most = (_replicas(said, name) for name in ("least", "most"))
         if least > most:
             raise UsageError("the lower bound of replicas cannot exceed the upper bound")
-        with self.desk.journal() as journal:
+        with self.context.journal() as journal:
             name = controller_client.find(_name(said), journal)
 
         def do() -> None:
-            with self.desk.journal() as journal:
+            with self.context.journal() as journal:
                 serve.scale(name, least, most, journal)
-                controller_client.ensure(name, self.desk.settings, journal, self.desk.tell)
+                controller_client.ensure(name, self.context.settings, journal, self.context.tell)
 
         command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
         return _question(f"Let {name} have {least} to {most} replicas? More of them cost more.", command, do)

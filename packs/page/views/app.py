@@ -25,15 +25,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.errors import SlipwayError
-from store import outside
-from store.manifest import StoreError
 from packs.page.views.access import HEADERS, Gate
 from packs.page.views.acts import Acts
 from packs.page.views.chat import VIEW as CHAT
 from packs.page.views.chat import Talks
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, artifacts
 from packs.page.views.sections.ask import View, ViewQuery
+from store import outside
+from store.manifest import StoreError
 
 STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # seconds without news after which a line is sent, so that a browser that has gone is noticed
@@ -70,7 +70,7 @@ class Guarded:
         await self.app(scope, receive, with_headers)
 
 
-def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
+def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
     """Return the application. `expired` is called when somebody comes with a link that no longer counts."""
 
     async def front(request: Request) -> Response:
@@ -92,23 +92,23 @@ def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
         async def answer(request: Request) -> Response:
             asked = ViewQuery(dict(request.query_params))
             if asked.word("live"):
-                return StreamingResponse(_changes(view, desk, asked, request), media_type="text/event-stream")
-            status, parts = await run_in_threadpool(_look, view, desk, asked)
+                return StreamingResponse(_changes(view, context, asked, request), media_type="text/event-stream")
+            status, parts = await run_in_threadpool(_look, view, context, asked)
             return JSONResponse(parts, status)
 
         return Route(f"/api/{name}", answer)
 
-    def document(name: str, make_page: Callable[[Desk, ViewQuery], str]) -> Route:
+    def document(name: str, make_page: Callable[[PageContext, ViewQuery], str]) -> Route:
         async def answer(request: Request) -> Response:
             try:
-                page = await run_in_threadpool(make_page, desk, ViewQuery(dict(request.query_params)))
+                page = await run_in_threadpool(make_page, context, ViewQuery(dict(request.query_params)))
             except (SlipwayError, StoreError, OSError) as error:
                 return Response(str(error), 400, media_type="text/plain")
             return HTMLResponse(page, headers={"Content-Security-Policy": DOCUMENT_POLICY})
 
         return Route(name, answer)
 
-    talks, acts = Talks(desk), Acts(desk)
+    talks, acts = Talks(context), Acts(context)
 
     async def chat(request: Request) -> Response:
         return StreamingResponse(talks.answer(await _json(request)), media_type="text/event-stream")
@@ -157,10 +157,10 @@ async def _refused(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code)
 
 
-def _look(view: View, desk: Desk, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
+def _look(view: View, context: PageContext, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
     """Return a status and the parts of a view; what is wrong is a part of its own."""
     try:
-        return 200, view.look(desk, asked)
+        return 200, view.look(context, asked)
     except (SlipwayError, StoreError, OSError) as error:
         return 400, {"error": str(error)}
     except Exception as error:  # a page that shows nothing would hide what happened
@@ -168,12 +168,12 @@ def _look(view: View, desk: Desk, asked: ViewQuery) -> tuple[int, dict[str, Any]
         return 500, {"error": f"{type(error).__name__}: {error}"}
 
 
-async def _changes(view: View, desk: Desk, asked: ViewQuery, request: Request) -> AsyncIterator[bytes]:
+async def _changes(view: View, context: PageContext, asked: ViewQuery, request: Request) -> AsyncIterator[bytes]:
     """Yield each part when it is new; a comment now and then when there is no news."""
     known: dict[str, bytes] = {}
     silent_s = 0.0
     while not await request.is_disconnected():
-        found = await run_in_threadpool(_pieces, view, desk, asked, known)
+        found = await run_in_threadpool(_pieces, view, context, asked, known)
         for piece in found:
             yield piece
         silent_s = 0.0 if found else silent_s + view.every_s
@@ -183,9 +183,9 @@ async def _changes(view: View, desk: Desk, asked: ViewQuery, request: Request) -
         await asyncio.sleep(view.every_s)
 
 
-def _pieces(view: View, desk: Desk, asked: ViewQuery, known: dict[str, bytes]) -> list[bytes]:
+def _pieces(view: View, context: PageContext, asked: ViewQuery, known: dict[str, bytes]) -> list[bytes]:
     """Return the events that tell what has changed since `known`, which is brought up to date."""
-    _, parts = _look(view, desk, asked)
+    _, parts = _look(view, context, asked)
     if "error" not in parts:
         parts = {"error": "", **parts}
         for gone in [name for name in known if name not in parts]:

@@ -22,26 +22,26 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.transport.streams.port_forward import LOOPBACK
+from packs.page.views.page_context import PageContext
+from packs.page.views.sections.ask import View, ViewQuery
 from serve import engines
 from serve.gateway.http import certificate
 from serve.policy import service_state
 from serve.processes import controller_client
 from serve.replicas.replica_pod import free_port
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
-from packs.page.views.page_context import Desk
-from packs.page.views.sections.ask import View, ViewQuery
 
 BEGIN_S, SILENT_S, POLL_S, LEAVE_S = 180.0, 120.0, 0.2, 5.0
 MOST_TOKENS = 4096
 SERVICE = "service "
 
 
-def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def models(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return whom one can talk to: services, then the models of the store."""
-    with desk.journal() as journal:
+    with context.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in service_rows.every(journal)]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
-    kept = [one.name for one in desk.artifacts() if one.name.split("/")[0] in kinds]
+    kept = [one.name for one in context.artifacts() if one.name.split("/")[0] in kinds]
     kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
     return {"models": [*services, *kept], "command": "inv chat"}
 
@@ -75,7 +75,7 @@ class ServedHere:
 class Talks:
     """The conversations of the page."""
 
-    desk: Desk
+    context: PageContext
     _local: ServedHere | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -83,7 +83,7 @@ class Talks:
         """Return the place where a model answers. Raises SlipwayError."""
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
-            with self.desk.journal() as journal:
+            with self.context.journal() as journal:
                 row, certfile = service_rows.find(journal, name), controller_client.certfile(name, journal)
             seen = service_state.seen_of(row.seen) if row else None
             if seen is None or not seen.endpoint:
@@ -109,9 +109,9 @@ class Talks:
             local.child.wait()
 
     def _begin(self, model: str) -> ServedHere:
-        settings = self.desk.settings
-        folder = model_folder(settings, model, "", self.desk.tell)
-        python = train_env.interpreter(ROOT, settings.environments, self.desk.tell)
+        settings = self.context.settings
+        folder = model_folder(settings, model, "", self.context.tell)
+        python = train_env.interpreter(ROOT, settings.environments, self.context.tell)
         port, key = free_port(()), secrets.token_urlsafe(24)
         words = [str(python), "-m", "trainer", "serve", "--model", str(folder), "--name", "model", "--port", str(port),
                  "--shutdown-s", "1"]  # fmt: skip
@@ -130,7 +130,7 @@ class Talks:
                 if local is None or local.url != url:
                     return
                 if local.child.poll() is not None:
-                    log = self.desk.settings.pods.parent / "ui-chat.log"
+                    log = self.context.settings.pods.parent / "ui-chat.log"
                     last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
                     raise SlipwayError(f"{local.name} cannot be served here: {last}")
                 try:

@@ -1,6 +1,6 @@
 """The page as one file that needs no server: `inv ui --export DIR` writes it, any browser opens it, offline.
 
-In: the desk. Out: `index.html`, which holds the style, the modules and what each view shows now. Modules cannot be
+In: the context. Out: `index.html`, which holds the style, the modules and what each view shows now. Modules cannot be
 loaded from a file beside them without a server, so they stand in the page, and import each other by name.
 """
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from store.manifest import StoreError
-from packs.page.views.page_context import Desk
 from packs.page.views.figures import BY
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS
 from packs.page.views.sections.ask import ViewQuery
+from store.manifest import StoreError
 
 STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"
@@ -23,27 +23,27 @@ MOST_RUNS = 50
 IMPORT = re.compile(r'((?:from|import) )"(\.\.?/[^"]+)"')
 
 
-def write(desk: Desk, folder: Path) -> Path:
+def write(context: PageContext, folder: Path) -> Path:
     """Write the page into a folder; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    path.write_text(document(kept(desk)), encoding="utf-8")
+    path.write_text(document(kept(context)), encoding="utf-8")
     return path
 
 
-def kept(desk: Desk) -> dict[str, Any]:
+def kept(context: PageContext) -> dict[str, Any]:
     """Return the content of each view, by its name and the query of the page."""
     found: dict[str, Any] = {"about": {"acts_allowed": False, "is_export": True}}
     for name in ALONE:
-        found[name] = _look(desk, name, {})
+        found[name] = _look(context, name, {})
     runs = [one["run"] for one in found["runs"].get("runs", ())][:MOST_RUNS]
     for run in runs:
-        about = _look(desk, "curves", {"runs": run})
+        about = _look(context, "curves", {"runs": run})
         for phase in about.get("about", {}).get("phases", ()):
             for by in BY:
-                found[f"curves {run} {phase} {by}"] = _look(desk, "curves", {"runs": run, "phase": phase, "by": by})
+                found[f"curves {run} {phase} {by}"] = _look(context, "curves", {"runs": run, "phase": phase, "by": by})
         found[f"curves {run}"] = about.get("about", {}).get("phase", "")
-        found[f"logs {run}"] = _look(desk, "logs", {"run": run})
+        found[f"logs {run}"] = _look(context, "logs", {"run": run})
     return found
 
 
@@ -82,8 +82,8 @@ def _inside(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _look(desk: Desk, name: str, query: dict[str, str]) -> dict[str, Any]:
+def _look(context: PageContext, name: str, query: dict[str, str]) -> dict[str, Any]:
     try:
-        return VIEWS[name].look(desk, ViewQuery(query))
+        return VIEWS[name].look(context, ViewQuery(query))
     except (SlipwayError, StoreError, OSError) as error:
         return {"error": str(error)}

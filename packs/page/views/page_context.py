@@ -50,7 +50,7 @@ class Fresh(Generic[T]):
 
 
 @dataclass
-class Desk:
+class PageContext:
     """The shared data of the views."""
 
     settings: Settings

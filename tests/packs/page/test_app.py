@@ -13,21 +13,21 @@ from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from store.artifacts.artifacts import Store
 from packs.page.views import acts, app, chat, export
 from packs.page.views.__main__ import listen
 from packs.page.views.access import Gate
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections import VIEWS, runs
 from packs.page.views.sections.ask import View, ViewQuery
+from store.artifacts.artifacts import Store
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """A desk of an installation where nothing was done yet, but for one small artifact."""
+def context(tmp_path, monkeypatch):
+    """A context of an installation where nothing was done yet, but for one small artifact."""
     for name, value in {"STATE_FILE": "state/journal.db", "STORE": "artifacts", "PODS": "pods"}.items():
         monkeypatch.setenv(f"SLIPWAY_{name}", str(tmp_path / value))
     for vendor in ("RUNPOD", "LIUM", "SHADEFORM"):
@@ -37,16 +37,16 @@ def desk(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "report.html").write_text("<h1>Of shards</h1>")
     Store(tmp_path / "artifacts").publish(folder, "text/few", "f" * 16, {"documents": 3, "nested": {"no": 1}})
-    return Desk(Settings.load(tmp_path, {}, ()))
+    return PageContext(Settings.load(tmp_path, {}, ()))
 
 
-def talk(desk, *asks, acts_allowed=False, opens=True):
+def talk(context, *asks, acts_allowed=False, opens=True):
     """The replies to requests `(method, path, options)`, from a browser that has opened the link, or not."""
 
     async def go():
         gate = Gate(hosts=(HOST,), acts_allowed=acts_allowed)
-        desk.acts_allowed = acts_allowed
-        server = app.make(desk, gate)
+        context.acts_allowed = acts_allowed
+        server = app.make(context, gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
             if opens:
                 reply = await browser.post("/api/session", json={"token": gate.token}, headers={"Origin": BASE})
@@ -56,10 +56,10 @@ def talk(desk, *asks, acts_allowed=False, opens=True):
     return asyncio.run(go())
 
 
-def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(desk):
+def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(context):
     async def go():
         gate, heard = Gate(hosts=(HOST,)), []
-        server = app.make(desk, gate, lambda: heard.append("expired"))
+        server = app.make(context, gate, lambda: heard.append("expired"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
             said = {"json": {"token": gate.token}, "headers": {"Origin": BASE}}
             return [await browser.post("/api/session", **said) for _ in range(2)], heard
@@ -73,10 +73,10 @@ UNREADABLE = (b'{"token": "\\ud800"}', b"[" * 200_000, b'{"a":' * 100_000, b"{",
 
 
 @pytest.mark.parametrize("body", UNREADABLE)
-def test_a_body_that_cannot_be_read_is_a_bad_request(desk, body):
+def test_a_body_that_cannot_be_read_is_a_bad_request(context, body):
     async def go():
         gate = Gate(hosts=(HOST,), acts_allowed=True)
-        server = app.make(desk, gate)
+        server = app.make(context, gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
             head = {"Origin": BASE, "Slipway-Act": "1", "Content-Type": "application/json"}
             first = await browser.post("/api/session", content=body, headers=head)
@@ -87,9 +87,9 @@ def test_a_body_that_cannot_be_read_is_a_bad_request(desk, body):
         assert reply.status_code == 400 and "cannot be read" in reply.json()["error"]
 
 
-def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(desk):
+def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(context):
     page, style, refused = talk(
-        desk, ("GET", "/", {}), ("GET", "/static/style.css", {}), ("GET", "/api/runs", {}), opens=False
+        context, ("GET", "/", {}), ("GET", "/static/style.css", {}), ("GET", "/api/runs", {}), opens=False
     )
     assert page.status_code == style.status_code == 200 and refused.status_code == 401
     for reply in (page, style, refused):
@@ -98,7 +98,7 @@ def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(d
     files = [path for path in app.STATIC.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 300_000
     assert not [path for path in files if "https://" in path.read_text()]
-    assert [reply.status_code for reply in talk(desk, ("GET", "/static/../app.py", {}))] == [404]
+    assert [reply.status_code for reply in talk(context, ("GET", "/static/../app.py", {}))] == [404]
 
 
 def test_no_module_of_the_page_imports_itself_by_way_of_others():
@@ -110,9 +110,9 @@ def test_no_module_of_the_page_imports_itself_by_way_of_others():
     assert set(order) == set(imports) and order[-1].name == "app.js"
 
 
-def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
+def test_every_view_of_an_empty_installation_answers_with_its_command(context):
     names = [name for name in VIEWS if name not in ("about", "curves")]
-    replies = talk(desk, *(("GET", f"/api/{name}", {}) for name in names))
+    replies = talk(context, *(("GET", f"/api/{name}", {}) for name in names))
     for name, reply in zip(names, replies, strict=True):
         assert reply.status_code == 200, (name, reply.text)
         assert reply.json()["command"].startswith("inv "), name
@@ -122,44 +122,44 @@ def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
     assert row["name"] == "text/few" and row["about"] == {"documents": 3} and row["has_report"]
 
 
-def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at_once(desk, monkeypatch):
+def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at_once(context, monkeypatch):
     names = ["calm-1", "calm-2", "calm-3"]
     record = json.dumps({"step": 1, "tokens": 8, "loss": 2.0, "at": 1.0}).encode() + b"\n"
     monkeypatch.setattr(runs, "READ_S", -1.0)
-    monkeypatch.setattr(runs, "source_of", lambda desk, run, *_: desk.keep(
+    monkeypatch.setattr(runs, "source_of", lambda context, run, *_: context.keep(
         run, lambda: runs.FigureSource(run, run, False, {"base": {}})))  # fmt: skip
     monkeypatch.setattr(runs, "marks_of", lambda *_: [])
     monkeypatch.setattr(runs, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
     asked = {"runs": ",".join(names), "phase": "base"}
-    looks = [runs.curves(desk, ViewQuery({**asked, "live": "1"})) for _ in names]
+    looks = [runs.curves(context, ViewQuery({**asked, "live": "1"})) for _ in names]
     assert [one["about"]["unread"] for one in looks] == [2, 1, 0]
     assert [[name for name in names if f"run {name}" in one] for one in looks] == [names[:1], names[:2], names]
-    assert runs.curves(desk, ViewQuery(asked))["about"]["unread"] == 0
+    assert runs.curves(context, ViewQuery(asked))["about"]["unread"] == 0
 
 
-def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(desk, monkeypatch):
+def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(context, monkeypatch):
     asked, found = ViewQuery({"runs": "calm-1,calm-2"}), []
-    with desk.journal() as journal:
+    with context.journal() as journal:
         rows = [
             journal.plan(token=f"token-{run}", run=run, vendor="local", job=Job(run, f"token-{run}", ()).to_json())
             for run in ("calm-1", "calm-2")
         ]
         find = runs.find_run
         monkeypatch.setattr(runs, "find_run", lambda journal, run: found.append(run) or find(journal, run))
-        first = runs.curves(desk, asked)
+        first = runs.curves(context, asked)
         assert found == ["calm-1", "calm-2"]
-        assert runs.curves(desk, asked) == first and found == ["calm-1", "calm-2"]
+        assert runs.curves(context, asked) == first and found == ["calm-1", "calm-2"]
         journal.note(rows[1], recoveries=1)
-        runs.curves(desk, asked)
+        runs.curves(context, asked)
     assert found == ["calm-1", "calm-2"] * 2
 
 
-def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch):
+def test_what_was_published_is_shown_a_second_later(context, tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("packs.page.views.page_context.time.monotonic", lambda: clock[0])
 
     def shown() -> list[list[str]]:
-        data, models = VIEWS["data"].look(desk, ViewQuery({})), chat.VIEW.look(desk, ViewQuery({}))
+        data, models = VIEWS["data"].look(context, ViewQuery({})), chat.VIEW.look(context, ViewQuery({}))
         return [[one["name"] for one in data["artifacts"]], models["models"]]
 
     assert shown() == [["text/few"], []]
@@ -170,9 +170,9 @@ def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch)
     assert slow == {"offers"}, "which vendors are asked for"
 
 
-def test_what_is_wrong_is_said_and_a_report_may_run_nothing(desk):
+def test_what_is_wrong_is_said_and_a_report_may_run_nothing(context):
     unknown, ours, none = talk(
-        desk,
+        context,
         ("GET", "/api/curves?runs=nobody-1", {}),
         ("GET", "/data-report?name=text/few", {}),
         ("GET", "/report", {}),
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_and_a_report_may_run_nothing(desk):
 
 def test_a_stream_sends_each_part_once_until_it_changes():
     parts, known = {"a": 1, "b": [1, 2]}, {}
-    view = View(lambda desk, asked: dict(parts))
+    view = View(lambda context, asked: dict(parts))
 
     def news():
         return [json.loads(one.split(b"data: ", 1)[1]) for one in app._pieces(view, None, ViewQuery({}), known)]
@@ -198,7 +198,7 @@ def test_a_stream_sends_each_part_once_until_it_changes():
     assert news() == [{"part": "a", "value": None}, end]
 
 
-def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
+def test_an_act_asks_first_and_its_word_counts_once(context, monkeypatch):
     done = threading.Event()
     monkeypatch.setattr(acts.Acts, "_down", lambda self, said: acts._question("End it?", "inv down it", done.set))
     headers = {"Origin": BASE, "Slipway-Act": "1"}
@@ -206,9 +206,9 @@ def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
     def act(**said):
         return "POST", "/api/acts", {"json": said, "headers": headers}
 
-    off, unknown = talk(desk, act(act="down", name="it")), talk(desk, act(act="launch"), acts_allowed=True)
+    off, unknown = talk(context, act(act="down", name="it")), talk(context, act(act="launch"), acts_allowed=True)
     assert off[0].status_code == 403 and unknown[0].status_code == 400
-    asking = acts.Acts(desk)
+    asking = acts.Acts(context)
     said = asking.take({"act": "down", "name": "it"})
     assert said["question"] == "End it?" and not done.is_set()
     assert asking.take({"word": said["word"]}) == {"begun": "inv down it"}
@@ -218,30 +218,30 @@ def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
             asking.take({"word": word})
 
 
-def test_an_act_that_fails_at_once_says_so_where_it_was_begun(desk, monkeypatch):
+def test_an_act_that_fails_at_once_says_so_where_it_was_begun(context, monkeypatch):
     def refuse() -> None:
         raise UsageError("no scaling target is set")
 
     monkeypatch.setattr(
         acts.Acts, "_scale", lambda self, said: acts._question("Scale it?", "inv serve.scale it", refuse)
     )
-    asking = acts.Acts(desk)
+    asking = acts.Acts(context)
     word = asking.take({"act": "scale"})["word"]
     with pytest.raises(UsageError, match="no scaling target"):
         asking.take({"word": word})
-    assert desk.notes[-1] == "inv serve.scale it: no scaling target is set"
+    assert context.notes[-1] == "inv serve.scale it: no scaling target is set"
 
 
-def test_no_act_is_about_something_by_default(desk):
+def test_no_act_is_about_something_by_default(context):
     for said in ({"act": "down"}, {"act": "resume", "name": ""}, {"act": "scale", "name": "x", "least": 2, "most": 1}):
         with pytest.raises(Exception, match="names what|cannot exceed"):
-            acts.Acts(desk).take(said)
+            acts.Acts(context).take(said)
 
 
-def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(desk, tmp_path):
-    with Journal.open(desk.settings.state_file):
+def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(context, tmp_path):
+    with Journal.open(context.settings.state_file):
         pass
-    page = export.write(desk, tmp_path / "page").read_text()
+    page = export.write(context, tmp_path / "page").read_text()
     assert 'import "slipway/app.js"' in page and "/static/" not in page.replace("data:text/javascript", "")
     shown = json.loads(page.split('id="kept">', 1)[1].split("</script>", 1)[0])
     assert shown["data"]["artifacts"][0]["name"] == "text/few"

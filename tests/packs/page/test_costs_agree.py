@@ -10,10 +10,10 @@ from infra.agent.job import Job, NodeGroup
 from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.settings import Settings
-from tests.world import ROOT
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections import pods as page
 from packs.page.views.sections.ask import ViewQuery
+from tests.world import ROOT
 
 HOUR, RATE = 3600, 36_000_000  # a cent a second
 MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a minute that has begun as a whole
@@ -66,4 +66,4 @@ def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_an
         assert {line.token for line in spending.spent(journal, settings, run="calm-1").lines} == {
             "sw1-lost", "sw1-node", "sw1-last"
         }  # fmt: skip
-        assert page.money(Desk(settings), ViewQuery({}))["runs"]["calm-1"] == "102.60"
+        assert page.money(PageContext(settings), ViewQuery({}))["runs"]["calm-1"] == "102.60"

@@ -68,7 +68,7 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
     python = train_env.interpreter(ROOT, default_cache(), print, "browser")
     pictures.mkdir(parents=True, exist_ok=True)
-    words = ["invoke", "ui"] if "--rehearse" in flags else ["ui"]
+    words = ["invoke", "ui"] if "--rehearse" in flags else ["packs.page.views"]
     page = subprocess.Popen([sys.executable, "-m", *words, "--port", "0", *flags], cwd=ROOT, env=world.environ,
                             text=True, stdout=subprocess.PIPE)  # fmt: skip
     try:
@@ -187,8 +187,8 @@ def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):
     """The stream of a run's curves tells of a new line of its figures, and of nothing when there is none."""
     run = world.json("launch", "--phase", "base", "--set", "base.steps=400", "--detach", "--yes")["run"]
     figures = world.folder / "pods" / run / "work" / "runs" / "base" / "metrics.jsonl"
-    page = subprocess.Popen([sys.executable, "-m", "packs.page.views", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
-                            stdout=subprocess.PIPE)  # fmt: skip
+    words = [sys.executable, "-m", "packs.page.views", "--port", "0"]
+    page = subprocess.Popen(words, cwd=ROOT, env=world.environ, text=True, stdout=subprocess.PIPE)
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
         base, token = link.split("/#")

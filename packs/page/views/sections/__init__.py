@@ -3,15 +3,15 @@
 import shlex
 from typing import Any
 
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections import artifacts, logs, pods, runs, services
 from packs.page.views.sections.ask import View, ViewQuery
 
 
-def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def about(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the facts that the page needs before it shows anything."""
-    return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal),
-            "store": shlex.quote(desk.settings.store)}  # fmt: skip
+    return {"acts_allowed": context.acts_allowed, "is_rehearsal": bool(context.settings.rehearsal),
+            "store": shlex.quote(context.settings.store)}  # fmt: skip
 
 
 VIEWS: dict[str, View] = {

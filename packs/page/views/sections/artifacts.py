@@ -5,32 +5,32 @@ from typing import Any
 
 from flows.reading.story import story_of
 from flows.trials import results
+from packs.page.views.page_context import PageContext
+from packs.page.views.sections.ask import View, ViewQuery
 from store import credentials
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact, StoreError
 from trainer.reporting import comparison, run_report
-from packs.page.views.page_context import Desk
-from packs.page.views.sections.ask import View, ViewQuery
 
 REPORT = "report.html"
 MOST_REPORT_BYTES = 32 << 20
 
 
-def data(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the artifacts of the store, with what their makers said of them."""
-    store, rows = Store(desk.settings.store), []
-    for one in desk.artifacts():
+    store, rows = Store(context.settings.store), []
+    for one in context.artifacts():
         plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
         rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
                      "has_report": _report_of(store, one) is not None})  # fmt: skip
-    return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
+    return {"store": context.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
 
 
-def sweeping(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the sweeps on record, the one that changed last first, with each trial as it is now."""
-    views = {view.run: view for view in desk.runs()}
+    views = {view.run: view for view in context.runs()}
     found = []
-    for one in results.kept(desk.settings):
+    for one in results.kept(context.settings):
         trials = []
         for trial in one.trials.values():
             view = views.get(trial.run)
@@ -47,18 +47,18 @@ def sweeping(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
 DATA, SWEEPS = View(data), View(sweeping)
 
 
-def report(desk: Desk, asked: ViewQuery) -> str:
+def report(context: PageContext, asked: ViewQuery) -> str:
     """Return the page that `inv report` would write, of one run, or of two side by side. Raises SlipwayError."""
     words = asked.words("run")[:2] or [""]
-    with desk.journal() as journal:
-        stories = [story_of(one, journal, desk.settings, desk.tell) for one in words]
+    with context.journal() as journal:
+        stories = [story_of(one, journal, context.settings, context.tell) for one in words]
     return comparison.page(*stories) if len(stories) == 2 else run_report.page(stories[0])
 
 
-def data_report(desk: Desk, asked: ViewQuery) -> str:
+def data_report(context: PageContext, asked: ViewQuery) -> str:
     """Return the report of shards that lies beside them. Raises StoreError where there is none."""
     name = asked.word("name")
-    store = Store(desk.settings.store)
+    store = Store(context.settings.store)
     found = store.check(name)
     path = _report_of(store, found)
     if path is None:

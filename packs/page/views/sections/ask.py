@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.errors import UsageError
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 
 EVERY_S = 0.7  # interval between looks, while somebody reads
 
@@ -59,5 +59,5 @@ class ViewQuery:
 class View:
     """A view: what it shows, in parts by name. Parts that have not changed are not sent again."""
 
-    look: Callable[[Desk, ViewQuery], dict[str, Any]]
+    look: Callable[[PageContext, ViewQuery], dict[str, Any]]
     every_s: float = EVERY_S

@@ -12,26 +12,26 @@ from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.run_home import RunHome
 from infra.runs.sync.fetched import cuts_at_home
-from serve.processes import controller_process
-from packs.page.views.page_context import ELSEWHERE_S, Desk, Fresh
+from packs.page.views.page_context import ELSEWHERE_S, Fresh, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
+from serve.processes import controller_process
 
 LINES, MOST_LINES = 400, 5000
 MOST_BYTES = 32 << 20  # bytes at the end of a log that are searched
 HERE_S = 0.5
 
 
-def shown(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def shown(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the last lines of a run's logs, or of a service's requests. Raises UsageError."""
     if asked.word("service"):
-        return _of_service(desk, asked)
-    with desk.journal() as journal:
+        return _of_service(context, asked)
+    with context.journal() as journal:
         runs = names_of_runs(journal)[::-1]
         if not runs:
             return {"runs": [], "lines": [], "command": "inv logs"}
         op = find_run(journal, asked.word("run"))
-        found = _brought(desk, op, journal)
-    home = RunHome.of(op.run, desk.settings.homes)
+        found = _brought(context, op, journal)
+    home = RunHome.of(op.run, context.settings.homes)
     paths = {path.stem: path for path in [*found, *sorted(home.pod.logs.glob("*.log"))]}
     file = asked.word("file")
     if file and file not in paths:
@@ -59,28 +59,28 @@ def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
     return {"lines": lines, "total": total}
 
 
-def _brought(desk: Desk, op: Op, journal: Journal) -> list[Path]:
+def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
     """Bring the logs home, at most so often; return them in the order of the steps."""
-    folder = RunHome.of(op.run, desk.settings.homes).pod.logs
+    folder = RunHome.of(op.run, context.settings.homes).pod.logs
 
     def bring() -> tuple[None, float]:
-        with desk.journal() as own:
-            if logs.bring(op, own, desk.settings, desk.tell) or not op.is_live:
-                logs.bring_from_store(op, desk.settings, desk.tell)
+        with context.journal() as own:
+            if logs.bring(op, own, context.settings, context.tell) or not op.is_live:
+                logs.bring_from_store(op, context.settings, context.tell)
         return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
 
-    desk.keep(("logs", op.token, op.is_live), lambda: Fresh(bring)).get()
+    context.keep(("logs", op.token, op.is_live), lambda: Fresh(bring)).get()
     return logs.choose(folder, op, "", False)
 
 
-def _of_service(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the requests of a service, or what its controller says."""
-    with desk.journal() as journal:
+    with context.journal() as journal:
         names = [one.name for one in service_rows.every(journal)]
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
         raise UsageError(f"no service is called {name!r}; running: {', '.join(names) or 'none'}")
-    places = controller_process.Places.of(desk.settings, name)
+    places = controller_process.Places.of(context.settings, name)
     files = {"requests": places.access, "controller": places.log}
     if file not in files:
         raise UsageError(f"{name} has no log {file!r}; available: {', '.join(files)}")

@@ -10,7 +10,7 @@ from infra.market import catalogue
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
-from packs.page.views.page_context import Desk, Fresh
+from packs.page.views.page_context import Fresh, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from packs.page.views.sections.runs import row
 
@@ -19,28 +19,28 @@ BILLS_S = 300.0
 MOST_OFFERS = 500
 
 
-def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the pods there are now, their cost per hour, and who ends them when."""
     now = time.time()
-    with desk.journal() as journal:
+    with context.journal() as journal:
         roles = {op.run: op.role for op in journal.ops(live=True)}
-    views = [view for view in desk.runs() if view.run in roles]
+    views = [view for view in context.runs() if view.run in roles]
     rows = [{**row(view, now), "role": roles[view.run]} for view in views]
     total = sum(view.micro_usd_per_hour for view in views)
     return {"pods": rows, "usd_per_hour": dollars(total), "command": "inv status"}
 
 
-def money(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the ledger: by day, run, vendor and month, the forecast against the bill, and the budget."""
-    found = desk.keep(("spending",), lambda: Fresh(lambda: _spent(desk))).get()
+    found = context.keep(("spending",), lambda: Fresh(lambda: _spent(context))).get()
     now, lines = time.time(), found.lines
     paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
     vendors: dict[str, int] = {}
     for one in paid:
         vendors[one.provider] = vendors.get(one.provider, 0) + one.micro_usd
-    live = [view for view in desk.runs() if view.ended_at is None and view.micro_usd_per_hour]
+    live = [view for view in context.runs() if view.ended_at is None and view.micro_usd_per_hour]
     most = [_most(view.micro_usd_per_hour, view.limit_in_s) for view in live]
-    cap = desk.settings.spend_cap_usd
+    cap = context.settings.spend_cap_usd
     return {
         "days": {day: dollars(amount) for day, amount in spending.by_day(paid, now).items()},
         "runs": {name: dollars(amount) for name, amount in spending.by_run(paid).items()},
@@ -61,20 +61,20 @@ def money(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     }
 
 
-def offered(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def offered(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the offers now, by price."""
-    return desk.keep(("offers",), lambda: Fresh(lambda: (_offers(desk), OFFERS_S))).get()
+    return context.keep(("offers",), lambda: Fresh(lambda: (_offers(context), OFFERS_S))).get()
 
 
 PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
 
 
-def _spent(desk: Desk) -> tuple[spending.Spending, float]:
-    with desk.journal() as journal:
-        asks = desk.keep(("bills",), lambda: Fresh(lambda: (object(), BILLS_S)))
-        before, now = desk.kept.get("asked for bills"), asks.get()
-        desk.kept["asked for bills"] = now
-        return spending.spent(journal, desk.settings, asks=before is not now), 0.7
+def _spent(context: PageContext) -> tuple[spending.Spending, float]:
+    with context.journal() as journal:
+        asks = context.keep(("bills",), lambda: Fresh(lambda: (object(), BILLS_S)))
+        before, now = context.kept.get("asked for bills"), asks.get()
+        context.kept["asked for bills"] = now
+        return spending.spent(journal, context.settings, asks=before is not now), 0.7
 
 
 def _most(rate: int, left_s: float | None) -> int | None:
@@ -97,12 +97,12 @@ def _line(one: PodCost) -> dict[str, Any]:
     }
 
 
-def _offers(desk: Desk) -> dict[str, Any]:
+def _offers(context: PageContext) -> dict[str, Any]:
     command = {"command": "inv offers"}
     try:
-        found = market.survey(market.sources(desk.settings), Request(run="new"))
+        found = market.survey(market.sources(context.settings), Request(run="new"))
     except MissingKey as error:
-        priced = catalogue.read(catalogue.file_beside(desk.settings.state_file))
+        priced = catalogue.read(catalogue.file_beside(context.settings.state_file))
         priced.sort(key=lambda one: one.offer.micro_usd_per_hour)
         rows = [{**_offer(one.offer), "mark": one.mark} for one in priced[:MOST_OFFERS]]
         why = f"Prices of other days, each with its date; {error}"

@@ -18,12 +18,12 @@ from infra.money import dollars
 from infra.records import PodView
 from infra.runs.lookup import find_run, way
 from infra.runs.pods import folder_of
+from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
+from packs.page.views.page_context import ELSEWHERE_S, Fresh, PageContext
+from packs.page.views.sections.ask import View, ViewQuery
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
-from packs.page.views.page_context import ELSEWHERE_S, Desk, Fresh
-from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
-from packs.page.views.sections.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
 MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows
@@ -36,15 +36,15 @@ GPU_EVERY_S = 1.0
 ROUNDED_S = 1.0  # the journal has whole seconds
 
 
-def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return all runs, newest first: what `inv status` shows."""
-    now, views = time.time(), desk.runs()
-    with desk.journal() as journal:
+    now, views = time.time(), context.runs()
+    with context.journal() as journal:
         services = {op.run: op.service for op in journal.ops() if op.service}
     rows = [{**row(view, now), "service": services.get(view.run, "")} for view in views]
     if any((folder / "metrics.jsonl").is_file() for folder in story.folders(story.HERE).values()):
         rows.append({"run": story.FOREGROUND, "state": "", "provider": "local", "note": "what inv train made here"})
-    return {"runs": rows, "command": "inv status --watch", "notes": list(desk.notes)}
+    return {"runs": rows, "command": "inv status --watch", "notes": list(context.notes)}
 
 
 def row(view: PodView, now: float) -> dict[str, Any]:
@@ -128,18 +128,18 @@ class FigureSource:
     said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
 
 
-def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the curves of the runs that are chosen: a part for each, their recipes' difference, and their marks."""
-    with desk.journal() as journal:
+    with context.journal() as journal:
         chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
         version = journal.version()  # without news of any run, none is looked up again
-        sources = [source_of(desk, one, journal, version) for one in chosen if one]
-        views = {one.run: one for one in desk.runs()} if sources else {}
-        told = {one.run: marks_of(desk, one, journal, version, views.get(one.run)) for one in sources}
+        sources = [source_of(context, one, journal, version) for one in chosen if one]
+        views = {one.run: one for one in context.runs()} if sources else {}
+        told = {one.run: marks_of(context, one, journal, version, views.get(one.run)) for one in sources}
     known = dict.fromkeys((*PHASES, *(name for one in sources for name in one.phases)))
     phases = [name for name in known if any(name in one.phases for one in sources)]
     by = asked.choice("by", BY)
-    phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(desk, sources, phases)
+    phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(context, sources, phases)
     since, until = asked.number("since"), asked.number("until")
     each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
     parts: dict[str, Any] = {}
@@ -147,14 +147,14 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     for one in sources:
         if phase not in one.phases:
             continue
-        growing = figures_of(desk, one, phase)
+        growing = figures_of(context, one, phase)
         if news and not growing.is_made and time.monotonic() > enough:
             unread += 1  # the next look goes on
             continue
         news += not growing.is_made
         table, grown = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
-        figures = desk.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
+        figures = context.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
         parts[f"run {one.run}"] = {
             "run": one.run,
             "figures": figures,
@@ -174,7 +174,7 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
         "differences": differences(configs) if len(sources) > 1 else [],
         "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
-    parts["samples"] = said_by(desk, sources[0], phase) if len(sources) == 1 and phase else []
+    parts["samples"] = said_by(context, sources[0], phase) if len(sources) == 1 and phase else []
     words = shlex.join(one.run for one in sources[:2])
     parts["command"] = f"inv report {words}".strip() if len(sources) < 3 else "inv status"
     return parts
@@ -196,33 +196,33 @@ def _usual(journal: Journal) -> str:
         return ""
 
 
-def source_of(desk: Desk, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
+def source_of(context: PageContext, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
     """Return the source of a run's figures. Raises UsageError when there is no such run."""
     if run == story.FOREGROUND:
         phases = {
             name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
         }
-        return desk.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
-    return desk.keep_for(version, ("found", run), lambda: _found(desk, find_run(journal, run)))
+        return context.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
+    return context.keep_for(version, ("found", run), lambda: _found(context, find_run(journal, run)))
 
 
-def _found(desk: Desk, op: Op) -> FigureSource:
+def _found(context: PageContext, op: Op) -> FigureSource:
     def read() -> FigureSource:
         steps = {one.name: one.config.get("spec", {}) for one in op.read_job().steps if "keeping" in one.config}
         return FigureSource(op.run, op.token, op.is_live, steps)
 
-    return desk.keep(("source", op.token, op.is_live), read)
+    return context.keep(("source", op.token, op.is_live), read)
 
 
-def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
+def figures_of(context: PageContext, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
     """Return the figures of a phase, which are read as far as they have come."""
     if phase not in source.growing:
-        source.growing[phase] = Fresh(_reader(desk, source, phase))
+        source.growing[phase] = Fresh(_reader(context, source, phase))
     return source.growing[phase]
 
 
-def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
-    read, good_s = _bytes_of(desk, source, phase, "metrics.jsonl")
+def _reader(context: PageContext, source: FigureSource, phase: str) -> Any:
+    read, good_s = _bytes_of(context, source, phase, "metrics.jsonl")
     growing = GrowingFigures(read)
 
     def make() -> tuple[tuple[FigureTable, int], float]:
@@ -231,14 +231,14 @@ def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
     return make
 
 
-def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
+def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
     """Return a reader of a run's file from an offset on, and the time for which its result is good."""
     if source.token == story.FOREGROUND:
         return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
-    with desk.journal() as journal:
+    with context.journal() as journal:
         op = journal.op(source.token)
     if source.is_live:
-        path, reach = folder_of(op).root / "work" / "runs" / phase / file, way(desk.settings, op)
+        path, reach = folder_of(op).root / "work" / "runs" / phase / file, way(context.settings, op)
 
         def read(offset: int) -> bytes:
             try:
@@ -246,16 +246,16 @@ def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[
             except FileNotFoundError:
                 return b""
             except SlipwayError as error:
-                desk.tell(f"{op.run}: {error}")
+                context.tell(f"{op.run}: {error}")
                 return b""
 
         return read, 0.5 if op.vendor == "local" else ELSEWHERE_S
-    return _of_ended(desk, op, phase, file), math.inf
+    return _of_ended(context, op, phase, file), math.inf
 
 
-def _of_ended(desk: Desk, op: Op, phase: str, file: str) -> Any:
+def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
     def read(offset: int) -> bytes:  # once: what it holds is kept in columns, which take a tenth of it
-        places = run_figures.places(op, desk.settings, desk.tell)
+        places = run_figures.places(op, context.settings, context.tell)
         return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
     return read
@@ -270,10 +270,10 @@ def _of_file(path: Path, offset: int) -> bytes:
         return b""
 
 
-def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]]:
+def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
     """Return the model's text at its last steps."""
     if phase not in source.said:
-        read, good_s = _bytes_of(desk, source, phase, "samples.jsonl")
+        read, good_s = _bytes_of(context, source, phase, "samples.jsonl")
 
         def make() -> tuple[list[dict[str, Any]], float]:
             return parse(read(0).decode("utf-8", "replace"), SAID)[-SHOWN_SAMPLES:], max(2.0, good_s)
@@ -283,7 +283,7 @@ def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]
 
 
 def marks_of(
-    desk: Desk, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
+    context: PageContext, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
 ) -> list[timeline.Mark]:
     """Return the events of a run with their times; [] of what was trained in the foreground."""
     if source.token == story.FOREGROUND:
@@ -294,7 +294,7 @@ def marks_of(
 
     if source.is_live:  # its checkpoints are in no journal
         return make()
-    return desk.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
+    return context.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
@@ -309,10 +309,10 @@ def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> di
     return {"x": x, "kind": kind, "words": words, "at": at}
 
 
-def _busiest(desk: Desk, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:
+def _busiest(context: PageContext, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:
     """Return the last phase of the first run that has begun to tell of itself: the one that somebody wants to see."""
     for name in phases[::-1]:
-        if sources and name in sources[0].phases and figures_of(desk, sources[0], name).get()[0].steps:
+        if sources and name in sources[0].phases and figures_of(context, sources[0], name).get()[0].steps:
             return name
     return phases[-1] if phases else ""
 

@@ -5,29 +5,29 @@ from typing import Any
 
 from flows.services import service_view
 from infra.ledger import service_rows
-from serve.processes import controller_process
-from packs.page.views.page_context import Desk
+from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
+from serve.processes import controller_process
 
 SPAN_S, EACH_S = 900.0, 10.0
 
 
-def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return each service as its controller saw it last, with the figures of its last requests."""
-    with desk.journal() as journal:
+    with context.journal() as journal:
         names = [one.name for one in service_rows.every(journal)]
-        found = service_view.look(names, desk.settings, journal, True)
+        found = service_view.look(names, context.settings, journal, True)
     for one in found:
-        one["history"] = history(desk, one["service"], time.time())
+        one["history"] = history(context, one["service"], time.time())
     return {"services": found, "command": "inv serve.status --metrics --watch"}
 
 
 VIEW = View(listed)
 
 
-def history(desk: Desk, name: str, now: float) -> dict[str, list[float | None]]:
+def history(context: PageContext, name: str, now: float) -> dict[str, list[float | None]]:
     """Return figures of stretches of ten seconds: hours before now as `x`, requests per second, seconds to the end."""
-    places = controller_process.Places.of(desk.settings, name)
+    places = controller_process.Places.of(context.settings, name)
     count = int(SPAN_S / EACH_S)
     first = (now // EACH_S - count) * EACH_S
     stretches: list[list[float]] = [[] for _ in range(count)]
