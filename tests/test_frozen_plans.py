@@ -1,4 +1,4 @@
-"""The plan of one job per source document, as JSON: a change of structure changes none of them.
+"""The plan of one job per source document, and of two sweeps, as JSON: a change of structure changes none of them.
 
 python -m tests.test_frozen_plans write     after a change that is meant
 """
@@ -22,6 +22,10 @@ LINES = {
     "RunPod's setup": "launch --phase base --profile m3_medium --steps 3 --seed 7 --provider local",
     "Shadeform's guide": "launch --phase all --provider local",
 }
+SWEEPS = {
+    "Lium's learning rates": "sweep lr_sweep --rehearse",
+    "the example's learning rates": "sweep examples/sweeps/rates.yaml --provider local",
+}
 OF_HERE = ("machine: ", "neither --ttl", "the store holds")  # notes that follow this machine and the time
 
 
@@ -38,6 +42,21 @@ def plan(line: str, folder: Path) -> dict:
     return {"steps": found["steps"], "artifacts": artifacts, "mounts": mounts, "notes": notes, "flags": found["flags"]}
 
 
+def sweep(line: str, folder: Path) -> dict:
+    """Return the plan of a sweep without times and prices: its runs in their order, each with its arm and its pod."""
+    world = World(folder)
+    found = world.json(*line.split(), "--dry-run")
+    if "--rehearse" in line:
+        world.inv("rehearse", "--stop")
+    lanes = [[one["pod"], one["runs"], one["devices"]] for one in found["lanes"]]
+    return {"lanes": lanes, "runs": [[one["run"], one["arm"], one["toy_of"], one["pod"]] for one in found["runs"]]}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_plan_of_a_sweep_is_what_it_was(tmp_path, name):
+    assert sweep(SWEEPS[name], tmp_path) == json.loads(FILE.read_text())[name]
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_the_plan_of_a_job_is_what_it_was(tmp_path, name):
     assert plan(LINES[name], tmp_path) == json.loads(FILE.read_text())[name]
@@ -46,4 +65,5 @@ def test_the_plan_of_a_job_is_what_it_was(tmp_path, name):
 if __name__ == "__main__" and sys.argv[1:] == ["write"]:
     with tempfile.TemporaryDirectory() as scratch:
         plans = {name: plan(line, Path(scratch, str(number))) for number, (name, line) in enumerate(LINES.items())}
+        plans |= {name: sweep(line, Path(scratch, name.replace(" ", "-"))) for name, line in SWEEPS.items()}
     FILE.write_text(json.dumps(plans, indent=1) + "\n")
