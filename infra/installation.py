@@ -50,11 +50,11 @@ def this_machine() -> MachineIdentity:
     )
 
 
-def file_of(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
-    """Return the file with the id of the journal at `path`; `default`: where this user's usual one is."""
+def file_of(path: Path, environ: Mapping[str, str]) -> Path:
+    """Return the file with the id of the journal at `path`."""
     machine = this_machine()
     key = hashlib.sha256(os.fsencode(f"{machine.key} {machine.host} {path.absolute()}")).hexdigest()[:12]
-    return older_file(path, default, environ).with_name(f"installation_id@{key}")
+    return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id@{key}"
 
 
 def read(file: Path) -> str:
@@ -83,13 +83,11 @@ def rivals(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
     return [one for one in known if one.id == id and me and one.machine.key not in ("", me)]
 
 
-def remember(id: str, path: Path, default: Path, environ: Mapping[str, str]) -> None:
-    """Write down whose `id` is, in place of what an older Slipway wrote."""
-    file, older, machine = file_of(path, default, environ), older_file(path, default, environ), this_machine()
+def remember(id: str, path: Path, environ: Mapping[str, str]) -> None:
+    """Write down that `id` is of the journal at `path` on this machine."""
+    file, machine = file_of(path, environ), this_machine()
     make_folder(file.parent, is_ours=True)
     write_durably(file, f"{id}\n{machine.key}\n{machine.host}\n{path.absolute()}\n", 0o600)
-    if read(older) == id:
-        older.unlink()
 
 
 def folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
@@ -104,12 +102,6 @@ def make_folder(folder: Path, is_ours: bool) -> None:
         folder.mkdir(mode=0o700, parents=True)
     if is_ours:
         folder.chmod(0o700)
-
-
-def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
-    """Return the path at which an older Slipway kept it, without a name of the machine."""
-    suffix = "" if path == default else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
-    return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
 
 
 def _claim(file: Path) -> JournalClaim | None:

@@ -65,90 +65,53 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ]
 )
 
-# One entry per schema version. Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an
-# op is also an event, which carries the boot's own clock.
-MIGRATIONS = (
-    (
-        """CREATE TABLE ops (
-            token TEXT PRIMARY KEY, run TEXT NOT NULL, slot INTEGER NOT NULL, role TEXT NOT NULL, vendor TEXT NOT NULL,
-            account_fp TEXT NOT NULL, spec_hash TEXT NOT NULL, target TEXT NOT NULL, store TEXT NOT NULL,
-            job TEXT NOT NULL, state TEXT NOT NULL, epoch INTEGER NOT NULL, remote_id TEXT, address TEXT,
-            rate INTEGER NOT NULL, storage_rate INTEGER NOT NULL, ttl_s REAL, hard_deadline INTEGER, cap INTEGER,
-            intent_at INTEGER NOT NULL, sent_at INTEGER, last_seen_at INTEGER, first_absent_at INTEGER,
-            absent_n INTEGER NOT NULL, del_requested_at INTEGER, reason TEXT NOT NULL)""",
-        "CREATE UNIQUE INDEX one_live_per_slot ON ops (run, slot) WHERE state NOT IN ('TERMINATED', 'FAILED')",
-        """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
-            WHERE target != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
-        """CREATE TABLE events (
-            id INTEGER PRIMARY KEY, token TEXT NOT NULL REFERENCES ops, event TEXT NOT NULL, state TEXT NOT NULL,
-            epoch INTEGER NOT NULL, facts TEXT NOT NULL, at INTEGER NOT NULL, boot_id TEXT NOT NULL,
-            boottime_ms INTEGER NOT NULL)""",
-        "CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
-        "CREATE TRIGGER events_are_fixed BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
-        """CREATE TABLE leases (
-            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT, pid INTEGER, pid_starttime TEXT)""",
-        """CREATE TABLE spend (
-            token TEXT NOT NULL REFERENCES ops, at INTEGER NOT NULL, source TEXT NOT NULL, amount INTEGER NOT NULL)""",
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    ),
-    (
-        "ALTER TABLE ops ADD COLUMN place TEXT NOT NULL DEFAULT ''",
-        """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place)
-            WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
-    ),
-    (
-        "ALTER TABLE ops ADD COLUMN request TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE ops ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
-    ),
-    ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
-    ("ALTER TABLE ops ADD COLUMN billed_at REAL",),
-    (  # a detached pod (slot < 0) leaves its target to another
-        "DROP INDEX one_live_per_target",
-        """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
-            WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
-    ),
-    (  # a wall clock may be set back; that of the boot is not
-        "ALTER TABLE ops ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE ops ADD COLUMN boot_s REAL",
-        "ALTER TABLE ops ADD COLUMN lived_s REAL",
-    ),
-    (  # until here it was read out of the reason, which is for people
-        "ALTER TABLE ops ADD COLUMN outcome TEXT NOT NULL DEFAULT ''",
-        "UPDATE ops SET outcome = 'asked' WHERE reason = 'asked for'",
-        "UPDATE ops SET outcome = 'limit' WHERE reason LIKE 'it has limit%'",
-        """UPDATE ops SET outcome = substr(reason, 8)
-            WHERE reason IN ('it has succeeded', 'it has failed', 'it has stopped', 'it has lost')""",
-    ),
-    (  # of a service: what is wanted, as commands write it, and what there is, as its controller does
-        """CREATE TABLE services (
-            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
-    ),
-    (  # of a run, over all its nodes and recoveries
-        "ALTER TABLE ops ADD COLUMN budget INTEGER",
-        "ALTER TABLE ops ADD COLUMN asked TEXT NOT NULL DEFAULT ''",
-    ),
-    (  # of many runs together
-        """CREATE TABLE budgets (
-            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, amount INTEGER NOT NULL, since INTEGER NOT NULL)""",
-        """CREATE TABLE reservations (
-            budget TEXT NOT NULL REFERENCES budgets, run TEXT NOT NULL, amount INTEGER NOT NULL, boot_id TEXT NOT NULL,
-            pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL, PRIMARY KEY (budget, run))""",
-        "ALTER TABLE ops ADD COLUMN budget_name TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE ops ADD COLUMN budget_run TEXT NOT NULL DEFAULT ''",
-    ),
-    (  # a machine belongs to one row, or to several with different devices; others wait for it
-        "ALTER TABLE ops ADD COLUMN devices TEXT NOT NULL DEFAULT ''",
-        "DROP INDEX one_live_per_place",
-        """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
-            WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
-        """CREATE TABLE turns (
-            number INTEGER PRIMARY KEY, run TEXT NOT NULL, vendor TEXT NOT NULL, places TEXT NOT NULL,
-            devices TEXT NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL, boot_id TEXT NOT NULL,
-            pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL)""",
-    ),
-    (  # when the holder was last heard, by a clock that stands still while the machine sleeps; NULL: it tells nothing
-        "ALTER TABLE leases ADD COLUMN heard_s REAL",
-    ),
+SCHEMA = 14  # from version 1.0 on, each release that changes the tables brings one migration
+# Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an op is also an event, which
+# carries the boot's own clock.
+TABLES = (
+    # boot_id, boot_s, lived_s: a wall clock may be set back; that of the boot is not
+    """CREATE TABLE ops (
+        token TEXT PRIMARY KEY, run TEXT NOT NULL, slot INTEGER NOT NULL, role TEXT NOT NULL, vendor TEXT NOT NULL,
+        account_fp TEXT NOT NULL, spec_hash TEXT NOT NULL, target TEXT NOT NULL, store TEXT NOT NULL,
+        job TEXT NOT NULL, request TEXT NOT NULL, recoveries INTEGER NOT NULL, state TEXT NOT NULL,
+        epoch INTEGER NOT NULL, place TEXT NOT NULL, devices TEXT NOT NULL, remote_id TEXT, address TEXT,
+        rate INTEGER NOT NULL, ttl_s REAL, cap INTEGER, budget INTEGER, budget_name TEXT NOT NULL,
+        budget_run TEXT NOT NULL, asked TEXT NOT NULL, intent_at INTEGER NOT NULL, sent_at INTEGER,
+        last_seen_at INTEGER, first_absent_at INTEGER, absent_n INTEGER NOT NULL, del_requested_at INTEGER,
+        ended_at INTEGER, billed_at REAL, boot_id TEXT NOT NULL, boot_s REAL NOT NULL, lived_s REAL,
+        reason TEXT NOT NULL, outcome TEXT NOT NULL)""",
+    "CREATE UNIQUE INDEX one_live_per_slot ON ops (run, slot) WHERE state NOT IN ('TERMINATED', 'FAILED')",
+    # a detached pod (slot < 0) leaves its target to another
+    """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
+        WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
+    # a machine belongs to one row, or to several with different devices
+    """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
+        WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
+    """CREATE TABLE events (
+        id INTEGER PRIMARY KEY, token TEXT NOT NULL REFERENCES ops, event TEXT NOT NULL, state TEXT NOT NULL,
+        epoch INTEGER NOT NULL, facts TEXT NOT NULL, at INTEGER NOT NULL, boot_id TEXT NOT NULL,
+        boottime_ms INTEGER NOT NULL)""",
+    "CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
+    "CREATE TRIGGER events_are_fixed BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
+    # heard_s: when the holder was last heard, by a clock that stands still while the machine sleeps
+    """CREATE TABLE leases (
+        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT, pid INTEGER, pid_starttime TEXT, heard_s REAL)""",
+    """CREATE TABLE spend (
+        token TEXT NOT NULL REFERENCES ops, at INTEGER NOT NULL, source TEXT NOT NULL, amount INTEGER NOT NULL)""",
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    # of a service: what is wanted, as commands write it, and what there is, as its controller does
+    """CREATE TABLE services (
+        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
+    # of many runs together
+    """CREATE TABLE budgets (
+        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, amount INTEGER NOT NULL, since INTEGER NOT NULL)""",
+    """CREATE TABLE reservations (
+        budget TEXT NOT NULL REFERENCES budgets, run TEXT NOT NULL, amount INTEGER NOT NULL, boot_id TEXT NOT NULL,
+        pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL, PRIMARY KEY (budget, run))""",
+    """CREATE TABLE turns (
+        number INTEGER PRIMARY KEY, run TEXT NOT NULL, vendor TEXT NOT NULL, places TEXT NOT NULL,
+        devices TEXT NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL, boot_id TEXT NOT NULL,
+        pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL)""",
 )
 
 
@@ -179,15 +142,16 @@ def failed(path: Path, error: Exception) -> JournalError:
                        "from here, and pods end at their own limits")  # fmt: skip
 
 
-class OlderCode(JournalError):
-    """Living processes still use the layout that the journal has; `holders` are those that hold a lease."""
+class OtherSchema(JournalError):
+    """The file has tables of another schema than this code reads, or tables and no number of a schema."""
 
-    def __init__(self, path: Path, holders: "Sequence[Holder]") -> None:
-        self.holders = tuple(holders)
-        who = ", ".join(f"{one.process.pid} ({one.lease})" for one in holders)
+    def __init__(self, path: Path, schema: int) -> None:
+        found = f"schema {schema}" if schema else "tables without the number of a schema"
         super().__init__(
-            f"journal {path} has the layout of an older Slipway, which these processes still run: {who}; nothing was "
-            "changed, and they go on; run: ./inv upgrade, which asks them to leave and takes over from them"
+            f"journal {path} has {found}, and this Slipway reads schema {SCHEMA} alone; the file was not changed, and "
+            "no machine was touched: runs go on, and pods end at their own limits. Either go back to the Slipway that "
+            f"wrote the file, or set the file aside: mv {path} {path}.schema{schema}; then run: ./inv audit, which "
+            "finds the pods of that file in the vendors' listings"
         )
 
 
@@ -237,7 +201,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
     """Return the file with the id of that journal's installation: a separate journal is a separate installation."""
-    return installation.file_of(path, default_path(environ), environ)
+    return installation.file_of(path, environ)
 
 
 @contextlib.contextmanager
@@ -252,7 +216,7 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
 def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
     """Open the file of the journal.
 
-    Raises JournalError: on a network file system, of a newer schema, of another installation, not openable.
+    Raises JournalError: on a network file system, of another schema, of another installation, not openable.
     """
     try:
         if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
@@ -282,7 +246,12 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
     # Without a log of commits SQLite may not make one either, and has to be told that nobody writes.
     db = read_only(path, is_fixed=not (wal.exists() and wal.stat().st_size))
     try:
+        if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):  # that one may still be read
+            _check_schema(db, path)
         found = dict(db.execute("SELECT key, value FROM meta").fetchall()).get("installation", "")
+    except OtherSchema:
+        db.close()
+        raise
     except sqlite3.Error as seen:
         db.close()
         raise failed(path, seen) from seen
@@ -293,11 +262,14 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
 
 
 def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
-    kept, usual = installation_file(path, environ), default_path(environ)
+    kept = installation_file(path, environ)
     remembered, others = installation.read(kept), tuple(installation.others(kept))
     # Any thread may come to close it: the garbage collector chooses.
     db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
+        is_new = _is_empty(db)
+        if not is_new:
+            _check_schema(db, path)  # before anything is set, as that would change the file
         for name, value in PRAGMAS.items():
             db.execute(f"PRAGMA {name}={value}")
             if db.execute(f"PRAGMA {name}").fetchone() != (value,):
@@ -305,9 +277,10 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         said = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if said != "ok":
             raise _Damaged(said)
-        if db.execute("PRAGMA user_version").fetchone() == (0,) and _remembered_changes(lock):
+        if is_new and _remembered_changes(lock):
             raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
-        is_new = _migrate(db, path, "" if installation.rivals(remembered, others) else remembered)
+        if is_new:
+            _make_tables(db, "" if installation.rivals(remembered, others) else remembered)
         if _layout(db) != _made_layout():
             raise _Damaged("its tables are not as they were made")
         changes = _check_rows(db)
@@ -323,8 +296,6 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         raise
     except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: a field that should be text is not
         db.close()
-        if not remembered and (remembered := installation.read(installation.older_file(path, usual, environ))):
-            installation.remember(remembered, path, usual, environ)  # the journal that takes its place needs it
         return Opened(
             read_only(path),
             remembered,
@@ -339,7 +310,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         db.close()
         raise JournalError(_two(path, found, remembered, kept, rivals))
     if remembered != found:
-        installation.remember(found, path, usual, environ)
+        installation.remember(found, path, environ)
     return Opened(db, found, is_replacement=is_new and found == remembered, replaced=replaced, others=others)
 
 
@@ -358,8 +329,7 @@ def _replaced(meta: Mapping[str, str]) -> Clocks | None:
     """Return when it replaced a lost one. Raises ValueError for what is no time."""
     if "replaced_at" not in meta:
         return None
-    boot_s = float(meta.get("replaced_boot_s", "0"))
-    return Clocks(meta.get("replaced_boot_id", ""), boot_s, float(meta["replaced_at"]))
+    return Clocks(meta["replaced_boot_id"], float(meta["replaced_boot_s"]), float(meta["replaced_at"]))
 
 
 def _layout(db: sqlite3.Connection) -> set[tuple[object, ...]]:
@@ -378,9 +348,8 @@ def _layout(db: sqlite3.Connection) -> set[tuple[object, ...]]:
 @functools.cache
 def _made_layout() -> set[tuple[object, ...]]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statements in MIGRATIONS:
-            for statement in statements:
-                db.execute(statement)
+        for statement in TABLES:
+            db.execute(statement)
         return _layout(db)
 
 
@@ -418,32 +387,33 @@ def _remembered_changes(lock: int) -> int:
     return int(said) if said.isdigit() else 0
 
 
-def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
-    """Bring the tables up to date in one transaction; True when they were made just now."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == MOVED_SCHEMA:
-        raise Moved(path, **_move_of(db))
-    if version > len(MIGRATIONS):
-        raise JournalError(
-            f"journal {path} has schema {version}, this Slipway knows {len(MIGRATIONS)}: it was written by a newer one"
-        )
-    if version == len(MIGRATIONS):
-        return False
-    if found := (holders(db) if version else []):
-        raise OlderCode(path, found)
+def _make_tables(db: sqlite3.Connection, remembered: str) -> None:
+    """Make the tables of a new file in one transaction: a process that is killed meanwhile leaves an empty one."""
     db.execute("BEGIN IMMEDIATE")
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            db.execute(statement)
-    if version == 0:
-        db.execute("INSERT INTO meta VALUES ('installation', ?)", (remembered or names.random_word(8),))
-        if remembered:
-            now = read_clocks()
-            stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
-            db.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
-    db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+    for statement in TABLES:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('installation', ?)", (remembered or names.random_word(8),))
+    if remembered:
+        now = read_clocks()
+        stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
+        db.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
+    db.execute(f"PRAGMA user_version={SCHEMA}")
     db.execute("COMMIT")
-    return version == 0
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    """Return whether the file has neither a schema's number nor tables."""
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return db.execute("PRAGMA user_version").fetchone() == tables == (0,)
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raise Moved for a journal that was moved to another machine, OtherSchema for one of another schema."""
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    if schema == MOVED_SCHEMA:
+        raise Moved(path, **_move_of(db))
+    if schema != SCHEMA:
+        raise OtherSchema(path, schema)
 
 
 def moved_to(db: sqlite3.Connection) -> str:

@@ -62,8 +62,6 @@ def ledger(
             continue  # nothing was sent, it was refused, or it is proven that nothing came of it
         began_at = int(spend.billed_from(row))
         ended_at = spend.ended_at(row, clock_scale)
-        if ended_at is None and not row.is_live:  # an older Slipway wrote down no more than this
-            ended_at = row.del_requested_at or row.last_seen_at or began_at
         last = 1 + (wall_s if ended_at is None else ended_at)
         inside_s = min(last, until) - max(began_at, since)
         if month and (inside_s < 0 or began_at >= until):

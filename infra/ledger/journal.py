@@ -160,8 +160,6 @@ class Journal:
         """Return for how long, at least, it has replaced one that was lost; None when it does not."""
         if self.replaced is None:
             return None
-        if not self.replaced.boot_id:  # written by an older Slipway, which knew the wall clock only
-            return max(0.0, now.wall_s - self.replaced.wall_s)
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def recovered_at(self, run: str) -> list[float]:

@@ -36,9 +36,7 @@ class Op:
     remote_id: str | None = None
     address: str | None = None
     rate: int = 0
-    storage_rate: int = 0
     ttl_s: float | None = None
-    hard_deadline: int | None = None
     cap: int | None = None
     budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
     budget_name: str = ""  # the budget that pays for it, of many runs (`infra.ledger.budgets`); "" = none
@@ -54,7 +52,7 @@ class Op:
     ended_at: int | None = None  # when it was proven gone
     billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
     boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
-    boot_s: float | None = None
+    boot_s: float = 0.0
     lived_s: float | None = None  # time until it was proven gone, by the clock that counted more
     reason: str = ""  # reason of its end, or of what is unclear, for people
     outcome: str = ""  # end of its run with it: ASKED, or the state of a verdict; "" = another pod may go on with it
@@ -70,15 +68,10 @@ class Op:
     def since_sent_s(self, now: Clocks) -> float:
         """Return the time since it was sent, or else intended, by the clock that says more; never negative."""
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
-        if self.boot_s is None:  # a row of an older Slipway
-            return max(0.0, now.wall_s - at)
         return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
 
     def settling_s(self, now: Clocks) -> float:
         """Return how long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
-        at = float(self.intent_at if self.sent_at is None else self.sent_at)
-        if self.boot_s is None:  # a row of an older Slipway
-            return max(0.0, now.wall_s - at)
         return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
 
     @property

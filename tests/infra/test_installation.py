@@ -1,7 +1,6 @@
 """One installation is one journal on one machine: a configuration that was carried elsewhere begins another one."""
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -122,29 +121,6 @@ def test_a_machine_that_is_renamed_or_has_no_id_of_its_own_stays_the_same(machin
             pass
         with machines.open(name, key=key, host="renamed") as after:
             assert after.installation == before.installation and not after.is_replacement
-
-
-def test_what_an_older_slipway_kept_is_taken_over_where_its_journal_is_and_nowhere_else(machines):
-    with machines.open("laptop") as laptop:
-        pass
-    old = installation.older_file(laptop.path, laptop.path, machines.sit_at("laptop"))
-    journal_file.installation_file(laptop.path, machines.sit_at("laptop")).unlink()
-    old.write_text(f"{laptop.installation}\n")
-    machines.carry("config", "laptop", "desk")
-    with machines.open("desk") as desk:
-        assert desk.installation != laptop.installation
-        assert [one.id for one in desk.others] == [laptop.installation]
-    with machines.open("laptop") as again:
-        assert again.installation == laptop.installation and not old.exists()
-    journal_file.installation_file(laptop.path, machines.sit_at("laptop")).unlink()
-    old.write_text(f"{laptop.installation}\n")
-    with sqlite3.connect(laptop.path) as db:
-        db.execute("UPDATE meta SET key = 'nothing'")
-    with machines.open("laptop") as damaged:
-        assert damaged.problem and damaged.installation == laptop.installation
-    laptop.path.rename(f"{laptop.path}.damaged")
-    with machines.open("laptop") as again:
-        assert again.is_replacement and again.installation == laptop.installation
 
 
 @pytest.mark.process

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import random
 import signal
@@ -304,37 +305,44 @@ def test_a_journal_of_another_installation_is_refused(environ):
         Journal.open(environ=environ)
 
 
-def test_a_journal_of_the_first_schema_is_brought_up_to_date_with_its_rows(environ):
+@pytest.mark.parametrize("schema", [0, 1, journal_file.SCHEMA - 1, journal_file.SCHEMA + 1])
+def test_a_journal_of_another_schema_is_refused_unchanged_and_one_in_its_place_keeps_its_pods(environ, schema):
+    """Decision 12: a pod of the file that was set aside has no row, and is taken for one at work, not for an orphan."""
+    with Journal.open(environ=environ) as journal:
+        path, installation = journal.path, journal.installation
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version={schema}")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = path.read_bytes()
+    found = f"schema {schema}" if schema else "tables without the number of a schema"
+    with pytest.raises(journal_file.OtherSchema, match=f"has {found}, .* no machine was touched.* mv .* vendors' list"):
+        Journal.open(environ=environ)
+    assert path.read_bytes() == before
+    path.rename(f"{path}.schema{schema}")
+    with Journal.open(environ=environ) as journal:
+        assert (journal.installation, journal.is_replacement, journal.problem) == (installation, True, "")
+        assert journal.replaced_ago_s(read_clocks()) is not None
+
+
+def test_tables_of_another_program_are_not_taken_for_a_journal(environ):
     path = journal_file.default_path(environ)
     path.parent.mkdir(parents=True)
-    db = sqlite3.connect(path)
-    for statement in journal_file.MIGRATIONS[0]:
-        db.execute(statement)
-    db.execute("INSERT INTO meta VALUES ('installation', 'abcdefgh')")
-    columns = "token, run, slot, role, vendor, account_fp, spec_hash, target, store, job, state, epoch, rate"
-    reasons = {"asked for": "asked", "it has limit: its time": "limit", "it has lost": "lost",
-               "it has succeeded": "succeeded", "it has our mark, and no row": "", "it was gone": ""}  # fmt: skip
-    for number, (state, reason) in enumerate([("READY", ""), *(("TERMINATED", one) for one in reasons)], 1):
-        values = f"'t{number}', 'a-{number}', 0, 'train', 'local', '', '', '', '', '', '{state}', 3, 0"
-        words = f"INSERT INTO ops ({columns}, storage_rate, intent_at, absent_n, reason) VALUES ({values}, 0, 1, 0, ?)"
-        db.execute(words, (reason,))
-    db.execute("PRAGMA user_version=1")
-    db.commit()
-    db.close()
-    with Journal.open(environ=environ) as journal:
-        op, *ended = journal.ops()
-        assert (op.run, op.epoch, op.place, journal.installation) == ("a-1", 3, "", "abcdefgh")
-        assert {one.reason: one.outcome for one in ended} == reasons
-
-
-def test_a_newer_schema_is_refused(environ):
-    with Journal.open(environ=environ) as journal:
-        pass
-    db = sqlite3.connect(journal.path)
-    db.execute("PRAGMA user_version=99")
-    db.close()
-    with pytest.raises(JournalError, match="schema 99, this Slipway knows 13"):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE recipes (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(journal_file.OtherSchema, match="tables without the number"):
         Journal.open(environ=environ)
+    assert path.read_bytes() == before
+
+
+def test_a_process_that_is_killed_while_it_makes_the_tables_leaves_a_file_for_the_next(environ, monkeypatch):
+    """The tables come in one transaction: the connection of a process that dies before its end takes them with it."""
+    monkeypatch.setattr(journal_file, "TABLES", (*journal_file.TABLES, "CREATE TABLE ops (name TEXT)"))
+    with pytest.raises(JournalError, match="already exists"):
+        Journal.open(environ=environ)
+    monkeypatch.undo()
+    with Journal.open(environ=environ) as journal:
+        assert journal.ops() == [] and not journal.problem
 
 
 def test_a_link_in_the_place_of_the_journal_is_not_followed(environ, tmp_path):

@@ -44,9 +44,10 @@ def pod(token="a", pod_id="id-1", rate=100, created_at=5):
 
 
 def row(state, token="a", **facts):
-    return Op(
-        **{"token": PREFIX + token, "run": "r", "vendor": "m", "state": state, "rate": 100, "sent_at": 0, **facts}
-    )
+    """Return a row whose request was sent by both clocks at the same time, unless `facts` say otherwise."""
+    sent_at = facts.get("sent_at", 0)
+    usual = {"rate": 100, "sent_at": sent_at, "boot_id": BOOT, "boot_s": float(sent_at)}
+    return Op(**{"token": PREFIX + token, "run": "r", "vendor": "m", "state": state, **usual, **facts})
 
 
 def decided(rows, *pods, began_at=10_000, **listing):

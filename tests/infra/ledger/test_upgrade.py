@@ -1,15 +1,14 @@
-"""Code that is newer than the processes at work: they are named, asked to leave, and nothing is changed before."""
+"""Code that is newer than the processes at work: they are named, and asked to leave."""
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from infra import journal_file, own_code
+from infra import own_code
 from infra.errors import SlipwayError
 from infra.ledger import upgrade
 from infra.ledger.journal import Journal
@@ -17,7 +16,6 @@ from infra.ledger.journal import Journal
 pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[3]
-OLDER = len(journal_file.MIGRATIONS) - 1
 
 
 @pytest.fixture
@@ -44,42 +42,6 @@ def begin():
     for one in started:
         one.kill()
         one.communicate()
-
-
-def set_back(path: Path) -> None:
-    """Give a journal the layout of the version before this one, leases and all."""
-    with sqlite3.connect(path) as db:
-        tables = {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in ("leases", "meta")}
-    for one in path.parent.glob(f"{path.name}*"):
-        if one.suffix != ".lock":
-            one.unlink()
-    with sqlite3.connect(path) as db:
-        for statements in journal_file.MIGRATIONS[:OLDER]:
-            for statement in statements:
-                db.execute(statement)
-        for name, rows in tables.items():
-            known = len(db.execute(f"PRAGMA table_info({name})").fetchall())  # of its columns, some may have come since
-            for row in rows:
-                db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * known)})", row[:known])
-        db.execute(f"PRAGMA user_version={OLDER}")
-
-
-def version_of(path: Path) -> int:
-    with sqlite3.connect(path) as db:
-        return db.execute("PRAGMA user_version").fetchone()[0]
-
-
-def test_a_journal_is_not_migrated_while_a_process_of_the_older_layout_holds_a_lease(journal, begin):
-    holder = begin("", "keep:brave-otter-1")
-    set_back(journal)
-    with pytest.raises(journal_file.OlderCode, match=rf"{holder.pid} \(keep:brave-otter-1\).*\./inv upgrade"):
-        Journal.open()
-    assert version_of(journal) == OLDER and holder.poll() is None
-    holder.kill()
-    holder.wait()
-    with Journal.open() as opened:
-        assert opened.leases.held() == set()
-    assert version_of(journal) == len(journal_file.MIGRATIONS)
 
 
 def test_processes_of_other_code_are_asked_to_leave_and_no_others(journal, begin):
