@@ -33,7 +33,7 @@ namespace = Collection(
         runs.keep_,
         runs.rehearse,
     ),
-    *(runs.supervisor, runs.upgrade),
+    runs.supervisor,
     sweeps.sweep,
     data.shard,
     *(models.train, models.fit, models.eval, models.chat, models.export),

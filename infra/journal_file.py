@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
-from infra.agent.process import Identity, is_alive
 from infra.agent.shortage import is_full
 from infra.errors import SlipwayError
 from infra.installation import JournalClaim
@@ -173,16 +172,6 @@ class Moved(JournalError):
 
 class _Damaged(Exception):
     pass
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A living process that holds a lease."""
-
-    lease: str
-    process: Identity
-    code: str
-    """The stamp of its code; "" when it told none, as no process did before there were stamps."""
 
 
 @dataclass(frozen=True)
@@ -427,37 +416,6 @@ def _move_of(db: sqlite3.Connection) -> dict[str, Any]:
     (about,) = db.execute("SELECT value FROM meta WHERE key = ?", (MOVED_KEY,)).fetchone()
     said = json.loads(about)
     return {"host": said["host"], "is_home": said.get("is_home", False)}
-
-
-def holders(db: sqlite3.Connection) -> list[Holder]:
-    """Return the living processes that hold leases, of whichever layout the tables are. Raises sqlite3.Error."""
-    told = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'code of %'").fetchall())
-    rows = db.execute("SELECT name, epoch, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL ORDER BY name")
-    found = []
-    for name, epoch, *who in rows.fetchall():
-        at, _, code = told.get(code_key(name), "").partition(" ")
-        if is_alive(Identity(*who)):
-            found.append(Holder(name, Identity(*who), code if at == str(epoch) else ""))
-    return found
-
-
-def holders_in(path: Path) -> list[Holder]:
-    """Return the same, of a journal that is not opened for it: its layout may be older than ours.
-
-    [] when there is none. Raises JournalError.
-    """
-    if not path.exists():
-        return []
-    try:
-        with contextlib.closing(read_only(path)) as db:
-            return holders(db)
-    except sqlite3.Error as error:
-        raise JournalError(f"journal {path}: {error}") from error
-
-
-def code_key(lease: str) -> str:
-    """Return the key in `meta` under which the holder of a lease tells which code it runs."""
-    return f"code of {lease}"
 
 
 def read_only(path: Path, is_fixed: bool = False) -> sqlite3.Connection:

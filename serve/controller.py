@@ -30,8 +30,9 @@ from infra.interrupts import Replaced
 from infra.journal_file import Fenced
 from infra.ledger import budgets, service_rows, spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import Lease
+from infra.ledger.leases import SUPERVISOR, Lease
 from infra.ledger.service_rows import service_lease
+from infra.own_code import CodeWatch
 from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
@@ -82,6 +83,7 @@ class Controller:
         self.saved = ""
         self.counted = (-1, -1)
         self.is_leaving = False
+        self.code = CodeWatch()
         self.held_at = -leases.RENEW_S
         self.want = ""  # shortage on this machine that cut off the last turn
         self.gateway = GatewayClient(self.places, self._first_order(), say)
@@ -113,7 +115,7 @@ class Controller:
                 else:
                     self._tell_gateway()
                     await self._listen()
-                while not self.is_leaving:
+                while not self._is_to_leave():
                     replicas.changed.clear()
                     try:
                         self._turn()
@@ -170,6 +172,19 @@ class Controller:
     def _leave(self) -> None:
         self.is_leaving = True
         self.replicas.changed.set()
+
+    def _is_to_leave(self) -> bool:
+        """Return whether this process is to leave: it was told to, or other code is to take over.
+
+        The latter once the checkout holds other code and a supervisor of that code lives, which begins a controller of
+        it. A controller that leaves ends nothing: the gateway and the replicas go on.
+        """
+        other = self.code.other()
+        holders = self.journal.leases.holders() if other else []
+        if any(one.lease == SUPERVISOR and one.code == other for one in holders):
+            self.say(f"{self.name}: the code of the checkout has changed; a controller of that code takes over")
+            self.is_leaving = True
+        return self.is_leaving
 
     # The desired state.
 

@@ -24,7 +24,7 @@ from infra.control.ties import refuse_ties
 from infra.errors import SlipwayError, UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
-from infra.ledger import upgrade
+from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
 from infra.runs.settle import settle
 from infra.runs.timing import Say
@@ -85,7 +85,8 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
                 )
             with Journal.open(state_file) as journal:
                 homes.gather(journal, settings.homes)
-            left = upgrade.hand_over(state_file, tell, is_for_all=True)
+            with Journal.open(state_file) as journal:
+                left = dismiss(journal.leases.holders(), f"looks after it from here, and {name} will", tell)
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)

@@ -9,6 +9,8 @@ In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
 lease `supervisor` lets one act at a time: one that was silent for a minute is replaced, and ends when it wakes. What it
 sees last it writes beside the journal, for `inv supervisor`.
+Where its checkout holds other code by now, it starts a supervisor of that code and goes on until that one has come up
+and asks it to leave: code that does not start replaces nothing.
 A full disk leaves threads that could not release what they held. From then on the process begins nothing, waits until
 the journal can be written again, and leaves the rest to another process.
 """
@@ -17,6 +19,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -33,16 +36,18 @@ from infra import job_environment, own_code
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
-from infra.errors import AuthError, LimitHit, OutOfMoney, in_words
+from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
 from infra.interrupts import Replaced
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
+from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
-from infra.ledger.leases import SUPERVISOR, Held, keeper_lease
+from infra.ledger.leases import SILENT_S, SUPERVISOR, Held, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
+from infra.own_code import CodeWatch
 from infra.runs import pods
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper, recovers
@@ -88,6 +93,8 @@ class Supervisor:
         self.concluding = threading.Lock()
         self.watching: threading.Thread | None = None
         self.ending: threading.Thread | None = None
+        self.code, self.renewed_for = CodeWatch(), ""
+        self.successor: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Look after what is to go on.
@@ -103,7 +110,19 @@ class Supervisor:
                 self.is_leaving.set()
             elif not self.look():
                 return
+            self.renew()
             self.is_leaving.wait(EVERY_S)
+
+    def renew(self) -> None:
+        """Start a successor, once for each other code that the checkout comes to hold."""
+        if self.successor is not None and self.successor.poll() is not None:
+            self.tell(f"the supervisor of the checkout's code has exited with code {self.successor.returncode}; this "
+                      "process goes on with the code that it began with")  # fmt: skip
+            self.successor = None
+        other = self.code.other()
+        if other and other != self.renewed_for:
+            self.tell("the code of the checkout has changed; a supervisor of that code is started")
+            self.renewed_for, self.successor = other, start(self.settings, renews=True)
 
     def is_well(self) -> bool:
         """Return whether it has begun a look lately; one that hangs in a look is replaced."""
@@ -311,10 +330,21 @@ def load() -> Settings:
     return found
 
 
-def serve(tell: Say) -> None:
-    """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to."""
+def serve(tell: Say, renews: bool = False) -> None:
+    """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to.
+
+    `renews`: one that lives and runs other code is asked to leave first.
+    """
     settings = load()
     with _when_there_is_room(lambda: Journal.open(settings.state_file), tell) as journal:
+        if renews:
+            living = [one for one in journal.leases.holders() if one.lease == SUPERVISOR]
+            try:
+                dismiss(
+                    [one for one in living if one.code != own_code.stamp()], "runs other code", tell, HUNG_S + SILENT_S
+                )
+            except SlipwayError as error:  # one that hangs is silent by now, and its lease can be taken
+                tell(str(error))
         while True:
             try:
                 lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, own_code.stamp()), tell)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from flows.supervisor.due import is_dead, is_needed, runs_to_keep
 from flows.supervisor.supervisor_state import log_file
+from infra import own_code
 from infra.agent.process import is_alive, send
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
@@ -50,6 +51,30 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
         ]
     ensure(settings)
     return due
+
+
+def renew(settings: Settings) -> int | None:
+    """Replace a supervisor that runs other code than this checkout holds; return the process of the new one.
+
+    None: the one that lives runs this code, or none lives. Raises SlipwayError when the new one does not take over.
+    """
+    with Journal.open(settings.state_file) as journal:
+        older = [one for one in journal.leases.holders() if one.lease == SUPERVISOR and one.code != own_code.stamp()]
+        if not older:
+            return None
+        process = start(settings, renews=True)
+        deadline = time.monotonic() + START_S + LEAVE_S
+        while time.monotonic() < deadline:
+            holder = journal.leases.holder(SUPERVISOR)
+            if holder is not None and holder != older[0].process:
+                return holder.pid
+            if process.poll() is not None:
+                if process.returncode == 0 and holder is None:
+                    return None  # nothing is left to look after
+                break
+            time.sleep(POLL_S)
+    raise SlipwayError(f"the supervisor of other code (process {older[0].process.pid}) was not replaced, and goes on; "
+                       f"its log: {log_file(settings)}; run: inv supervisor")  # fmt: skip
 
 
 def ensure(settings: Settings, waits: bool = True) -> int | None:
@@ -122,13 +147,14 @@ def leave_if_done(settings: Settings) -> None:
             time.sleep(POLL_S)
 
 
-def start(settings: Settings) -> "subprocess.Popen[bytes]":
+def start(settings: Settings, renews: bool = False) -> "subprocess.Popen[bytes]":
+    """Start a supervisor. `renews`: once it has come up, it asks one of other code to leave, and takes over."""
     log = log_file(settings)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}
     with log.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "scripts.runs.supervisor"],
+            [sys.executable, "-m", "scripts.runs.supervisor", *(["renew"] if renews else [])],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.DEVNULL,

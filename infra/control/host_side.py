@@ -19,7 +19,7 @@ from infra.control.ties import refuse_ties
 from infra.errors import UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
-from infra.ledger import upgrade
+from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
 from infra.units import duration
 from store import local_files, outside
@@ -139,8 +139,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
         with Journal.open(places.state_file) as journal:
             refuse_ties(journal, "this control host")
             homes.gather(journal, places.homes)
-        told: list[str] = []
-        left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
+            left = dismiss(journal.leases.holders(), f"looks after it from here, and {to} will", lambda _: None)
         journal_moves.move_away(places.state_file, to, is_home=True)
     return {"archive": archive.pack(places.state_file), "left": left}
 

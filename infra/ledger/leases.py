@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from infra import journal_file
 from infra.agent.limits import awake_s
 from infra.agent.process import Identity, is_alive, myself
 from infra.errors import SlipwayError, UsageError
@@ -41,6 +40,16 @@ class Lease:
     epoch: int
     code: str = ""
     """The stamp of the code that its holder runs, which is told to others; "" = it tells none."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A living process that holds a lease."""
+
+    lease: str
+    process: Identity
+    code: str
+    """The stamp of its code; "" when it told none."""
 
 
 def keeper_lease(run: str) -> str:
@@ -220,9 +229,17 @@ class Leases:
         """Release a lease as if its holder had died: whoever looks for abandoned ones takes it up. Raises Fenced."""
         self._hold(lease, "", 0, "")
 
-    def holders(self) -> list[journal_file.Holder]:
-        """Return the living processes that hold leases, each with the stamp of its code."""
-        return journal_file.holders(self._db)
+    def holders(self) -> list[Holder]:
+        """Return the living processes that hold leases, silent ones too, each with the stamp of its code."""
+        told = dict(self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'code of %'").fetchall())
+        columns = "name, epoch, boot_id, pid, pid_starttime"
+        rows = self._db.execute(f"SELECT {columns} FROM leases WHERE pid IS NOT NULL ORDER BY name")
+        found = []
+        for name, epoch, *who in rows.fetchall():
+            at, _, code = told.get(_code_key(name), "").partition(" ")
+            if is_alive(Identity(*who)):
+                found.append(Holder(name, Identity(*who), code if at == str(epoch) else ""))
+        return found
 
     def _lease(self, name: str) -> tuple[int, Identity | None]:
         """Return its epoch, and who has it: a process that is dead or silent has nothing."""
@@ -247,8 +264,13 @@ class Leases:
     def _tell_code(self, lease: Lease) -> None:
         """Write down which code the holder of a lease runs; within a transaction."""
         if lease.code:
-            pair = (journal_file.code_key(lease.name), f"{lease.epoch} {lease.code}")
+            pair = (_code_key(lease.name), f"{lease.epoch} {lease.code}")
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", pair)
+
+
+def _code_key(lease: str) -> str:
+    """Return the key in `meta` under which the holder of a lease tells which code it runs."""
+    return f"code of {lease}"
 
 
 def _living(boot_id: str, pid: int, started: str, heard_s: float | None) -> Identity | None:

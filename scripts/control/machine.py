@@ -46,13 +46,16 @@ def start(spec: ControlStartFlags) -> None:
     places = HostPlaces.beside(settings.state_file)
     if places.is_control_host:
         host_side.note_start(places)
+    renewed = supervisor_client.renew(settings)
     started = supervisor_client.look_after(settings, spec.leases)
     if spec.json:
-        print_json({"started": started})
+        print_json({"started": started, "supervisor": renewed})
         return
+    if renewed:
+        render.say(f"the supervisor ran other code; process {renewed} has taken over; see: inv supervisor")
     for lease in started:
         render.say(f"{lease}: the supervisor looks after it; see: inv supervisor")
-    if not started:
+    if not (started or renewed):
         render.say("nothing to start: everything that is needed is running")
 
 

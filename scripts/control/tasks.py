@@ -25,7 +25,8 @@ def down(c, spec):
 def start(c, spec):
     """Restart the processes that look after runs and services.
 
-    A control host does this by itself after a boot, and when somebody connects.
+    A control host does this by itself after a boot, and when somebody connects. A supervisor of other code than this
+    checkout's is replaced; runs go on.
     """
 
 

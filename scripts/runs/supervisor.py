@@ -1,6 +1,8 @@
 """The command `inv supervisor`, and the process that it shows: see flows/supervisor/supervisor.py.
 
-python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
+python -m scripts.runs.supervisor [renew]    of the journal of SLIPWAY_STATE_FILE; its standard error is its log
+
+`renew`: it replaces one that runs other code.
 """
 
 import contextlib
@@ -62,4 +64,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(_say)
+    serve(_say, renews="renew" in sys.argv[1:])

@@ -104,11 +104,3 @@ def supervisor(c, spec):
     It looks after services, and after runs on other machines that no terminal follows. If it is needed and not
     running, it is started.
     """
-
-
-@command("scripts.runs.upgrade", "scripts.cli.flags:Output", example="inv upgrade")
-def upgrade(c, spec):
-    """Replace keepers and controllers of older code.
-
-    They are asked to exit, the journal is migrated, and processes of this code take over; runs go on.
-    """

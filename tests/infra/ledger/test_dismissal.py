@@ -1,6 +1,5 @@
-"""Code that is newer than the processes at work: they are named, and asked to leave."""
+"""Processes that are asked to leave: their leases are named, and those that stay go on."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 from infra import own_code
 from infra.errors import SlipwayError
-from infra.ledger import upgrade
+from infra.ledger.dismissal import dismiss
 from infra.ledger.journal import Journal
 
 pytestmark = pytest.mark.process
@@ -44,33 +43,37 @@ def begin():
         one.communicate()
 
 
-def test_processes_of_other_code_are_asked_to_leave_and_no_others(journal, begin):
-    ours = begin(own_code.stamp(), "keep:quick-hare-2")
+def test_what_is_dismissed_has_left_and_its_leases_are_named(journal, begin):
     older = [begin("0" * 12, "keep:brave-otter-1"), begin("", "serve:demo")]
-    told = []
-    assert upgrade.hand_over(journal, told.append) == ["keep:brave-otter-1", "serve:demo"]
-    assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
-    assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
-    assert upgrade.older(journal) == [] and upgrade.hand_over(journal, told.append) == []
+    ours, told = begin(own_code.stamp(), "keep:quick-hare-2"), []
+    with Journal.open() as opened:
+        holders = opened.leases.holders()
+        assert [(one.lease, one.code) for one in holders] == [
+            ("keep:brave-otter-1", "0" * 12), ("keep:quick-hare-2", own_code.stamp()), ("serve:demo", "")
+        ]  # fmt: skip
+        leaving = [one for one in holders if one.code != own_code.stamp()]
+        assert dismiss(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
+        assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
+        assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
+        assert opened.leases.held() == {"keep:quick-hare-2"} and dismiss(leaving, "", told.append) == [
+            "keep:brave-otter-1", "serve:demo"
+        ]  # fmt: skip
 
 
 def test_what_stays_is_named_and_goes_on(journal, begin):
     stays = begin("0" * 12, "serve:demo", stays=True)
-    with pytest.raises(SlipwayError, match=rf"process {stays.pid} \(serve:demo\)"):
-        upgrade.hand_over(journal, lambda _: None, patience_s=0.3)
+    with Journal.open() as opened, pytest.raises(SlipwayError, match=rf"process {stays.pid} \(serve:demo\)"):
+        dismiss(opened.leases.holders(), "runs other code", lambda _: None, patience_s=0.3)
     assert stays.poll() is None
 
 
-def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_older_code(journal, begin):
+def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_no_known_code(journal, begin):
     with Journal.open() as opened:
         opened.leases.release(opened.leases.take("keep:brave-otter-1", own_code.stamp()))
     holder = begin("", "keep:brave-otter-1")
-    (one,) = upgrade.older(journal)
+    with Journal.open() as opened:
+        (one,) = opened.leases.holders()
     assert (one.process.pid, one.code) == (holder.pid, "")
-
-
-def test_there_is_nothing_to_hand_over_without_a_journal(tmp_path):
-    assert upgrade.older(tmp_path / "journal.db") == [] and os.listdir(tmp_path) == []
 
 
 def test_the_stamp_of_the_code_is_the_same_in_every_process(journal):

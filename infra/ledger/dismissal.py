@@ -1,0 +1,39 @@
+"""The dismissal of processes that hold leases: they are asked to leave, and what they looked after is named.
+
+In: a journal. Out: the leases that are free now. A keeper or a controller that leaves ends nothing: pods and engines go
+on, held by their guards, until another process takes over.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from infra.agent.process import is_alive, myself, send
+from infra.errors import SlipwayError
+from infra.ledger.leases import Holder
+from infra.units import duration
+
+LEAVE_S = 60.0  # a controller lets requests under way end first
+POLL_S = 0.1
+
+
+def dismiss(holders: Iterable[Holder], why: str, tell: Callable[[str], None], patience_s: float = LEAVE_S) -> list[str]:
+    """Ask these processes but this one to leave; return the leases that they held once they are gone.
+
+    Raises SlipwayError when a process stays. The same again goes on from there.
+    """
+    leaving = [one for one in holders if one.process != myself()]
+    for process in dict.fromkeys(one.process for one in leaving):
+        held = ", ".join(one.lease for one in leaving if one.process == process)
+        tell(f"process {process.pid} ({held}) {why}; it is asked to leave")
+        send(process, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while staying := [one for one in leaving if is_alive(one.process)]:
+        if time.monotonic() > deadline:
+            who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
+            raise SlipwayError(
+                f"still running after {duration(patience_s)}: process {who}; what they look after goes on; end them "
+                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run the same again"
+            )
+        time.sleep(POLL_S)
+    return [one.lease for one in leaving]

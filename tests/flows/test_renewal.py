@@ -1,0 +1,154 @@
+"""A checkout whose code changes under its supervisor: processes of the new code take over, and no run is lost."""
+
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flows.supervisor import supervisor as supervisor_module
+from flows.supervisor import supervisor_client, supervisor_state
+from infra import own_code
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, Holder
+from infra.settings import Settings
+from serve.controller import Controller
+from tests.flows.test_supervisor import begun
+from tests.world import ROOT, until
+
+GUARD_S = 60.0
+
+
+def of_supervisor(journal: Journal) -> Holder | None:
+    return next((one for one in journal.leases.holders() if one.lease == SUPERVISOR), None)
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    for name in ("STATE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return Settings.load(ROOT)
+
+
+@pytest.fixture
+def journal(settings):
+    with Journal.open(settings.state_file) as opened:
+        yield opened
+
+
+@pytest.fixture
+def needed(journal):
+    """Start a process at work on a sweep, which is a reason for a supervisor to live."""
+    words = [sys.executable, "-m", "tests.infra.ledger.holder", "", "leaves", "sweep:demo"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.kill()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Make another checkout, which a supervisor looks at often; supervisors are started from it."""
+    folder = tmp_path / "checkout"
+    for name in own_code.PRODUCT:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "pyproject.toml", folder)
+    watch = folder / "infra" / "own_code.py"
+    watch.write_text(watch.read_text().replace("LOOK_EVERY_S = 15.0", "LOOK_EVERY_S = 0.2"))
+    monkeypatch.setattr(supervisor_client, "ROOT", folder)
+    return folder
+
+
+@pytest.fixture
+def ended(journal):
+    """Kill the supervisor that is left at the end of a test."""
+    yield
+    if (holder := of_supervisor(journal)) is not None:
+        os.kill(holder.process.pid, 9)
+
+
+@pytest.mark.process
+def test_a_supervisor_of_older_code_is_replaced_once_the_new_one_has_come_up(
+    journal, settings, needed, checkout, ended
+):
+    op, log = begun(journal, "far-1"), supervisor_state.log_file(settings)
+    supervisor_client.start(settings)
+    until(lambda: "far-1: kept from now on" in log.read_text(), "its keeper", GUARD_S)
+    first = of_supervisor(journal)
+
+    names = checkout / "infra" / "names.py"
+    good = names.read_text()
+    names.write_text("def broken(:\n")
+    until(lambda: "has exited with code 1; this process goes on" in log.read_text(), "the failure", GUARD_S)
+    assert of_supervisor(journal) == first
+
+    names.write_text(f"{good}\n# other code\n")
+    until(lambda: (one := of_supervisor(journal)) and one.process != first.process, "the successor", GUARD_S)
+    assert of_supervisor(journal).code not in ("", first.code)
+    begun_by = f"process {of_supervisor(journal).process.pid} looks after"
+    until(lambda: "far-1: kept from now on" in log.read_text().partition(begun_by)[2], "its keeper", GUARD_S)
+    left = journal.ops(run="far-1")
+    assert [(one.token, one.state) for one in left] == [(op.token, op.state)]
+
+
+@pytest.mark.process
+def test_control_start_replaces_a_supervisor_of_other_code_and_no_other(journal, settings, needed, checkout, ended):
+    supervisor_client.start(settings)
+    until(lambda: of_supervisor(journal), "the supervisor", GUARD_S)
+    older = of_supervisor(journal)
+    assert older.code not in ("", own_code.stamp())
+    supervisor_client.ROOT = ROOT
+    pid = supervisor_client.renew(settings)
+    assert (of_supervisor(journal).process.pid, of_supervisor(journal).code) == (pid, own_code.stamp())
+    assert pid != older.process.pid and supervisor_client.renew(settings) is None
+
+
+def test_a_successor_is_started_once_for_each_code(journal, settings, monkeypatch):
+    codes, started, told = ["", "b" * 12, "b" * 12, "b" * 12, "c" * 12], [], []
+    monkeypatch.setattr(supervisor_module, "load", lambda: settings)
+
+    def start(settings, renews):
+        started.append(renews)
+        return SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    monkeypatch.setattr(supervisor_module, "start", start)
+    supervisor = supervisor_module.Supervisor(settings, journal, 0.0, told.append)
+    for code in codes:
+        supervisor.code = SimpleNamespace(other=lambda code=code: code)
+        supervisor.renew()
+    assert started == [True, True] and sum("has exited with code 1" in one for one in told) == 1
+
+
+def test_code_counts_once_two_looks_in_a_row_have_found_it(monkeypatch):
+    clock, found = [0.0], [own_code.stamp()]
+    monkeypatch.setattr(own_code, "of_checkout", lambda: found[0])
+    monkeypatch.setattr(own_code.time, "monotonic", lambda: clock[0])
+    watch = own_code.CodeWatch()
+    said = []
+    for code in ("a", "b", "b", "b", own_code.stamp(), own_code.stamp()):
+        clock[0] += own_code.LOOK_EVERY_S
+        found[0] = code
+        said.append(watch.other())
+    assert said == ["", "", "b", "b", "", ""]
+    found[0], clock[0] = "d", clock[0] + 1
+    assert watch.other() == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "supervisor", "leaves"),
+    [("", "b", False), ("b", "", False), ("b", "a", False), ("b", "b", True)],
+)
+def test_a_controller_leaves_for_other_code_once_a_supervisor_of_it_lives(journal, other, supervisor, leaves):
+    if supervisor:
+        journal.leases.take(SUPERVISOR, supervisor)
+    told = []
+    controller = SimpleNamespace(
+        name="demo", journal=journal, say=told.append, is_leaving=False, code=SimpleNamespace(other=lambda: other)
+    )
+    assert Controller._is_to_leave(controller) is leaves and controller.is_leaving is leaves
+    assert len(told) == leaves
+    controller.is_leaving = True
+    assert Controller._is_to_leave(controller)
