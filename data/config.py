@@ -159,7 +159,7 @@ class Making:
     inputs: dict[str, Input] = field(default_factory=dict)
     """Inputs by role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
-    """Digests by file of the program that makes it, stored beside it for later plans."""
+    """Commit of the checkout that planned it, and a digest of what differed from that commit, for later plans."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The settings that count, as plain values, stored beside it so that a plan can name what differs."""
 

@@ -19,6 +19,7 @@ from tests import pure, seeds
 from tests.failures import Failures
 from tests.needs import needs
 from tests.slowest import Slowest
+from trainer.fingerprints import CheckoutCode
 
 # Images of containers often forbid bytecode. Without it each program that a test starts compiles all that it imports,
 # which takes longer than the import itself.
@@ -41,6 +42,13 @@ def new_line():
     if session := sys.modules.get("scripts.cli.session"):
         session._over.clear()
         session._used.clear()
+
+
+@pytest.fixture(autouse=True)
+def without_git(request, monkeypatch):
+    """Let no plan ask git in a test that starts no process: such a checkout has no commit."""
+    if request.node.get_closest_marker("process") is None:
+        monkeypatch.setattr(CheckoutCode, "_git", lambda *_: None)
 
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()

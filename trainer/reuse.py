@@ -4,17 +4,13 @@ In: the steps of a recipe, what the store holds by kind and fingerprint, the che
 Nothing is made again because its code has changed: the plan says so, and the user decides.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from store.manifest import kind_of
-from trainer.fingerprints import BESIDE, FIRST_CODE, Code, codes_of, differing, digest, short, version_of
+from trainer.fingerprints import CheckoutCode, Code, commit_of, digest, short, version_of
 from trainer.records.fields import what_counts
-
-FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # name of a file of ours, whoever wrote it down
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
 """Kind and fingerprint of everything whole in a store -> what its maker wrote about it."""
@@ -27,7 +23,7 @@ class Node:
     name: str
     artifact: str
     words: tuple[str, ...]
-    entry: str  # file whose imports are the code behind it
+    code: tuple[str, ...]  # folders and files whose code makes it
     spec: Any
     inputs: dict[str, str] = field(default_factory=dict)  # role -> name of the node that makes it
 
@@ -41,14 +37,16 @@ class Choice:
     """Code of the checkout, not of the artifact."""
     is_here: bool = False
     differs: tuple[str, ...] = ()
-    """Files whose code differs from that which made it; () where that is not known."""
+    """Files that differ from the code which made it; () where that is not known."""
+    made_by: str = ""
+    """The commit that made it, where this checkout does not know that commit."""
     is_remade: bool = False
     """True if it, or an artifact that it comes from, was remade because code had changed."""
 
 
 def choices(
-    nodes: Mapping[str, Node], held: Held, pointers: Mapping[str, str], root: Path, given: Mapping[str, str],
-    remake: tuple[str, ...] = (),
+    nodes: Mapping[str, Node], held: Held, pointers: Mapping[str, str], checkout: CheckoutCode,
+    given: Mapping[str, str], remake: tuple[str, ...] = (),
 ) -> dict[str, Choice]:  # fmt: skip
     """Return one for every step; `nodes` in an order in which they can run.
 
@@ -56,48 +54,35 @@ def choices(
     artifact is not the one that other code made.
     """
     found: dict[str, Choice] = {}
-    codes = codes_of(root, {node.entry for name, node in nodes.items() if name not in given})
-    plain, first = dict(given), dict(given)  # fingerprints as if nothing had been remade, and as 8284afb made them
     for name, node in nodes.items():
         kind = kind_of(node.artifact)
         if name in given:
             found[name] = Choice(given[name], {}, (kind, given[name]) in held)
             continue
         spec, version = digest(what_counts(node.spec)), f"v{version_of(node.words[-1])}"
-        code, old = codes[node.entry], FIRST_CODE.get(node.words[-1], version)
-        ours = _inputs(node, {source: one.fingerprint for source, one in found.items()})
+        code, inputs = checkout.of(node.code), _inputs(node, found)
         follows = any(found[source].is_remade for source in node.inputs.values())
-        tails = [ours] if follows else [ours, _inputs(node, plain), _inputs(node, first)]
-        versions = [version, old] if version == "v1" else [version]
-        wanted = [f"{spec}-{one}-{tail}" for tail in tails for one in versions]
-        wanted += sorted(one for of, one in held if of == kind and _is_remade(one, f"{spec}-{version}.", ours))
-        plain[name], first[name] = f"{spec}-{version}-{_inputs(node, plain)}", f"{spec}-{old}-{_inputs(node, first)}"
-        there = {one: _differing(held[kind, one], code) for one in wanted if (kind, one) in held}
-        best = min(there, key=lambda one: (pointers.get(node.artifact) != one, bool(there[one])), default="")
-        if best and name in remake and there[best]:
-            found[name] = Choice(f"{spec}-{version}.{short(code)}-{ours}", code, is_remade=True)
+        usual = f"{spec}-{version}-{inputs}"
+        remade = sorted(one for of, one in held if of == kind and _is_remade(one, f"{spec}-{version}.", inputs))
+        makers = {one: held[kind, one].get("code") for one in (usual, *remade) if (kind, one) in held}
+        there = {one: checkout.differing(maker, node.code) for one, maker in makers.items()}
+        best = min(there, key=lambda one: (pointers.get(node.artifact) != one, there[one] != ()), default="")
+        if best and name in remake and code and there[best] != ():
+            found[name] = Choice(f"{spec}-{version}.{short(code)}-{inputs}", code, is_remade=True)
         elif best:
-            is_remade = follows or _is_remade(best, f"{spec}-{version}.", ours)
-            found[name] = Choice(best, code, True, there[best], is_remade)
+            differs, made_by = there[best] or (), commit_of(makers[best]) if there[best] is None else ""
+            found[name] = Choice(best, code, True, differs, made_by, is_remade=follows or best != usual)
         else:
-            found[name] = Choice(f"{spec}-{version}-{ours}", code, is_remade=follows)
+            found[name] = Choice(usual, code, is_remade=follows)
     return found
 
 
-def _inputs(node: Node, prints: Mapping[str, str]) -> str:
-    return digest({role: prints[source] for role, source in node.inputs.items()})
+def _inputs(node: Node, found: Mapping[str, Choice]) -> str:
+    return digest({role: found[source].fingerprint for role, source in node.inputs.items()})
 
 
 def _is_remade(fingerprint: str, beginning: str, inputs: str) -> bool:
     return fingerprint.startswith(beginning) and fingerprint.endswith(f"-{inputs}")
-
-
-def _differing(about: Mapping[str, Any], code: Code) -> tuple[str, ...]:
-    before: Any = about.get("code")
-    is_told = isinstance(before, dict) and all(
-        isinstance(one, str) and FILE.fullmatch(path) for path, one in before.items()
-    )
-    return differing(before, code) if is_told else ()
 
 
 def needed(nodes: Mapping[str, Node], names: tuple[str, ...], made: Mapping[str, Choice]) -> Iterator[str]:

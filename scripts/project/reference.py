@@ -48,7 +48,6 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("`var/runs`", "", "the home of each run: its receipt `run.json`; in `kept/` the code that its next pod gets; in "
      "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted", "yes"),
     ("`var/logs`", "", "tracebacks of errors in Slipway itself", "yes"),
-    ("`var/code.json`", "", "a cache of the code that plans have read", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
     ("`var/sweeps`", "", "which runs belong to one sweep, for the page of `./inv ui`", "yes"),
     ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),

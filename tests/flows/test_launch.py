@@ -18,6 +18,7 @@ from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
+from trainer.fingerprints import CheckoutCode
 from trainer.rewards import jail
 
 pytestmark = pytest.mark.process
@@ -58,15 +59,17 @@ def test_a_variable_names_the_accelerator_as_the_flags_do(tmp_path):
     assert asked("ACCELERATOR=A100:8", gpu="H100:2") == (("H100", 2),), "a flag outweighs a variable"
 
 
-def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path):
+def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path, monkeypatch):
     told = []
+    monkeypatch.setattr(CheckoutCode, "of", lambda *_: {"commit": "cd" * 20})
+    monkeypatch.setattr(CheckoutCode, "differing", lambda _, before, folders: ("trainer/loop.py",) if before else ())
     first = launch.prepare(resolved(settings), journal, settings, told.append)
     assert not first.is_open and [one.name for one in first.plan.job.steps][-1] == "base"
     made = tmp_path / "made"
     made.mkdir()
     (made / "weights").write_text("w")
     (fingerprint,) = [one.fingerprint for one in first.plan.artifacts if one.name == BASE]
-    Store(settings.store).publish(made, BASE, fingerprint, {"code": {"trainer/loop.py": "another one"}})
+    Store(settings.store).publish(made, BASE, fingerprint, {"code": {"commit": "ab" * 20}})
     found = launch.prepare(resolved(settings), journal, settings, told.append)
     assert found.is_open and [one.name for one in found.plan.doubtful] == [BASE]
     assert not launch.prepare(resolved(settings, dry_run=True), journal, settings, told.append).is_open

@@ -9,6 +9,7 @@ from data.config import Persona, TextSpec, TokenizerSpec, TokensSpec
 from infra.agent.job import Limits
 from infra.records import HeldArtifact, Inventory, Request
 from infra.selection import work_disk
+from trainer.fingerprints import CheckoutCode
 from trainer.plan import Wanted, data_bytes, resolve
 from trainer.plan.nodes import recipe
 from trainer.reuse import choices
@@ -44,7 +45,7 @@ def test_with_a_volume_only_the_environment_lies_on_the_disk():
 
 def test_what_the_store_holds_is_fetched_and_counts_by_its_size():
     nodes = recipe(WANTED)
-    chosen = choices(nodes, {}, {}, ROOT, {})
+    chosen = choices(nodes, {}, {}, CheckoutCode(ROOT), {})
     held = {
         nodes[name].artifact: HeldArtifact(nodes[name].artifact, chosen[name].fingerprint, num_bytes=size)
         for name, size in (("text", 30 * GB), ("tokenizer", 1000), ("tokens", 20 * GB))
@@ -56,7 +57,7 @@ def test_what_the_store_holds_is_fetched_and_counts_by_its_size():
 
 def test_a_plan_with_nothing_to_do_asks_for_no_disk():
     nodes = recipe(WANTED)
-    chosen = choices(nodes, {}, {}, ROOT, {})
+    chosen = choices(nodes, {}, {}, CheckoutCode(ROOT), {})
     held = {node.artifact: HeldArtifact(node.artifact, chosen[name].fingerprint) for name, node in nodes.items()}
     assert disk_of(WANTED, Inventory("s", held)) == 0
 

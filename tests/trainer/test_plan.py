@@ -3,10 +3,9 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
@@ -18,8 +17,8 @@ from store.manifest import kept_name
 from trainer import fingerprints, memory
 from trainer import plan as planning
 from trainer.config import ImportSpec
-from trainer.fingerprints import code_of, differences, differing, short
-from trainer.plan import Wanted, estimates, recipe, resolve
+from trainer.fingerprints import CheckoutCode, differences
+from trainer.plan import Wanted, estimates, nodes, recipe, resolve
 from trainer.plan.smaller import smaller
 from trainer.recipes import PROFILES
 from trainer.reuse import choices
@@ -29,39 +28,39 @@ WANTED = Wanted(phases=("sft",), profile="tiny", persona=Persona(name="Ada", mak
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
 
-OLD = {
-    "text": "8bf08f160a20-d1c28a08248a-44136fa355b3",
-    "tokenizer": "2cc685d5d013-d8204fe40cdb-cb451ef3b726",
-    "tokens": "44136fa355b3-006afa236bc5-0111e41796bb",
-    "base": "458baf07b388-715f4ef357fd-8d2cd79aa588",
-    "identity": "5019fb20f6e2-537e4535fa6f-44136fa355b3",
-    "questions": "bcf369b8837a-0b17a1fdb5bd-cb451ef3b726",
-    "mid": "e8dc830e9ad4-3bdb437f0b0b-ad919042579d",
-    "sft": "b13057305181-47d3cd0df839-913eb2c58af3",
-}
+def git(root: Path, *words: str) -> str:
+    line = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *words]
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
-def checkout(tmp_path_factory):
-    """Copies of `data` and `trainer`, some of their files otherwise."""
+def checkout(tmp_path):
+    """A repository with one commit of `data` and `trainer`."""
+    root = tmp_path / "checkout"
+    for folder in ("data", "trainer"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / ".gitignore").write_text("__pycache__\n")
+    git(root, "init", "-q")
+    commit(root)
+    return root
 
-    def make(texts: Mapping[str, str] = MappingProxyType({})) -> Path:
-        root = tmp_path_factory.mktemp("checkout")
-        for folder in ("data", "trainer"):
-            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for path, text in texts.items():
-            (root / path).write_text(text)
-        return root
 
-    return make
+def commit(root: Path) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "a change")
+
+
+def change(root: Path, path: str, text: str = "CHANGED = True\n") -> None:
+    with (root / path).open("a") as file:
+        file.write(text)
 
 
 def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
     """The store as it is after all of `wanted` was made from the code in `root`."""
-    nodes = recipe(wanted)
+    steps_of = recipe(wanted)
     made = {}
-    for name, one in choices(nodes, {}, {}, root, {}).items():
-        artifact = nodes[name].artifact
+    for name, one in choices(steps_of, {}, {}, CheckoutCode(root), {}).items():
+        artifact = steps_of[name].artifact
         made[artifact] = HeldArtifact(artifact, one.fingerprint, about={"code": one.code})
     return Inventory("somewhere", made)
 
@@ -167,93 +166,114 @@ def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
     assert steps(planned(wanted, before)) == [name for name in EVERYTHING if name != "identity"]
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("is_committed", [False, True])
 @pytest.mark.parametrize(
     ("module", "differing"),
     [
         ("trainer/model/decoder.py", ["base", "mid", "chatsft"]),
         ("trainer/phases/sft.py", ["chatsft"]),
-        ("data/chat/persona.py", ["identity_conversations"]),
-        ("data/tokens/tokenize.py", ["datasets/pydocs/tokens"]),
+        ("data/chat/persona.py", ["identity_conversations", "datasets/pydocs/questions", "mid", "chatsft"]),
+        ("data/tokens/tokenize.py", ["tokenizer", "datasets/pydocs/tokens", "base"]),
+        ("trainer/reporting/samples.py", []),
+        ("data/text/new.py", ["datasets/pydocs/text"]),
     ],
 )
-def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, differing):
-    before = everything_made(root=checkout())
-    text = (ROOT / module).read_text()
-    plan = planned(WANTED, before, checkout({module: text + "\nCHANGED = True\n"}))
+def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, differing, is_committed):
+    before = everything_made(root=checkout)
+    change(checkout, module)
+    if is_committed:
+        commit(checkout)
+    plan = planned(WANTED, before, checkout)
     assert plan.job is None
     named = {one.name.removesuffix("/tiny").removesuffix("_checkpoints") for one in plan.artifacts if one.differs}
     assert named == set(differing)
-    assert {file for one in plan.artifacts for file in one.differs} == {module}
+    assert {file for one in plan.artifacts for file in one.differs} == ({module} if differing else set())
     assert [one.name for one in plan.doubtful] == (["chatsft_checkpoints/tiny"] if "chatsft" in differing else [])
     said = [note for note in plan.notes if "is kept, although its code has changed" in note]
     assert len(said) == len(set(differing) - {"chatsft"}) and all(module in note for note in said)
 
 
-def test_moved_and_renamed_code_comments_and_docstrings_are_no_change(checkout):
-    before = everything_made(root=checkout())
-    texts = {
-        str(one.relative_to(ROOT)): one.read_text() for top in ("data", "trainer") for one in (ROOT / top).rglob("*.py")
-    }
-    optim = texts.pop("trainer/optim.py")
-    moved = {path: text.replace("trainer.optim ", "trainer.descent ") for path, text in texts.items()}
-    moved["trainer/descent.py"] = "# a comment\n" + optim
-    told = moved.pop("trainer/reporting/peak_flops.py")  # it does not count under its old name
-    moved = {path: text.replace("trainer.reporting.peak_flops ", "trainer.summit ") for path, text in moved.items()}
-    moved["trainer/summit.py"] = told
-    moved["trainer/phases/sft.py"] = '"""Another docstring."""\n\n' + texts["trainer/phases/sft.py"].split('"""', 2)[2]
-    root = checkout(moved)
-    for gone in ("optim.py", "reporting/peak_flops.py"):
-        (root / "trainer" / gone).unlink()
-    plan = planned(WANTED, before, root)
+@pytest.mark.process
+def test_code_that_was_not_committed_is_the_same_code_while_it_is_as_it_was(checkout):
+    change(checkout, "trainer/loop.py")
+    before = everything_made(root=checkout)
+    assert planned(WANTED, before, checkout).notes == ()
+    commit(checkout)
+    assert planned(WANTED, before, checkout).notes == ()
+    git(checkout, "checkout", "-q", "HEAD~1")
+    plan = planned(WANTED, before, checkout)
+    assert {one.differs for one in plan.doubtful} == {(fingerprints.UNCOMMITTED,)}
+    change(checkout, "trainer/loop.py", "CHANGED = False\n")
+    assert {one.differs for one in planned(WANTED, before, checkout).doubtful} == {("trainer/loop.py",)}
+
+
+@pytest.mark.process
+def test_of_many_files_the_first_are_named(checkout):
+    before = everything_made(root=checkout)
+    for number in range(20):
+        change(checkout, f"trainer/model/new_{number:02}.py")
+    (one,) = planned(WANTED, before, checkout).doubtful
+    assert len(one.differs) == fingerprints.MOST_NAMED + 1 and one.differs[-1] == "and 12 more"
+
+
+@pytest.mark.process
+def test_code_of_a_commit_that_is_not_here_is_told_once_and_asks_nothing(checkout):
+    before = everything_made(root=checkout)
+    unknown = {"code": {"commit": "ab" * 20}}
+    there = replace(before, artifacts={name: replace(one, about=unknown) for name, one in before.artifacts.items()})
+    plan = planned(WANTED, there, checkout)
+    assert plan.job is None and plan.doubtful == ()
+    (said,) = plan.notes
+    assert "made by commit ababababab, which this checkout does not have" in said
+    assert steps(planned(replace(WANTED, made="remake"), there, checkout)) == ["sft"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "code", [None, "v1", {}, {"trainer/loop.py": "0f"}, {"commit": "--help"}, {"commit": ["ab" * 20]}]
+)
+def test_code_that_is_not_on_record_is_not_compared(checkout, code):
+    before = everything_made(root=checkout)
+    there = replace(
+        before, artifacts={name: replace(one, about={"code": code}) for name, one in before.artifacts.items()}
+    )
+    change(checkout, "trainer/loop.py")
+    plan = planned(WANTED, there, checkout)
     assert plan.job is None and plan.doubtful == () and plan.notes == ()
 
 
-def test_a_function_that_moved_to_another_module_is_no_change(checkout):
-    first = {
-        "data/chat/imported.py": "from data.one import f\n\n\nWAY = f(1)\n",
-        "data/one.py": "import math\n\n\ndef f(x):\n    return math.sqrt(x)\n",
-    }
-    then = {
-        "data/chat/imported.py": "from data import two as other\n\n\nWAY = other.f(1)\n",
-        "data/one.py": "",
-        "data/two.py": 'import math\n\n\ndef f(x):\n    """The root."""\n    return math.sqrt(x)\n',
-    }
-    codes = [code_of(checkout(texts), "data/chat/imported.py") for texts in (first, then)]
-    assert differing(*codes) == () and short(codes[0]) == short(codes[1])
-    then["data/two.py"] = then["data/two.py"].replace("sqrt", "exp")
-    changed = code_of(checkout(then), "data/chat/imported.py")
-    assert differing(codes[0], changed) == ("data/two.py",) and short(codes[0]) != short(changed)
+@pytest.mark.process
+def test_a_checkout_without_git_records_no_commit_and_compares_nothing(checkout, tmp_path):
+    before = everything_made(root=checkout)
+    shutil.rmtree(checkout / ".git")
+    for root in (checkout, checkout / "data"):
+        plan = planned(WANTED, before, root)
+        assert plan.job is None and plan.doubtful == () and plan.notes == ()
+    made = planned(WANTED, Inventory("somewhere"), checkout)
+    assert {json.dumps(step.config["making"]["code"]) for step in made.job.steps} == {"{}"}
 
 
-def test_what_was_read_of_the_code_is_kept_until_the_code_is_another(checkout, monkeypatch):
-    root, entry = checkout(), "trainer/phases/base.py"
-    first, kept = code_of(root, entry), root / "var" / "code.json"
-
-    def again() -> Mapping[str, str]:
-        fingerprints._checkout.cache_clear()  # as in another process
-        return code_of(root, entry)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fingerprints, "_read", None)
-        assert again() == first
-    written = json.loads(kept.read_text())
-    for damaged in ("{", "[]", "{}", {**written, "modules": []}, {**written, "modules": {entry: ["00", 5]}}):
-        kept.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
-        assert again() == first and json.loads(kept.read_text()) == written
-    shutil.rmtree(kept.parent)
-    kept.parent.write_text("no folder")
-    assert again() == first  # and the next plan reads it all once more
-    kept.parent.unlink()
-    decoder = root / "trainer/model/decoder.py"
-    decoder.write_text(decoder.read_text() + "\nCHANGED = True\n")
-    assert differing(first, again()) == ("trainer/model/decoder.py",)
+@pytest.mark.process
+def test_a_checkout_below_another_repository_is_not_told_by_the_commits_of_that_one(checkout):
+    inner = checkout / "vendored"
+    shutil.copytree(checkout / "data", inner / "data")
+    commit(checkout)
+    assert CheckoutCode(inner).of(("data",)) == {} and CheckoutCode(checkout).of(("data",)).keys() == {"commit"}
 
 
+def test_what_a_plan_takes_for_the_code_behind_an_artifact_is_there():
+    places = {*nodes.MAKE_TEXT, *nodes.MAKE_TOKENS, *nodes.MAKE_TALK, *nodes.IMPORT, *nodes.TRAIN}
+    places = places.union(*nodes.READ.values(), *(node.code for node in recipe(WANTED).values()))
+    assert not [one for one in places if not (ROOT / one).exists()]
+    assert {one.partition("/")[0] for one in places} == set(fingerprints.FOLDERS)
+
+
+@pytest.mark.process
 def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_afterwards(checkout):
-    before = everything_made(root=checkout())
-    changed = checkout(
-        {"trainer/model/decoder.py": (ROOT / "trainer/model/decoder.py").read_text() + "\nCHANGED = True\n"}
-    )
+    before = everything_made(root=checkout)
+    changed = shutil.copytree(checkout, checkout.with_name("changed"))
+    change(changed, "trainer/model/decoder.py")
     kept = planned(replace(WANTED, made="keep"), before, changed)
     assert kept.job is None and kept.doubtful == ()
     again = planned(replace(WANTED, phases=("mid",), made="remake"), before, changed)
@@ -271,27 +291,8 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
     assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []
     assert steps(planned(WANTED, there, changed)) == ["sft"]  # which was made of the other one
     other_tag = replace(WANTED, tag="other")  # nothing stands under it: that of today's code comes first
-    assert steps(planned(other_tag, there, checkout())) == []
+    assert steps(planned(other_tag, there, checkout)) == []
     assert steps(planned(replace(other_tag, phases=("mid",)), there, changed)) == []
-
-
-def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):
-    """Compare with fingerprints that tree 8284afb printed for this very wish."""
-    (tmp_path / "corpus.txt").write_text("one\ntwo\n")
-    monkeypatch.chdir(tmp_path)
-    wanted = replace(WANTED, source="corpus.txt")
-    names = {name: node.artifact for name, node in recipe(wanted).items()}
-    there = Inventory("somewhere", {names[name]: HeldArtifact(names[name], one) for name, one in OLD.items()})
-    base = replace(wanted, phases=("base",))
-    plan = planned(base, there)
-    assert plan.job is None and plan.doubtful == () and {one.state for one in plan.artifacts} == {"here"}
-    for lost in EVERYTHING[:4]:
-        rest = {name: one for name, one in there.artifacts.items() if name != names[lost]}
-        assert steps(planned(base, replace(there, artifacts=rest))) == (["base"] if lost == "base" else [])
-    assert steps(planned(wanted, there)) == EVERYTHING[4:]  # conversations have turns since then
-    mid = planned(replace(wanted, seed=7, phases=("mid",)), there)
-    assert steps(mid) == ["base", "identity", "questions", "mid"]  # with the text that was made then
-    assert mid.job.steps[0].config["making"]["inputs"]["tokens"]["fingerprint"] == OLD["tokens"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointe
 from store import extensions
 from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
-from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.fingerprints import CheckoutCode, differences, digest
 from trainer.plan import data_bytes, rollout_engine
 from trainer.plan.estimates import STATE_BYTES, told, ways_of
 from trainer.plan.nodes import recipe
@@ -83,23 +83,25 @@ def resolve(
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
     remake = wanted.phases if wanted.made == "remake" else ()
-    chosen = choices(nodes, held, pointers, root, wanted.given, remake)
+    chosen = choices(nodes, held, pointers, CheckoutCode(root), wanted.given, remake)
     due = set(needed(nodes, wanted.phases, chosen))
     profile = profile_of(wanted)
     keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
-    artifacts, steps = [], []
+    shown: dict[str, PlannedArtifact] = {}
+    steps = []
     for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
         node, choice = nodes[name], chosen[name]
         if name in due or choice.is_here:
             is_asked = name in wanted.phases
-            artifacts.append(_planned(node, choice, inventory, name in due, is_asked))
+            shown[name] = _planned(node, choice, inventory, name in due, is_asked)
         if name in due and name in wanted.given:
-            seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
+            seen = f"{shown[name].state} {shown[name].reason}".strip()
             raise UsageError(f"{node.artifact} in {inventory.store} should be there, but is {seen}")
         if name in due:
             steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping, request.num_gpus))
     target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])
     here = {nodes[phase].artifact for phase in wanted.phases if phase not in due}
+    artifacts = tuple(shown.values())
     lines = [one for one in artifacts if one.name in here]
     moved = tuple(Pointer(one.name, one.fingerprint) for one in lines if pointers.get(one.name) != one.fingerprint)
     doubtful = tuple(one for one in lines if one.differs and not wanted.made)
@@ -136,6 +138,7 @@ def resolve(
         for one in artifacts
         if one.differs and one not in doubtful
     )
+    notes += _of_unknown_code([(one.name, chosen[name].made_by) for name, one in shown.items()])
     data = 0
     if job is not None:
         sizes = {(kind_of(one.name), one.fingerprint): one.num_bytes for one in _held(inventory)}
@@ -143,7 +146,7 @@ def resolve(
         fetched = sum(sizes.get((kind_of(nodes[name].artifact), chosen[name].fingerprint), 0) for name in read)
         data = fetched + data_bytes.made([nodes[name].spec for name in due], fetched)
     return Plan(
-        target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, data_bytes=data,
+        target, inventory.store, artifacts, job, request, notes, disk_bytes=kept, data_bytes=data,
         pointers=moved, doubtful=doubtful, untyped=untyped,
     )  # fmt: skip
 
@@ -200,7 +203,7 @@ def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
 
 
 def _held(inventory: Inventory) -> list[HeldArtifact]:
-    """Return the whole artifacts: under their own names, or, as 8284afb wrote them, under a name alone."""
+    """Return the whole artifacts, under their names and by their fingerprints."""
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
@@ -226,9 +229,7 @@ def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
 
     Its settings are named where it was made since they are written down beside it.
     """
-    both = [["v1" if part in FIRST_CODE.values() else part for part in one.split("-")]
-            for one in (before.fingerprint, fingerprint)]  # fmt: skip
-    parts = zip(("settings", "version", "inputs"), *both, strict=False)
+    parts = zip(("settings", "version", "inputs"), before.fingerprint.split("-"), fingerprint.split("-"), strict=False)
     changed = [name for name, a, b in parts if a != b] or ["fingerprint"]
     settings = differences(before.about.get("spec"), plain(spec)) if "settings" in changed else []
     if not settings:
@@ -242,6 +243,19 @@ def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
 def plain(spec: Any) -> dict[str, Any]:
     """Return the part of a spec that counts, as JSON has it."""
     return dict(json.loads(json.dumps(what_counts(spec))))
+
+
+def _of_unknown_code(makers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return which artifacts were made by commits that this checkout does not know, in words."""
+    by: dict[str, list[str]] = {}
+    for name, commit in makers:
+        if commit:
+            by.setdefault(commit, []).append(name)
+    return tuple(
+        f"{listed(names)}: made by commit {commit[:10]}, which this checkout does not have, so that its code cannot be "
+        "compared; git fetch may bring it"
+        for commit, names in by.items()
+    )
 
 
 def own_code(node: Node) -> dict[str, str]:

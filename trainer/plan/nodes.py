@@ -49,6 +49,22 @@ from trainer.reuse import Node
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 
 
+# The folders and files whose code makes a kind of artifact: a plan names those of them that have changed since.
+MAKE_TEXT = ("data/text", "data/shards", "data/filters.py")
+MAKE_TOKENS = ("data/tokens",)
+MAKE_TALK = ("data/chat",)
+IMPORT = ("trainer/import_model.py", "trainer/model", "trainer/nanochat")
+TRAIN = (
+    *("trainer/model", "trainer/objectives", "trainer/parallel"),
+    *("trainer/loop.py", "trainer/optim.py", "trainer/run.py"),
+)
+READ = {
+    TEXT: ("data/tokens",),
+    TALK: ("trainer/phases/conversations.py", "data/chat"),
+    PROMPTS: ("trainer/rollouts", "trainer/rewards", "data/chat"),
+}
+
+
 def recipe(wanted: Wanted) -> dict[str, Node]:
     """Return every step of the profile by name, in an order in which they can run."""
     profile = profile_of(wanted)
@@ -60,12 +76,12 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
     )
     data = f"datasets/{slug}"
     nodes = [
-        Node("text", f"{data}/text", ("-m", "data", "text"), "data/shards/pipeline.py", text),
+        Node("text", f"{data}/text", ("-m", "data", "text"), MAKE_TEXT, text),
         Node(
             "tokenizer",
             "tokenizer",
             ("-m", "data", "tokenizer"),
-            "data/tokens/bpe.py",
+            MAKE_TOKENS,
             TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init)),
             {"text": "text"},
         ),
@@ -73,7 +89,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "tokens",
             f"{data}/tokens",
             ("-m", "data", "tokens"),
-            "data/tokens/tokenize.py",
+            MAKE_TOKENS,
             TokensSpec(),
             {"text": "text", "tokenizer": "tokenizer"},
         ),
@@ -81,7 +97,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "identity",
             "identity_conversations",
             ("-m", "data", "identity"),
-            "data/chat/persona.py",
+            MAKE_TALK,
             IdentitySpec(
                 persona=wanted.persona,
                 source=wanted.identity,
@@ -92,7 +108,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "questions",
             f"{data}/questions",
             ("-m", "data", "questions"),
-            "data/chat/questions.py",
+            MAKE_TALK,
             QuestionsSpec(),
             {"text": "text"},
         ),
@@ -116,7 +132,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = f"imported/{init_slug(wanted.init)}"
-        found[INIT] = Node(INIT, artifact, words, "trainer/import_model.py", wanted.init, own)
+        found[INIT] = Node(INIT, artifact, words, IMPORT, wanted.init, own)
         tokenizer = INIT
         found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)
@@ -180,7 +196,7 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
         slug = slug_of(spec.source)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
         taken.add(name)
-        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/chat/imported.py", spec)
+        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), MAKE_TALK, spec)
     return found
 
 
@@ -206,7 +222,7 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
             spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
         else:
             spec = ProblemsSpec(task=source)
-        found[source] = Node(name, f"problems/{name}", ("-m", "data", "problems"), "data/problems/make.py", spec)
+        found[source] = Node(name, f"problems/{name}", ("-m", "data", "problems"), ("data/problems",), spec)
     return found
 
 
@@ -258,6 +274,6 @@ def _phase(
         config = phase_options.with_options(config, wanted.options)  # these override what an imported model needs
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
-    entry = f"{PHASES[phase].module.replace('.', '/')}.py"
+    code = (*TRAIN, f"{PHASES[phase].module.replace('.', '/')}.py", *READ.get(PHASES[phase].reads, ()))
     words = ("-m", "trainer", WORD if PHASES[phase].extension else phase)
-    return Node(phase, f"{PHASES[phase].folder}/{tag}", words, entry, config, inputs)
+    return Node(phase, f"{PHASES[phase].folder}/{tag}", words, code, config, inputs)
