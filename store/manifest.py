@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -158,13 +158,11 @@ def is_kept(name: str) -> bool:
     return name.startswith(f"{BY_FINGERPRINT}/")
 
 
-def choose(
-    name: str, fingerprint: str, check: Callable[[str], Artifact], others: Callable[[], Iterable[str]]
-) -> tuple[Artifact, str]:
-    """Return the artifact of that fingerprint, and under which name it lies: for good, or under one name alone.
+def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tuple[Artifact, str]:
+    """Return the artifact of that fingerprint, and the name under which it lies: its permanent one, or `name`.
 
-    check: looks at one name; others: names of artifacts that are not kept by their fingerprint. `problem` says when it
-    is missing, damaged, or another one than the name stands for.
+    A note lies under its name only, and where the permanent copy is damaged, that of the name may be whole. check:
+    looks at one name. `problem` says when it is missing, damaged, or another one than the name stands for.
     """
     kept = check(kept_name(name, fingerprint))
     if not kept.problem or is_kept(name):
@@ -172,11 +170,6 @@ def choose(
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
-    for one in others():  # an older Slipway may have written it under another name
-        if one != name and kind_of(one) == kind_of(name):
-            found = check(one)
-            if not found.problem and found.fingerprint == fingerprint:
-                return found, one
     if kept.fingerprint:  # it is there, and damaged
         return kept, kept.name
     return Artifact(name, "", named.problem or other(named.fingerprint, fingerprint)), name

@@ -6,8 +6,7 @@
 
 An artifact is copied into `.tmp-<uuid>` beside its place, synced, read back, given its manifest, and moved in, where it
 is never replaced while it is whole. Names are swapped. What a dead writer left is swept: finished when it was whole and
-its place is empty, removed otherwise. What 8284afb published lies under its name alone; it is kept by its fingerprint,
-too, before its name stands for something else.
+its place is empty, removed otherwise.
 """
 
 import contextlib
@@ -104,7 +103,10 @@ class FolderStore:
         Raises StoreError when there is none, or a file of the user's is in the place of the name.
         """
         try:
-            kept, before = self._kept(check_name(name), fingerprint), self.check(name)
+            kept, before = kept_name(check_name(name), fingerprint), self.check(name)
+            found, lies = self.find(name, fingerprint)
+            if found.problem or lies != kept:
+                raise StoreError(f"{name} in {self.uri}: {found.problem or MISSING}")
             if not before.problem and before.fingerprint == fingerprint:
                 return
             while not self._moved(name, kept, flat):
@@ -118,8 +120,6 @@ class FolderStore:
         It does not when another publisher was faster.
         """
         before = self.check(name)
-        if not before.problem:  # a damaged one is of no use to a reader
-            self._kept(name, before.fingerprint)
         with self._staging(name) as staging:
             manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
             for entry in manifest.files:
@@ -131,27 +131,6 @@ class FolderStore:
                     return False
                 self._swap(staging, manifest)
                 return True
-
-    def _kept(self, name: str, fingerprint: str) -> str:
-        """Return the path of an artifact by its fingerprint; copy it there when it is under a name alone.
-
-        Raises StoreError.
-        """
-        found, where = self.find(name, fingerprint)
-        if found.problem:
-            raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        kept = kept_name(name, fingerprint)
-        if where != kept:
-            manifest = self.manifest(where)
-            with self._staging(kept) as staging:
-                for entry in manifest.files:
-                    self._link(self._at(manifest.place(entry.path)), f"{staging}/{entry.path}")
-                whole = replace(manifest, name=kept, flat=False)
-                local_files.replace(f"{staging}/{MANIFEST}", whole.to_json().encode())
-                self._sync(staging)
-                with self._locked(exclusive=True):
-                    self._swap(staging, whole)
-        return kept
 
     def _link(self, source: str, target: str) -> None:
         """Give a file a second name, or copy it where the file system has no links."""
@@ -218,20 +197,11 @@ class FolderStore:
         found, where = self.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        if not is_kept(where) and os.access(self._root, os.W_OK):  # otherwise it would change when its name moves
-            with contextlib.suppress(OSError):  # a read-only or full disk: it is read where it is
-                where = self._kept(name, fingerprint)
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """Return the verified artifact of that fingerprint, and the name that it lies under.
-
-        That is its fingerprint's name, or `name`.
-        """
-        return choose(name, fingerprint, self.check, self._names)
-
-    def _names(self) -> list[str]:
-        return [name_at(one) for one in self._find(self._root) if is_manifest(one) and not is_hidden(one)]
+        """Return the verified artifact of that fingerprint, and the name under which it lies: see `choose`."""
+        return choose(name, fingerprint, self.check)
 
     def check_fingerprint(self, name: str) -> str:
         """Return the fingerprint that a name refers to, unverified; "" when none can be read."""

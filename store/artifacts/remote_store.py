@@ -96,29 +96,19 @@ class RemoteStore:
             kept, before = self._kept(name, fingerprint, there), self._look(name, there)
             if not before.problem and before.fingerprint == fingerprint:
                 return
-            if not before.problem:  # under its fingerprint it never changes
-                self._kept(name, before.fingerprint, there)
             self._copy(kept, replace(kept, name=name, flat=flat), where, there)
         except (OSError, ValueError) as error:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
     def _kept(self, name: str, fingerprint: str, there: Mapping[str, ListedFile]) -> Manifest:
-        """Return the manifest of an artifact under its fingerprint; copy it there when it lies under a name alone.
-
-        Raises StoreError.
-        """
+        """Return the manifest of an artifact under its fingerprint. Raises StoreError."""
         kept = kept_name(name, fingerprint)
         if places(kept)[0] not in there:
             there = self.place.listing()
         found, lies = self._find(name, fingerprint, there, "")
-        if found.problem:
-            raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        source = self._read(next(one for one in places(lies) if one in there), "")
-        return (
-            source
-            if lies == kept
-            else self._copy(source, replace(source, name=kept, flat=False), places(kept)[0], there)
-        )
+        if found.problem or lies != kept:
+            raise StoreError(f"{name} in {self.uri}: {found.problem or MISSING}")
+        return self._read(places(kept)[0], "")
 
     def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, ListedFile]) -> Manifest:
         """Make one artifact out of another where they lie; its manifest, which comes last."""
@@ -185,13 +175,12 @@ class RemoteStore:
         return Artifact(name, "", MISSING)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """Return the artifact of that fingerprint, and the name it lies under: its fingerprint's, or `name`."""
+        """Return the artifact of that fingerprint, and the name under which it lies: see `choose`."""
         at = self.place.pin()
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
     def _find(self, name: str, fingerprint: str, there: Mapping[str, ListedFile], at: str) -> tuple[Artifact, str]:
-        names = [name_at(one) for one in there if is_manifest(one) and not is_hidden(one) and not one.startswith(RUNS)]
-        return choose(name, fingerprint, lambda one: self._look(one, there, at), lambda: names)
+        return choose(name, fingerprint, lambda one: self._look(one, there, at))
 
     def path(self, name: str, fingerprint: str) -> Path:
         at = self.place.pin()

@@ -331,32 +331,17 @@ def test_a_uri_that_nothing_speaks_is_refused_where_it_is_typed_and_what_is_spok
         Store(f"{kind}://x/y")
 
 
-def named_alone(root, name, files, fingerprint):
-    """An artifact as 8284afb published it: under its name alone."""
-    import time as clock
-
-    from store.manifest import FileEntry, Manifest
-
-    folder_of(root / name, files)
-    entries = tuple(FileEntry(path, len(one), hashlib.sha256(one).hexdigest()) for path, one in files.items())
-    (root / name / "ARTIFACT.json").write_text(Manifest(name, fingerprint, {}, entries, clock.time()).to_json())
-
-
-def test_what_an_older_slipway_published_is_read_under_any_name_and_stays_when_its_name_moves(store, made, root):
-    named_alone(root, "base_checkpoints/smoke", {"m": b"old"}, "f1")
-    assert (store.path("base_checkpoints/ursula", "f1") / "m").read_bytes() == b"old"
-    store.point("base_checkpoints/ursula", "f1")
-    store.publish(made, "base_checkpoints/smoke", "f2", {})
-    assert (store.path("base_checkpoints/smoke", "f1") / "m").read_bytes() == b"old"
-    assert {one.name: one.fingerprint for one in store.artifacts()} == {
-        "base_checkpoints/smoke": "f2",
-        "base_checkpoints/ursula": "f1",
-    }
+def test_an_artifact_that_is_not_kept_by_its_fingerprint_cannot_get_a_name(store, made, root):
+    """A note lies under its own name: it is read there, and no other name comes to stand for it."""
+    store.write_down(made, "evals/x", "f1", {})
+    assert store.path("evals/x", "f1") == root / "evals" / "x" and store.find("evals/y", "f1").problem
+    with pytest.raises(StoreError, match="evals/y in .*: it is missing"):
+        store.point("evals/y", "f1")
 
 
 @pytest.mark.parametrize("damage", ["lost", "link", "manifest"])
-def test_a_damaged_artifact_of_an_older_slipway_keeps_nothing_new_from_being_published(store, made, root, damage):
-    named_alone(root, "tokenizer", {"x": b"old", "y": b"old"}, "f1")
+def test_a_damaged_name_keeps_nothing_new_from_being_published(store, made, root, tmp_path, damage):
+    store.publish(folder_of(tmp_path / "old", {"x": b"old", "y": b"old"}), "tokenizer", "f1", {})
     path = root / "tokenizer" / ("ARTIFACT.json" if damage == "manifest" else "y")
     path.unlink()
     if damage == "link":
@@ -365,6 +350,7 @@ def test_a_damaged_artifact_of_an_older_slipway_keeps_nothing_new_from_being_pub
         path.write_text("{")
     store.publish(made, "tokenizer", "f2", {})
     assert store.check("tokenizer") == Artifact("tokenizer", "f2")
+    assert (store.path("tokenizer", "f1") / "x").read_bytes() == b"old"
 
 
 def test_a_name_that_stands_for_it_already_is_left_alone(store, made, root):
