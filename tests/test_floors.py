@@ -191,10 +191,6 @@ ALONE = {  # a program of its own, which brings along all that it uses
 # Of the code behind artifacts, whose names count in the digests beside them: with other ones, every plan would say that
 # other code made what is there.
 DIGESTED = set("Again Cut Engine Patience Published Rows Stored Task Told Worker Writer".split())
-# Of `infra.agent`: the programs that jobs and processes start by `-m`, and the files that processes read when they send
-# them to a machine without code.
-STARTED = ("__main__", "managed", "own_environment", "shell", "slurm/__main__", "step_zero")
-READ = ("examine", "host", "meet", "process", "receive", "slurm/queue")
 MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 # Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
@@ -444,12 +440,6 @@ def test_no_folder_holds_more_than_one_can_look_over():
         if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests"):
             counts[path.parent] = counts.get(path.parent, 0) + 1
     assert not {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES}
-
-
-def test_what_jobs_and_living_processes_have_written_down_of_the_agent_is_where_it_was():
-    """Elsewhere a job's step, a guard, or a controller of older code would not find it: dev/decisions/0030-rooms.md."""
-    files = {f"{name}.py" for name in (*STARTED, *READ)}
-    assert not {name for name in files if not (ROOT / "infra" / "agent" / name).is_file()}
 
 
 def crowded(text: str) -> list[str]:
