@@ -163,7 +163,7 @@ def test_prices_of_today_are_kept_and_without_a_key_they_are_shown_with_their_da
 
 @pytest.mark.parametrize(
     "flags",
-    [{"cpus": "many"}, {"max_price": "cheap"}, {"network": "good"}, {"gpu": "H100:"}, {"num_gpus": -1}],
+    [{"cpus": "many"}, {"max_price": "cheap"}, {"gpu": "H100:"}, {"num_gpus": -1}],
     ids=str,
 )
 def test_flags_that_mean_nothing_are_refused(flags):
