@@ -188,9 +188,6 @@ ALONE = {  # a program of its own, which brings along all that it uses
     "infra.agent": ("Backoff",),
     "sdk": ("CheckpointError", "Saver"),
 }
-# Of the code behind artifacts, whose names count in the digests beside them: with other ones, every plan would say that
-# other code made what is there.
-DIGESTED = set("Again Cut Engine Patience Published Rows Stored Task Told Worker Writer".split())
 MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 # Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
@@ -424,14 +421,14 @@ def test_no_name_of_a_class_stands_for_two_things():
     twice = {}
     for name, modules in classes().items():
         others = [one for one in modules if not any(lies_in(one, at) and name in names for at, names in ALONE.items())]
-        if len(others) > 1 and name not in DIGESTED:
+        if len(others) > 1:
             twice[name] = others
     assert not twice
 
 
 def test_every_exception_from_that_is_needed():
     found = classes()
-    assert not [name for name in (*DIGESTED, *(one for ones in ALONE.values() for one in ones)) if len(found[name]) < 2]
+    assert not [name for ones in ALONE.values() for name in ones if len(found[name]) < 2]
 
 
 def test_no_folder_holds_more_than_one_can_look_over():

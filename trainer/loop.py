@@ -32,7 +32,7 @@ from trainer.objectives import Batch, CrossEntropy, Objective
 from trainer.objectives.passes import evenly, passes, seen_len
 from trainer.objectives.source import Asked, Source
 from trainer.optim import Optimizer, learning_rate_scale
-from trainer.parallel.fsdp import WHOLE, Cut
+from trainer.parallel.fsdp import WHOLE, FsdpCut
 from trainer.parallel.process_group import Ranks, passing
 from trainer.reporting.metrics import Metrics, StepTokens
 from trainer.reporting.peak_flops import Peak
@@ -57,7 +57,7 @@ class Training:
     facts: Mapping[str, Any]  # facts for the manifest: run, phase, tokenizer_sha256, vocab
     folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: Cut = WHOLE  # cut of the model
+    cut: FsdpCut = WHOLE  # cut of the model
     objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # peak of one device, where it is known
     sample: Callable[[], list[dict[str, str]]] | None = None  # asks the model a few questions, on the first process

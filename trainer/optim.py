@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer.config import OptimizerConfig, ScheduleConfig
 from trainer.memory import MUON_AT_ONCE
 from trainer.model.decoder import Decoder
-from trainer.parallel.fsdp import WHOLE, Cut
+from trainer.parallel.fsdp import WHOLE, FsdpCut
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -67,11 +67,11 @@ class Group:
 class Optimizer:
     """The optimizer of a model: AdamW, with Muon for the matrices inside blocks when it has a learning rate.
 
-    All tensors in it are of the rows that this process has: see `Cut`.
+    All tensors in it are of the rows that this process has: see `FsdpCut`.
     Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.
     """
 
-    def __init__(self, model: Decoder, config: OptimizerConfig, cut: Cut = WHOLE) -> None:
+    def __init__(self, model: Decoder, config: OptimizerConfig, cut: FsdpCut = WHOLE) -> None:
         self.config, self.dtype, self.cut = config, model.compute_dtype, cut
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.updates = 0

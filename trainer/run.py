@@ -36,7 +36,7 @@ from trainer.model.decoder import Decoder, initialise, unfilled
 from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
-from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
+from trainer.parallel.fsdp import WHOLE, FsdpCut, cut, parts_of
 from trainer.parallel.placement import fitted, how, is_held, memory_told
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
@@ -63,7 +63,7 @@ class PhaseRun:
     ranks: Ranks
     parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
-    cut: Cut = WHOLE  # cut of the model that is being trained
+    cut: FsdpCut = WHOLE  # cut of the model that is being trained
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -104,7 +104,7 @@ class PhaseRun:
 
     def _model(
         self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
-    ) -> tuple[Decoder, Cut]:
+    ) -> tuple[Decoder, FsdpCut]:
         """Return the model, whole or this process's part of it.
 
         The first process alone fills it; the others hear from it: of one that learns, as training begins.

@@ -35,7 +35,7 @@ Parts = tuple[list[Problem], list[Problem], list[Problem]]
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedProblems:
     """A data set of the hub, and how its rows become problems."""
 
     dataset: str
@@ -69,12 +69,12 @@ def mbpp(row: Row) -> Problem:
 
 
 PUBLISHED = {
-    "gsm8k": Published("openai/gsm8k", ("main",), ("train", "test"), 250, gsm8k),
-    "math": Published(
+    "gsm8k": PublishedProblems("openai/gsm8k", ("main",), ("train", "test"), 250, gsm8k),
+    "math": PublishedProblems(
         "EleutherAI/hendrycks_math", SUBJECTS, ("train", "test"), 500, math,
         lambda row: f"{row.get('type')} {row.get('level')}",
     ),
-    "mbpp": Published("google-research-datasets/mbpp", ("full",), ("train", "validation", "test"), 0, mbpp),
+    "mbpp": PublishedProblems("google-research-datasets/mbpp", ("full",), ("train", "validation", "test"), 0, mbpp),
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def hold_out(rows: list[Row], count: int, seed: int, kind: Callable[[Row], str])
     return chosen[count:], chosen[:count]
 
 
-def _problem(spec: ProblemsSpec, one: Published | None, row: Any) -> Problem:
+def _problem(spec: ProblemsSpec, one: PublishedProblems | None, row: Any) -> Problem:
     try:
         return one.problem(row) if one else of_row(row)
     except (KeyError, TypeError, ValueError) as error:
@@ -123,7 +123,7 @@ def _problem(spec: ProblemsSpec, one: Published | None, row: Any) -> Problem:
         raise InputError(f"{spec.source or spec.task}: no {error}; there is: {there}") from None
 
 
-def _rows(spec: ProblemsSpec, one: Published, part: str) -> Iterator[Row]:
+def _rows(spec: ProblemsSpec, one: PublishedProblems, part: str) -> Iterator[Row]:
     if spec.source.startswith(references.HUB):
         yield from rows_of_datasets(replace(references.parse(spec.source), split=part))
         return

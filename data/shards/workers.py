@@ -145,7 +145,7 @@ class Worker:
         context: Any = multiprocessing.get_context("spawn" if forked is None else "fork")
         self.connection, theirs = context.Pipe()
         self.slot: int | None = None
-        self.stored: list[Stored] = []
+        self.stored: list[StoredPart] = []
         self.goes_on = False
         self.views: Iterator[tuple[int, memoryview]] = iter(())
         inherited = [] if forked is None else [one.connection for one in (*forked, self)]
@@ -217,7 +217,7 @@ def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], numbe
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPart:
     """The place in the ring of some bytes of part number `part`."""
 
     part: int
@@ -277,11 +277,11 @@ class Sender:
                     room = self.end - self.at
                     self._put(rest[:room])
                     rest = rest[room:]
-                    self._hand_over(Stored(number, start, self.at), goes_on=True)
+                    self._hand_over(StoredPart(number, start, self.at), goes_on=True)
                     self._begin((position, None))
                     start = self.at
                 self._put(rest)
-            self.stored.append(Stored(number, start, self.at))
+            self.stored.append(StoredPart(number, start, self.at))
         self._hand_over()
 
     def _begin(self, said: tuple[Position, Prepared | None]) -> None:
@@ -291,11 +291,11 @@ class Sender:
         self.slot = heapq.heappop(self.free)  # the slot of the lowest memory, which is warm
         self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES
         self.said = said
-        self.stored: list[Stored] = []
+        self.stored: list[StoredPart] = []
 
     def _put(self, block: memoryview) -> None:
         self.shared[self.at : self.at + len(block)] = block
         self.at += len(block)
 
-    def _hand_over(self, *more: Stored, goes_on: bool = False) -> None:
+    def _hand_over(self, *more: StoredPart, goes_on: bool = False) -> None:
         self.connection.send((*self.said, self.slot, [*self.stored, *more], goes_on))

@@ -52,11 +52,11 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     if file.uri == "pydocs":
         from data.text import pydocs
 
-        return Told(pydocs.documents(file.packages), columns)
+        return YieldedDocuments(pydocs.documents(file.packages), columns)
     if file.code:
         from data.text import own
 
-        return Told(own.documents(file.uri.rpartition("/")[2], file.code), columns)
+        return YieldedDocuments(own.documents(file.uri.rpartition("/")[2], file.code), columns)
     try:
         return _opened(file, columns, required)
     except DamagedFile as error:
@@ -123,7 +123,7 @@ class Renamed:
             del one  # a large document is freed before the next one is read
 
 
-class Told:
+class YieldedDocuments:
     """Documents that a program yields, as one piece."""
 
     count = 1

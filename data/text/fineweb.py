@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from data.config import form_of
 from data.errors import DataError, HubSilent, InputError, NotThere
-from data.text.remote import Again, Patience, hub, token_headers
+from data.text.remote import ReadPatience, RetryableRead, hub, token_headers
 
 
 class Unlisted(InputError):
@@ -91,7 +91,7 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
     )
 
     token = token_headers().get("authorization", "").removeprefix("Bearer ") or False
-    patience = Patience(hub(), PATIENCE_S, PATIENCE_S)
+    patience = ReadPatience(hub(), PATIENCE_S, PATIENCE_S)
     found: list[Any] = []
     client = get_session()
     client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], lambda _: heard.set()]}
@@ -107,7 +107,7 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
             code = error.response.status_code
             if code in (429, 500, 502, 503, 504):
                 said = error.response.headers.get("retry-after", "")
-                raise Again(f"it answers {code}", float(said) if said.isdigit() else None) from error
+                raise RetryableRead(f"it answers {code}", float(said) if said.isdigit() else None) from error
             raise
 
     try:

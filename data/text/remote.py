@@ -205,7 +205,7 @@ class RemoteFile(Ranges):
                 if len(into) > before:
                     patience.renew()
 
-        patience = Patience(self.url)
+        patience = ReadPatience(self.url)
         return patience.ask(ask)
 
     def _ask(self, start: int, stop: int, into: bytearray) -> int:
@@ -220,7 +220,7 @@ class RemoteFile(Ranges):
             if answer.status_code == 416:  # an empty file has no first byte
                 return 0
             if place != self.url and answer.status_code in (401, 403, 404, 410):
-                raise Again(f"{answer.status_code} from where it led to")
+                raise RetryableRead(f"{answer.status_code} from where it led to")
             check(answer, self.url)
             skip = 0 if answer.status_code == 206 else start
             for block in answer.iter_raw():
@@ -231,7 +231,7 @@ class RemoteFile(Ranges):
                 if start >= stop and answer.status_code != 206:
                     break  # a server without ranges sends all of it
             if start < stop and answer.status_code == 206:
-                raise Again("it broke off")
+                raise RetryableRead("it broke off")
             self._place = str(answer.url)
             total = answer.headers.get("content-range", "").rpartition("/")[2]
             return int(total or answer.headers.get("content-length", "0"))
@@ -241,7 +241,7 @@ def host(url: str) -> str:
     return urlsplit(url).netloc
 
 
-class Again(Exception):
+class RetryableRead(Exception):
     """A retryable failure, to be tried again after `wait_s` where the other side said so."""
 
     def __init__(self, seen: str, wait_s: float | None = None):
@@ -250,11 +250,11 @@ class Again(Exception):
 
 
 def check(answer: Any, url: str) -> None:
-    """Raise Again, InputError or DataError for an answer that is an error."""
+    """Raise RetryableRead, InputError or DataError for an answer that is an error."""
     code = answer.status_code
     if code in AGAIN:
         said = answer.headers.get("retry-after", "")
-        raise Again(f"it answers {code}", float(said) if said.isdigit() else None)
+        raise RetryableRead(f"it answers {code}", float(said) if said.isdigit() else None)
     if code in (401, 403):
         raise DataError(
             f"{url}: it answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may read it"
@@ -265,7 +265,7 @@ def check(answer: Any, url: str) -> None:
         raise DataError(f"{url}: it answers {code}")
 
 
-class Patience:
+class ReadPatience:
     """The deadline of one request and its retries."""
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S, stranger_s: float | None = None):
@@ -283,7 +283,7 @@ class Patience:
             patience_s, until = self.patience_s, self.deadline
             try:
                 return what()
-            except Again as error:
+            except RetryableRead as error:
                 seen, wait_s = str(error), error.wait_s
             except httpx2.TransportError as error:
                 seen, wait_s = str(error) or type(error).__name__, None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Rows(NamedTuple):
+class FilledRows(NamedTuple):
     """The rows: row r holds the pieces from begins[r] to before begins[r + 1].
 
     A piece is a document and how many ids of it, from its beginning. All int64.
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     begins: np.ndarray
 
 
-def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
+def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> FilledRows:
     """Return rows that are each `row_len` long together.
 
     A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
@@ -51,4 +51,4 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
     sizes = words >> bits
     if ends:
         sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len  # the excess is cut off the last one
-    return Rows(words & last, sizes, begins)
+    return FilledRows(words & last, sizes, begins)

@@ -37,7 +37,7 @@ TELL_EVERY_S = 0.3
 NO_SOURCE = bytes(32).hex()
 
 
-class Writer:
+class TokenWriter:
     """One file, written beside its place, where a process that outlives its parent for a moment does no harm.
 
     Memory: eight bytes per document.
@@ -93,7 +93,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Task:
+class TokenizeTask:
     """One text shard and the file that is made of it."""
 
     text: Path
@@ -145,19 +145,19 @@ def _origin(text: Path) -> dict[str, Any]:
 
 def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
     """Tokenize text shards into one file; (tokens, documents)."""
-    made = Writer(target, tokenizer)
+    made = TokenWriter(target, tokenizer)
     for _ in _fill(made, paths, tokenizer):
         pass
     made.finish()
     return made.num_tokens, made.num_documents
 
 
-def _tasks(text: Path, part: str, folder: Path, partial: bool) -> Iterator[Task]:
+def _tasks(text: Path, part: str, folder: Path, partial: bool) -> Iterator[TokenizeTask]:
     for number, (path, about) in enumerate(whole_shards(text, part, partial)):
-        yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}{SUFFIX}")
+        yield TokenizeTask(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}{SUFFIX}")
 
 
-def _is_made(task: Task, tokenizer_sha256: str) -> bool:
+def _is_made(task: TokenizeTask, tokenizer_sha256: str) -> bool:
     with suppress(DataError):
         return read_header(task.target, tokenizer_sha256).source_sha256 == task.source_sha256
     return False
@@ -169,7 +169,7 @@ def _about(path: Path, tokenizer_sha256: str) -> dict[str, Any]:
     return {**about, "sha256": one.sha256, "source_sha256": one.source_sha256}
 
 
-def _fill(made: Writer, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+def _fill(made: TokenWriter, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
     """Add the documents of these shards; after each batch, (documents, tokens) so far."""
     texts = read(list(paths))
     while batch := list(islice(texts, BATCH)):
@@ -177,27 +177,27 @@ def _fill(made: Writer, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator
         yield made.num_documents, made.num_tokens
 
 
-def _made(task: Task, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
-    made = Writer(task.target, tokenizer, task.source_sha256)
+def _made(task: TokenizeTask, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    made = TokenWriter(task.target, tokenizer, task.source_sha256)
     yield from _fill(made, [task.text], tokenizer)
     made.finish()
 
 
-def _work(tokenizer_folder: Path, threads: int) -> Callable[[Task], Iterator[tuple[int, int]]]:
+def _work(tokenizer_folder: Path, threads: int) -> Callable[[TokenizeTask], Iterator[tuple[int, int]]]:
     """Return the function that a process of the pool applies to a task."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     tokenizer = load(tokenizer_folder)
     return lambda task: _made(task, tokenizer)
 
 
-class Told:
+class TokenizeProgress:
     """The progress of all text shards, reported every now and then."""
 
     def __init__(self) -> None:
-        self.of: dict[Task, tuple[int, int]] = {}
+        self.of: dict[TokenizeTask, tuple[int, int]] = {}
         self.at = 0.0
 
-    def hear(self, task: Task, so_far: tuple[int, int]) -> None:
+    def hear(self, task: TokenizeTask, so_far: tuple[int, int]) -> None:
         self.of[task] = so_far
         if time.monotonic() - self.at >= TELL_EVERY_S:
             self.tell()
@@ -208,8 +208,8 @@ class Told:
         emit("progress", done=documents, unit="documents", tokens=tokens)
 
 
-def _make_all(tasks: Sequence[Task], tokenizer_folder: Path, workers: int, processors: int) -> None:
-    told = Told()
+def _make_all(tasks: Sequence[TokenizeTask], tokenizer_folder: Path, workers: int, processors: int) -> None:
+    told = TokenizeProgress()
     if workers == 1:
         tokenizer = load(tokenizer_folder)
         for task in tasks:

@@ -1,8 +1,8 @@
 """One model cut over several processes, so that none has to hold it whole: PyTorch's FSDP2.
 
 In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over those of each node, every node a copy).
-Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
-that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
+Out: the decoder changed in place, and an `FsdpCut`: which rows of every parameter this process has. Of a parameter of
+N rows that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
 together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
 whole through the forward and the backward pass, in the same dtype. Where memory allows (`is_held`) all of it comes
 together once a step, and gradients travel on its last pass only. Source of the order of things: torchtitan's
@@ -22,7 +22,7 @@ from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, time
 
 
 @dataclass(frozen=True)
-class Cut:
+class FsdpCut:
     """The piece of the model that this process has, and the number of pieces. One of one: the model is whole here."""
 
     rank: int = 0
@@ -134,7 +134,7 @@ class Cut:
             part.copy_(full if not shape else full[self.rows(shape[0])])
 
 
-WHOLE = Cut()
+WHOLE = FsdpCut()
 
 
 def part_of(tensor: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part_of(one) for name, one in tensors.items()}
 
 
-def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> Cut:
+def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> FsdpCut:
     """Cut it in place, with parameters that are yet to be filled where it lies on no device.
 
     method: of the model, by which it is called: what lies outside of blocks comes together as that begins. is_held:
@@ -176,7 +176,7 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
         register_fsdp_forward_method(block, "projected")
     _summing(fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
-    return Cut(ranks.rank % size, size, ranks.size // size, rows, is_held)
+    return FsdpCut(ranks.rank % size, size, ranks.size // size, rows, is_held)
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:

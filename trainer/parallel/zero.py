@@ -1,6 +1,6 @@
 """A model that is whole in every process, and an optimizer that none has whole: ZeRO's first stage.
 
-In: a decoder, the `Ranks`. Out: a `Cut` of rows: every process has all parameters, and changes some rows of each. In
+In: a decoder, the `Ranks`. Out: an `FsdpCut` of rows: all processes have all parameters, and each changes some rows. In
 the backward part of a step's last pass the gradients of a block are sent off as soon as they are all there, added up by
 their owners while the blocks before it compute, and dropped; after the update each process is given the rows of the
 others. That moves as many bytes as adding all gradients up everywhere, and keeps one part of the optimizer's state.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.decoder import Decoder
-from trainer.parallel.fsdp import Cut
+from trainer.parallel.fsdp import FsdpCut
 from trainer.parallel.process_group import Ranks, passing
 
 
@@ -30,7 +30,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Shared(Cut):
+class Shared(FsdpCut):
     """The rows of every parameter that this process updates. Its model is whole."""
 
     units: list[Unit] = field(default_factory=list)  # in the order in which gradients are made
@@ -150,7 +150,7 @@ class Shared(Cut):
             start += rows
 
 
-def shared(model: Decoder, ranks: Ranks) -> Cut:
+def shared(model: Decoder, ranks: Ranks) -> FsdpCut:
     """Share the work of the optimizer over all processes."""
     units = [Unit(some) for some in _units(model) if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})

@@ -24,7 +24,7 @@ from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Judge
 from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Elsewhere, Embedded, Engine, Policy, stops
+from trainer.rollouts.policy import Elsewhere, Embedded, Policy, RolloutEngine, stops
 from trainer.rollouts.source import Rollouts
 from trainer.rollouts.vllm_engine import Opening, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder
@@ -74,7 +74,7 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
     return phase.publish(model, final, {"problems": len(unseen), **measured})
 
 
-def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
+def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
     """Return the engine of answers. Raises Refused where vLLM cannot run."""
     stop = stops(phase.tokenizer)
     if rl.engine == "embedded":
@@ -109,7 +109,7 @@ def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
 class Shown:
     """The same few problems again and again, for people to read, with what the answers are worth."""
 
-    def __init__(self, policy: Policy, engine: Engine, model: Decoder, asked: Sequence[Drawn]) -> None:
+    def __init__(self, policy: Policy, engine: RolloutEngine, model: Decoder, asked: Sequence[Drawn]) -> None:
         self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
 
     def __call__(self) -> list[dict[str, str]]:

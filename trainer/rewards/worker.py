@@ -27,12 +27,14 @@ class NoAnswer(Exception):
     """The worker has not answered in time, or has ended; the message says which."""
 
 
-def of_answers(kind: str, limit_s: float) -> "Worker":
+def of_answers(kind: str, limit_s: float) -> "RewardWorker":
     """Return a process of `trainer.rewards.child`, which judges answers."""
-    return Worker([sys.executable, "-m", "trainer.rewards.child", kind], limit_s, environ={"OMP_NUM_THREADS": "1"})
+    return RewardWorker(
+        [sys.executable, "-m", "trainer.rewards.child", kind], limit_s, environ={"OMP_NUM_THREADS": "1"}
+    )
 
 
-class Worker:
+class RewardWorker:
     """One command, started when it is first asked. It says READY, then answers each line with a line."""
 
     def __init__(

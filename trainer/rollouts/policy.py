@@ -55,7 +55,7 @@ class Round:
         return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
 
 
-class Engine(Protocol):
+class RolloutEngine(Protocol):
     """An engine that generates answers."""
 
     @property
@@ -123,7 +123,7 @@ class Policy:
     """Puts problems to an engine and has the answers judged."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
+        self, engine: RolloutEngine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
     ) -> None:
         """Let an engine answer, and judges tell what that is worth.
 

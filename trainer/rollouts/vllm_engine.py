@@ -25,7 +25,7 @@ from trainer.errors import Refused, TrainerError
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.model.token_losses import token_logprobs
-from trainer.rewards.worker import NoAnswer, Worker
+from trainer.rewards.worker import NoAnswer, RewardWorker
 from trainer.rollouts.generator import Answers
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
@@ -136,7 +136,9 @@ class EngineProcess:
             # The engine is in the process itself. Its workers, one for each of several GPUs, begin without its threads.
             **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
         }
-        self.worker = Worker(command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
+        self.worker = RewardWorker(
+            command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}")
+        )
         self.weights, self.dtype = Path(), torch.float32
         self.probed: Probed | None = None  # probe with these weights, once they were found to be the model's
 

@@ -187,4 +187,4 @@ def test_an_address_where_nobody_ever_answered_is_given_up_before_one_that_fell_
         raise httpx2.ConnectError("refused")
 
     with pytest.raises(DataError, match=f"127.0.0.1:1/x: refused; {told}"):
-        remote.Patience("http://127.0.0.1:1/x", 1.0).ask(ask)
+        remote.ReadPatience("http://127.0.0.1:1/x", 1.0).ask(ask)

@@ -24,7 +24,7 @@ from data.tokens.loader import LOADERS, BestFit, Windows, heldout
 from data.tokens.shuffle import Shuffle
 from data.tokens.stream import STARTS
 from data.tokens.token_file import Header
-from data.tokens.tokenize import Writer
+from data.tokens.tokenize import TokenWriter
 from tests.data.conftest import ROOT
 from trainer.parallel.process_group import Ranks
 
@@ -44,7 +44,7 @@ def written(folder, *files):
     """Token shards of these documents."""
     paths = []
     for number, documents in enumerate(files):
-        writer = Writer(folder / f"train-{number:05d}.arrow", tokenizer_of())
+        writer = TokenWriter(folder / f"train-{number:05d}.arrow", tokenizer_of())
         writer.add(documents)
         writer.finish()
         paths.append(writer.target)

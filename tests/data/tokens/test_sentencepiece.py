@@ -163,11 +163,11 @@ def test_pieces_come_one_by_one_as_the_whole_text(tmp_path):
 
 
 def test_bytes_of_tokens_are_those_of_the_text(tmp_path):
-    from data.tokens.tokenize import Writer
+    from data.tokens.tokenize import TokenWriter
 
     ours = tokenizers.load(taken(tmp_path, trained()))
     texts = [one for one in odd_texts() if one and not one.startswith("\u2581")]
-    writer = Writer(tmp_path / "val.arrow", ours)
+    writer = TokenWriter(tmp_path / "val.arrow", ours)
     writer.add(ours.encode_batch(texts))
     writer.finish()
     shard = [tmp_path / "val.arrow"]

@@ -26,7 +26,7 @@ from data.shards.shards import read, shard_paths
 from data.tokens import tokenize
 from data.tokens.stream import Stream, open_shard
 from data.tokens.token_file import BODY, FIELDS_AT, VERSION, read_header, token_files
-from data.tokens.tokenize import Writer, make, write
+from data.tokens.tokenize import TokenWriter, make, write
 from data.verify import verify
 from store.artifacts.artifacts import Store
 from tests import golden
@@ -73,7 +73,7 @@ def numbers(tmp_path):
     """Documents of 0, 1, 2, ... ids in three files."""
     paths, at = [], 0
     for name, count in zip("abc", (20, 1, 30), strict=True):
-        writer = Writer(tmp_path / f"{name}.bin", tokenizer_of(4096))
+        writer = TokenWriter(tmp_path / f"{name}.bin", tokenizer_of(4096))
         writer.add([range(one) for one in range(at, at + count)])
         writer.finish()
         paths.append(writer.target)
@@ -94,7 +94,7 @@ def test_the_ids_of_all_documents_stand_behind_a_bos_each(text, tokenizer, token
 
 
 def test_a_large_vocabulary_takes_four_bytes(tmp_path):
-    writer = Writer(tmp_path / "wide.bin", tokenizer_of(100_000))
+    writer = TokenWriter(tmp_path / "wide.bin", tokenizer_of(100_000))
     writer.add([[7, 99_999], np.array([65_536])])
     writer.finish()
     assert open_shard(writer.target).ids.tolist() == [99_991, 7, 99_999, 99_991, 65_536]
@@ -265,7 +265,7 @@ def test_shards_are_verified_where_there_is_no_numpy(made):
 def test_another_tokenizer_is_refused(numbers, tokenizer):
     with pytest.raises(DataError, match=f"made by tokenizer abababababab, not by {tokenizer.sha256[:12]}"):
         open_shard(numbers[0], tokenizer.sha256)
-    writer = Writer(numbers[0].with_name("d.bin"), tokenizer)
+    writer = TokenWriter(numbers[0].with_name("d.bin"), tokenizer)
     writer.finish()
     with pytest.raises(DataError, match=r"d\.bin: made by another tokenizer than .*a\.bin"):
         Stream([*numbers, writer.target])
@@ -322,7 +322,7 @@ def test_shards_of_the_second_version_are_read_and_verified_as_ever(made, tmp_pa
 def test_a_shard_is_a_stream_of_arrow(tmp_path, vocab_size):
     documents = [[1, 2, 3], [], [5], list(range(999))]
     for name, some in (("some", documents), ("none", [])):
-        writer = Writer(tmp_path / f"{name}.arrow", tokenizer_of(vocab_size))
+        writer = TokenWriter(tmp_path / f"{name}.arrow", tokenizer_of(vocab_size))
         writer.add(some)
         writer.finish()
         table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(writer.target))).read_all()

@@ -13,7 +13,7 @@ from trainer.rewards.assertions import parsed
 from trainer.rewards.code import Mbpp
 from trainer.rewards.own import Own
 from trainer.rewards.reward import Said
-from trainer.rewards.worker import NoAnswer, Worker
+from trainer.rewards.worker import NoAnswer, RewardWorker
 
 OWN = """
 import os
@@ -134,7 +134,7 @@ def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(
 @pytest.mark.timeout(60)
 def test_a_process_that_reads_nothing_is_ended_also_where_the_question_is_larger_than_a_pipe():
     code = "import time; print('\"ready\"', flush=True); time.sleep(600)"
-    worker = Worker([sys.executable, "-c", code], 0.5)
+    worker = RewardWorker([sys.executable, "-c", code], 0.5)
     with pytest.raises(NoAnswer, match="no answer in 0.5 s"):
         worker.ask("x" * 1_000_000)
     assert worker.process is None
