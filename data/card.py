@@ -101,7 +101,7 @@ def _of_tokens(folder: Path) -> CardFacts | None:
     manifest = read_token_manifest(folder)
     shards = manifest["shards"]
     if not all(one["name"].endswith(SUFFIX) for one in shards):
-        return None  # the card of an older version, which nothing else reads
+        return None  # token shards of version 2 are no Arrow, which nothing else reads
     told = CardFacts(title="Tokens")
     for part in ("train", "val"):
         add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")
@@ -120,7 +120,7 @@ def add_tokens(told: CardFacts, part: str, shards: list[dict[str, Any]], pattern
 def about_tokens(told: CardFacts, manifest: Mapping[str, Any]) -> None:
     """Add what there is to say of the rows of token shards, and of the text that they were made of."""
     text, total = manifest.get("text"), sum(one["tokens"] for one in manifest["shards"])
-    if isinstance(text, dict) and text.keys() == {"source", "options", "input"}:  # an older version does not know
+    if isinstance(text, dict) and text.keys() == {"source", "options", "input"}:
         told.license = license_of(text["input"])
         told.about = [f"Source: {origin(text)}", ""]
         told.about += [f"- `{name}`: `{value}`" for name, value in chosen(text["options"])]

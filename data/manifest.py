@@ -1,6 +1,6 @@
 """`manifest.json` of a folder of shards: which shards there are, what they hold, whether they are all.
 
-schema              2 (1, which had neither raw_bytes nor tool, is still read)
+schema              2
 tool                what wrote it, with its version
 finished            false while shards are still being added
 source, options     what was asked for; input: the revision or the files that were read
@@ -69,8 +69,8 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
-        if outside.typed(manifest, "schema", int) not in (1, SCHEMA):
-            raise DataError(f"{path}: expected a manifest of schema 1 or {SCHEMA}")
+        if outside.typed(manifest, "schema", int) != SCHEMA:
+            raise DataError(f"{path}: expected a manifest of schema {SCHEMA}")
         for name, kind in KINDS.items():
             outside.typed(manifest, name, kind)
         if finished and not manifest["finished"]:
@@ -91,7 +91,6 @@ def _check_shard(path: Path, shard: Any) -> None:
     """Raise DataError or Unreadable for what no Writer has listed."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
         raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
-    shard.setdefault("raw_bytes", shard.get("bytes"))
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
         raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
     if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):

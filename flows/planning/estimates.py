@@ -99,7 +99,7 @@ def _work_of(step: Step, target: str, machine: str) -> StepWork:
         return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name)
     try:
         phase = next(iter(phases_of([step])), None)
-    except ConfigError:  # the config of an older Slipway, whose settings had other names
+    except ConfigError:  # the journal has the job of a run whose settings have other names by now
         phase = None
     if phase is not None:
         return replace(work_of_phase(phase, step.name, machine), kind=_kind(step.words[-1]))

@@ -398,7 +398,6 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     if not asked.name and name in journal.runs():
         tell(f"resuming {name}")
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
-    run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)
     run_leases.move_names(plan)
     assert plan.job is not None

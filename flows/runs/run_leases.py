@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from infra.errors import UsageError
@@ -26,29 +26,6 @@ def read_by(plan: Plan) -> set[references.What]:
     """Return kind and fingerprint of what the plan's job reads and makes."""
     makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {what for making in makings for what in references.of_making(making)}
-
-
-def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
-    """Raise UsageError where a run at work reads by name what this plan would replace.
-
-    Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
-    """
-    moved = {one.name: one.fingerprint for one in plan.pointers}
-    for step in plan.job.steps if plan.job else ():
-        making = step.config.get("making", {})
-        moved |= {making["name"]: making["fingerprint"]} if making else {}
-    for op in at_work:
-        makings = _makings(op)
-        if op.store == plan.store and makings and not any("code" in making for making in makings):
-            read = {
-                one["name"]: one["fingerprint"] for making in makings for one in (making, *making["inputs"].values())
-            }
-            clash = sorted(name for name, fingerprint in read.items() if moved.get(name, fingerprint) != fingerprint)
-            if clash:
-                raise UsageError(
-                    f"{op.run}, started by an older Slipway, reads {', '.join(clash)} by name, and this would put "
-                    "other artifacts under it; wait until it has ended (inv status), or give another store: --store"
-                )
 
 
 def hold_for(plan: Plan, run: str, installation: str) -> None:

@@ -7,7 +7,7 @@
     state/acknowledged.json                    checkpoints that were read back, and when
     state/ending.json                          how the last pod of the run ended
     logs/*                                     logs; in the store they are in `<store>/logs/<run>/`, beside those of
-                                               other runs. Older code kept them in the run's folder: they are found
+                                               other runs
 
 One pod writes here at a time. Nothing that is read is trusted: names, manifests and hashes are checked.
 """
@@ -110,12 +110,12 @@ class RunFolder:
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raises FileNotFoundError, StoreError when it is not small."""
-        return self._place.small(self._found(name, ""))
+        return self._place.small(self._at(name))
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file that may be large, as it is now."""
         at = self._place.pin()
-        yield from self._place.pieces(self._found(name, at), at)
+        yield from self._place.pieces(self._at(name), at)
 
     def put(self, files: Mapping[str, Iterable[bytes]]) -> None:
         """Replace each of these files, whole, by these bytes; where it can, the store changes all of them at once.
@@ -227,17 +227,6 @@ class RunFolder:
     def _at(self, name: str) -> str:
         log = name.removeprefix("logs/")
         return f"{self._root}/{name}" if log == name else f"{self._logs}/{log}"
-
-    def _found(self, name: str, at: str) -> str:
-        """Return where a file lies that is there: a log of older code lies with the rest of its run."""
-        place = self._at(name)
-        if place.startswith(f"{self._root}/"):
-            return place
-        try:
-            self._place.get(place, 0, 1, at)
-        except FileNotFoundError:
-            return f"{self._root}/{name}"
-        return place
 
     def _listing(self) -> dict[str, ListedFile]:
         return self._place.listing(self._root)

@@ -30,8 +30,8 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
                              "and the others train")  # fmt: skip
         return
     if isinstance(rl.engine_devices, int) and rl.engine_devices:
-        raise UsageError(f"engine_devices is {rl.engine_devices}, a number of GPUs, as in earlier versions; name "
-                         "those that answer, counted from 0, such as [1, 2]")  # fmt: skip
+        raise UsageError(f"engine_devices is {rl.engine_devices}, one number; name the GPUs that answer, counted "
+                         "from 0, such as [1, 2]")  # fmt: skip
     if not count:
         raise UsageError(f"{said}: how many GPUs has the machine? Say so by --num-gpus")
     training, answering = rl.divided(count)

@@ -12,7 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,6 @@ def words_at_home(op: Op, home: RunHome) -> dict[str, Any]:
 def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
     """Copy to the pod's store what the job reads, and what it has made elsewhere; the names of what was sent."""
     makings = [step.config["making"] for step in job.steps if "making" in step.config]
-    is_old = not any("code" in making for making in makings)
     made = {making["name"]: making["fingerprint"] for making in makings}
     wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
     wanted = {**wanted, **made}
@@ -235,8 +234,6 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
         is_here = name not in made or is_home(home, name, fingerprint)
         if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
-            if is_old:  # older code knows names only
-                manifest = replace(manifest, name=name, flat=name == "identity_conversations")
             place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store
             transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
@@ -292,11 +289,9 @@ def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, tra
 
     Then the artifact is made, or sent, again.
     """
-    for place in (*places(kept_name(name, fingerprint)), *places(name)):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            found = Manifest.from_json(transport.get(pod.code / store / place))
-            if found.fingerprint == fingerprint:
-                return found
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = Manifest.from_json(transport.get(pod.code / store / places(kept_name(name, fingerprint))[0]))
+        return found if found.fingerprint == fingerprint else None
     return None
 
 

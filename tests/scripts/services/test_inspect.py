@@ -118,7 +118,7 @@ UP = Facts(launch=ProcessStatus.SUCCEEDED)
         (Facts(launch=ProcessStatus.RUNNING), (), True),
         (UP, (("environment", 1.0),), True),
         (UP, (("environment", 1.0), ("weights", 2.0)), False),
-        (Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
+        (Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),
         (CRASHED, (("environment", 1.0),), False),
     ],
 )
