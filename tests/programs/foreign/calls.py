@@ -9,7 +9,7 @@ import sys
 import time
 
 ASKED = json.load(sys.stdin)
-CAME = {}
+CAME: dict[str, object] = {}
 
 
 def works(name, ask, is_right=lambda found: True):
