@@ -24,7 +24,7 @@ def another_controller(place: Place, before: int) -> bool:
 
 
 def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is_killed_is_back(place):
-    """One is killed, one is told to leave as an upgrade does, and the supervisor begins others; then the gateway."""
+    """One is killed, one gets SIGTERM, and the supervisor begins others; then the gateway."""
     url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
     engines, gateway = place.engines("demo"), place.gateway("demo")
     load = LoadTest(url=url, model="demo", rate=1, duration_s=1, max_tokens=TOKENS)
