@@ -214,18 +214,6 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
     assert second.log("agent.log") == "first agent\nsecond agent\n"
 
 
-def test_logs_that_older_code_has_left_in_the_folder_of_their_run_are_gone_on_with(pods):
-    first, second = pods("one"), pods("two")
-    first.folder.put({"logs/base.log": [b"one\n"], "state/marks/text.json": [b"{}"]})
-    Path(first.store, "logs", RUN).rename(first.there / "logs")
-    assert fetch(second)["logs"] == 1
-    with (second.root / "logs/base.log").open("a") as log:
-        log.write("two\n")
-    courier(second).carry(last=True)
-    assert second.log("base.log") == "one\ntwo\n" == second.folder.read("logs/base.log").decode()
-    assert second.folder.names()["logs/base.log"] == 8
-
-
 @pytest.mark.process
 def test_a_first_start_finds_nothing_and_says_so(pods):
     pod = pods("one")
