@@ -88,7 +88,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
     pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
-    line = [transport.python, "-m", "infra.agent.own_environment", "track-tensorboard", "trainer.tracking.board"]
+    line = [transport.python, "-m", "infra.agent.own_environment", "track-tensorboard", "packs.trackers.trainer.board"]
     line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
     render.say(f"{op.run}: TensorBoard begins there; the first time its environment is made")
     with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:

@@ -29,9 +29,9 @@ from trainer.tracking.tracker import Told, TrackedRun, Tracker
 LOOK_S = 1.0
 POLL_S = 0.1
 TRACKERS = {
-    "wandb": "trainer.tracking.wandb_run:WandbRun",
-    "mlflow": "trainer.tracking.mlflow_run:MlflowRun",
-    "tensorboard": "trainer.tracking.tensorboard_files:TensorboardFiles",
+    "wandb": "packs.trackers.trainer.wandb_run:WandbRun",
+    "mlflow": "packs.trackers.trainer.mlflow_run:MlflowRun",
+    "tensorboard": "packs.trackers.trainer.tensorboard_files:TensorboardFiles",
 }
 
 

@@ -29,7 +29,7 @@ def beside(space: Workspace, settings: Settings) -> Iterator[None]:
         render.say(f"without TensorBoard: {error}")
         yield
         return
-    line = [str(python), "-m", "trainer.tracking.board", "--events", str(space.board)]
+    line = [str(python), "-m", "packs.trackers.trainer.board", "--events", str(space.board)]
     environ = {**os.environ, **space.environ, "SLIPWAY_RUN_ID": space.experiment, "PYTHONPATH": str(ROOT)}
     log = space.run / "tensorboard.log"
     with log.open("ab") as out:

@@ -1,16 +1,14 @@
-"""A tracker is told every step once, whatever dies in between; TensorBoard's own reader finds all of it."""
+"""A tracker is told every step once, whatever dies in between."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.world import ROOT
 from trainer.reporting.jsonl_log import read
 from trainer.tracking.__main__ import Sidecar
-from trainer.tracking.tensorboard_files import FILE
 from trainer.tracking.tracker import TrackedRun, flat
 
 OWN = """
@@ -81,22 +79,6 @@ def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_nex
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
     sidecar(tmp_path, "mine", OWN).look()
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
-
-
-def test_tensorboard_reads_each_step_once_after_a_file_was_cut_off(tmp_path):
-    figures = tmp_path / "work" / "runs" / "sft"
-    tell(figures, range(1, 6))
-    (figures / "samples.jsonl").write_text('{"step": 5, "prompt": "Who?", "text": "I am."}\n')
-    sidecar(tmp_path, "tensorboard").end()
-    events = tmp_path / "work" / "tracking" / "tensorboard" / "sft" / FILE
-    events.write_bytes(events.read_bytes()[:-9])  # as a kill leaves it
-    tell(figures, range(4, 9))
-    sidecar(tmp_path, "tensorboard").end()
-    seen = EventAccumulator(str(events.parent)).Reload()
-    assert [(one.step, round(one.value, 4)) for one in seen.Scalars("loss")] == [
-        (step, round(1 / step, 4)) for step in range(1, 9)
-    ]
-    assert [(one.step, one.tensor_proto.string_val) for one in seen.Tensors("Who?")] == [(5, [b"I am."])]
 
 
 def test_a_configuration_is_told_by_the_path_of_each_value():

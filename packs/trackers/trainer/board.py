@@ -1,6 +1,6 @@
 """TensorBoard over the figures of a run, whether anybody asked for a tracker or not: `inv forward RUN tensorboard`.
 
-    python -m trainer.tracking.board [--events FOLDER [--once]] --host HOST --port PORT
+    python -m packs.trackers.trainer.board [--events FOLDER [--once]] --host HOST --port PORT
 
 In: the run's folder, which SLIPWAY_WORK names. Out: TensorBoard's page, over files of events that grow with the
 figures: in FOLDER, where they stay, else in a folder of its own, which goes with this process. With --once the files
