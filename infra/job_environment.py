@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from infra.settings import VENDORS, Settings, is_secret, sources_of, variables
-from store import credentials
+from store import credentials, packs
 
 ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables whose values never go to a pod
 
@@ -16,9 +16,9 @@ def asked_at(settings: Settings) -> set[str]:
 
 def secrets(settings: Settings) -> dict[str, str]:
     """Return the secrets that a step may need, by variable; account-wide vendor keys never go to a pod."""
-    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
-             "WANDB_API_KEY": settings.wandb_api_key, "MLFLOW_TRACKING_PASSWORD": settings.mlflow_tracking_password,
-             "MLFLOW_TRACKING_TOKEN": settings.mlflow_tracking_token}  # fmt: skip
+    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
+    for one in packs.named_trackers().values():
+        found |= one.secrets(settings)
     if "s3" in asked_at(settings):
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
     if "gs" in asked_at(settings):

@@ -172,19 +172,7 @@ class Settings:
     google_credentials: str = row(
         "GOOGLE_CREDENTIALS", "gs://: key file of a service account, its path or its content", secret=True
     )
-    track: str = row("SLIPWAY_TRACK", "where metrics are sent: wandb, mlflow, tensorboard, or none")
-    wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; metrics are sent there", secret=True)
-    wandb_project: str = row("WANDB_PROJECT", "W&B: project; without a key, runs are kept offline")
-    wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; default: online with a key, else offline")
-    mlflow_tracking_uri: str = row(
-        "MLFLOW_TRACKING_URI", "MLflow: tracking server; without one, runs are kept in a folder"
-    )
-    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: experiment of the runs (slipway)")
-    mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: user name, where the server asks for one")
-    mlflow_tracking_password: str = row("MLFLOW_TRACKING_PASSWORD", "MLflow: password of that user", secret=True)
-    mlflow_tracking_token: str = row(
-        "MLFLOW_TRACKING_TOKEN", "MLflow: token, instead of user name and password", secret=True
-    )
+    track: str = row("SLIPWAY_TRACK", "where metrics are sent: the trackers of --track, or none")
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables SLIPWAY_HOOK_NAME: each names the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)

@@ -11,7 +11,7 @@ module and each `pack.py`, and nothing else of a pack.
 import functools
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Pack:
     """Answers to words of other tools, by "command word": the text names our word."""
     config_paths: Mapping[str, str] = field(default_factory=dict)
     """Functions `(settings) -> iterable of (name, path, state)`: files that the settings of the pack name."""
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `NamedTracker`, by the name that is typed in `--track`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,44 @@ class AccountNotes:
 
     lines: tuple[str, ...]
     document: Mapping[str, Any]
+
+
+class NamedTracker:
+    """A tracker of a pack: its sidecar on the pod, and its part of the settings.
+
+    settings: `infra.settings.Settings`, which this module cannot import.
+    """
+
+    title = ""
+    """Name of the tracker for people."""
+    environment = ""
+    """Environment of the sidecar, and of the page."""
+    opened_by = ""
+    """Class on the pod as "module:attribute", called with a `TrackedRun`: see `trainer.tracking.tracker.Tracker`."""
+    page = ""
+    """Module on the pod that shows the figures of a run: `python -m MODULE --host HOST --port PORT`; "" = none."""
+    port = 0
+    """Port of the page on the machine of the user, where the user names none."""
+
+    def is_meant(self, settings: Any) -> bool:
+        """Return whether settings of the tracker say that figures go there, without a word in `--track`."""
+        return False
+
+    def variables(self, settings: Any) -> Mapping[str, str]:
+        """Return the variables of the sidecar that are no secrets; those without a value are left out later."""
+        return {}
+
+    def secrets(self, settings: Any) -> Mapping[str, str]:
+        """Return the secrets of the sidecar by variable; those without a value are left out later."""
+        return {}
+
+    def note(self, settings: Any) -> str:
+        """Return where the tracker keeps a run, in words; "" where that is obvious."""
+        return ""
+
+    def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Any) -> str:
+        """Return a line about runs with these variables, for the plan of a sweep; "" = nothing to tell."""
+        return ""
 
 
 @functools.cache
@@ -86,6 +126,11 @@ def entries(kind: str) -> dict[str, str]:
     return {name: where for pack in installed().values() for name, where in getattr(pack, kind).items()}
 
 
+def named_trackers() -> dict[str, NamedTracker]:
+    """Return the trackers of all installed packs, by name."""
+    return {name: load(where)() for name, where in entries("trackers").items()}
+
+
 @functools.cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Return the words of every pack, installed or not, by pack and kind: see `scripts.project.packs_index`."""
@@ -93,10 +138,15 @@ def known() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def words(kind: str) -> list[str]:
+    """Return the words of one kind of all packs, installed or not."""
+    return [word for pack in known().values() for word in pack.get(kind, ())]
+
+
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index, such as `commands` or `settings`.
+    kind: a key of the index: `commands`, `settings` or `trackers`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

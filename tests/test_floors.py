@@ -171,7 +171,7 @@ ORDER = {
 }
 # Who knows of the rehearsal: commands, and the duties of the supervisor, which end with the world that they are in.
 REHEARSING = ("infra.rehearsal", "flows.supervisor", "scripts")
-# Where a module is imported by a text that stands elsewhere: in a table of commands, of phases, of trackers, in the
+# Where a module is imported by a text that stands elsewhere: in a table of commands, of phases, in the
 # settings, or in a list of the standard library.
 BY_TABLE = (
     "data.text.pydocs",
@@ -180,7 +180,6 @@ BY_TABLE = (
     "store.packs",
     "trainer.__main__",
     "trainer.rewards.sandbox.preload",
-    "trainer.tracking.__main__",
 )
 # Whoever imitates a vendor speaks of the same things as its client; a vendor's records are called as it calls them.
 IMITATED = ("infra.rehearsal", "infra.providers.lium", "infra.providers.runpod", "infra.providers.shadeform")

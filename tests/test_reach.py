@@ -1,7 +1,7 @@
 """A command reaches no more of the project than before: modules that its process loads, and all that its module names.
 
 The numbers are printed, and may only fall: a command that loads less starts faster, and is read sooner. A new pack adds
-its folder and its record to the modules that are loaded.
+its folder and its record to the modules that are loaded; the pack `trackers` also adds its settings and its secrets.
 """
 
 import ast
@@ -20,7 +20,7 @@ from tests.world import ROOT, World
 pytestmark = pytest.mark.process
 LAUNCH = ("launch", "--phase", "sft", "--provider", "local", "--dry-run")
 # Modules that are loaded, and those that have content; their lines; modules of the static closure.
-MOST = {LAUNCH: (375, 314, 44_300, 383), ("status",): (286, 238, 33_200, 310)}
+MOST = {LAUNCH: (380, 317, 44_400, 383), ("status",): (291, 241, 33_300, 310)}
 
 
 def loaded(world: World, words: tuple[str, ...]) -> dict[str, Path]:

@@ -65,6 +65,10 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2 and f"{setting} belongs to the pack {name}" in err, row
         (checkout / "slipway.yaml").unlink()
+    for tracker in packs.known()[name]["trackers"]:
+        process = world.begin("launch", "--phase", "base", "--provider", "local", "--track", tracker, "--dry-run")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and f"{tracker} belongs to the pack {name}" in err
     # A row with words of its own and none for this machine begins with a published model, which is on the hub.
     for file, here in [(file, here) for file, usual, here in example_jobs.ROWS if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")

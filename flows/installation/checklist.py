@@ -50,7 +50,7 @@ def _store(settings: Settings) -> DoctorLine:
 
 def _tracking(settings: Settings) -> DoctorLine:
     found = doctor.tracking(settings)
-    off = "figures stay with the run (inv report); for W&B set SLIPWAY_TRACK=wandb and WANDB_API_KEY"
+    off = "figures stay with the run (inv report); SLIPWAY_TRACK names trackers that get them, too"
     return found[0] if found else DoctorLine("tracking", "off", off)
 
 

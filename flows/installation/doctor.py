@@ -98,7 +98,7 @@ def tracking(settings: Settings) -> list[DoctorLine]:
     names = trackers.asked("", settings)
     if not names:
         return []
-    why = "SLIPWAY_TRACK" if settings.track else "W&B's own variables"
+    why = "SLIPWAY_TRACK" if settings.track else "its own variables"
     return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *trackers.notes(names, settings))))]
 
 

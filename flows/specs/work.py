@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flows.specs import phase_words
 from infra.flags import Typed, flag
+from store import packs
 from trainer.records.phase_registry import phase_names
 
 WORK = "What is made"
@@ -108,8 +109,9 @@ class WorkSpec(Typed):
         group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
     )  # fmt: skip
     track: str = flag(
-        "", "where metrics are sent during training, each by a separate process: wandb, mlflow, tensorboard, a .py "
-        "file or an extension of yours, several separated by commas, or none (default: SLIPWAY_TRACK)",
+        "", "where metrics are sent during training, each by a separate process: "
+        f"{', '.join(packs.words('trackers'))}, a .py file or an extension of yours, several separated by commas, or "
+        "none (default: SLIPWAY_TRACK)",
         group=TRAINING, unit="NAMES",
     )  # fmt: skip
     save_every: int | None = flag(

@@ -5,6 +5,7 @@ from store.packs import Pack, PackCommand
 PACK = Pack(
     name="pipeline",
     about="Train a model on a corpus here, in the folders of a pod's volume",
+    needs=("trackers",),
     commands={
         "pipeline": PackCommand(
             where="packs.pipeline.commands.pipeline:pipeline", summary="Train a model on a corpus here, stage by stage."

@@ -58,7 +58,7 @@ class OnFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class ForwardFlags:
     what: tuple[str, ...] = flag(
-        (), "RUN, then LOCAL:REMOTE ports such as 8000:8000, or tensorboard, or LOCAL:tensorboard", word=True
+        (), "RUN, then LOCAL:REMOTE ports such as 8000:8000, or a tracker with a page, or LOCAL:TRACKER", word=True
     )
 
 

@@ -32,9 +32,9 @@ from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.pods import ssh_config
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
+from store import packs
 
-BOARD, BOARD_PORT = "tensorboard", 6006
-BOARD_S = 240.0  # time until it answers: a busy machine imports slowly
+PAGE_S = 240.0  # time until it answers: a busy machine imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
 SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
@@ -61,50 +61,55 @@ def is_port(text: str) -> bool:
 
 def forward(spec: ForwardFlags) -> None:
     *run, ports = spec.what or [""]
-    local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
+    pages = {name: one for name, one in packs.named_trackers().items() if one.page}
+    local, _, remote = f"{pages[ports].port}:{ports}".partition(":") if ports in pages else ports.partition(":")
     remote = remote or local
-    if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
-        raise UsageError(f"expected a run and ports, such as: inv forward brave-otter-3 8000:8000, or {BOARD}")
+    if why := packs.lacking("trackers", remote):
+        raise UsageError(why)
+    if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote in pages):
+        named = ", or ".join(("inv forward brave-otter-3 8000:8000", *pages))
+        raise UsageError(f"expected a run and ports, such as: {named}")
     settings = context.settings()
     with open_journal(settings) as journal:
         op = find_run(journal, *run)
         transport = way(settings, op)
-        if remote == BOARD:
-            board(op, transport, int(local))
+        if remote in pages:
+            show_page(pages[remote], op, transport, int(local))
             return
         with transport.forward(int(local), int(remote)) as port:
             render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
-            if int(remote) == BOARD_PORT and not answers(port):
-                render.say(f"nothing is listening there yet; for TensorBoard: inv forward {op.run} {BOARD}")
+            shown = next((name for name, one in pages.items() if one.port == int(remote)), "")
+            if shown and not answers(port):
+                render.say(f"nothing is listening there yet; for {pages[shown].title}: inv forward {op.run} {shown}")
             signal.pause()
 
 
-def board(op: Op, transport: Transport, local: int) -> None:
-    """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
+def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: int) -> None:
+    """Show the run's figures on a tracker's page, from the run's machine, until Ctrl-C. Raises SlipwayError."""
     with socket.create_server((LOOPBACK, 0)) as free:
-        there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
+        there = free.getsockname()[1]  # on another machine it may be taken: the page says so
     # nothing answers yet, which is expected
     logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
     pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
-    line = [transport.python, "-m", "infra.agent.own_environment", "track-tensorboard", "packs.trackers.trainer.board"]
+    line = [transport.python, "-m", "infra.agent.own_environment", tracker.environment, tracker.page]
     line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
-    render.say(f"{op.run}: TensorBoard begins there; the first time its environment is made")
+    render.say(f"{op.run}: {tracker.title} begins there; the first time its environment is made")
     with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:
-        deadline = time.monotonic() + BOARD_S
+        deadline = time.monotonic() + PAGE_S
         while not answers(port):
             ending = look()
             if ending or time.monotonic() > deadline:
-                why = f"no answer after {render.duration(BOARD_S)}"
+                why = f"no answer after {render.duration(PAGE_S)}"
                 if ending:
                     why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
-                raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))
+                raise SlipwayError(render.clean(f"{op.run}: {tracker.title} does not run: {why}"))
             time.sleep(POLL_S)
-        render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
+        render.say(f"{tracker.title} of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
         while look() is None:
             time.sleep(POLL_S)
-    raise SlipwayError(f"{op.run}: TensorBoard exited")
+    raise SlipwayError(f"{op.run}: {tracker.title} exited")
 
 
 def answers(port: int) -> bool:

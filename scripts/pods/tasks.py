@@ -69,11 +69,11 @@ def on(c, spec):
     """
 
 
-@command("scripts.pods.shell", "scripts.pods.flags:ForwardFlags", example="inv forward brave-otter-3 tensorboard")
+@command("scripts.pods.shell", "scripts.pods.flags:ForwardFlags", example="inv forward brave-otter-3 8000:8000")
 def forward(c, spec):
     """Bring a port of a run's machine to this one, on loopback.
 
-    It runs until Ctrl-C. `inv forward RUN tensorboard` runs TensorBoard there.
+    It runs until Ctrl-C. `inv forward RUN TRACKER` shows the page of a tracker that has one.
     """
 
 

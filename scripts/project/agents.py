@@ -38,7 +38,8 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
     ask = [name for name, task in core.items() if _has(task, ASKS)]
     ask += [name for name, about in of_packs.items() if about["asks"]]
     ask = [name for name in ask if name not in rents]
-    keys = [f"`{one.metadata['variable']}`" for one in settings.table() if one.metadata["secret"]]
+    rows = (*(one.metadata for one in settings.table()), *(row for _, row in settings.of_packs()))
+    keys = [f"`{row['variable']}`" for row in rows if row["secret"]]
 
     def typed(words: str) -> str:
         return _typed(found, words)

@@ -23,6 +23,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "needs": list(pack.needs),
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
             "settings": dict(_settings(pack)),
+            "trackers": list(pack.trackers),
         }
         for name, pack in packs.installed().items()
     }

@@ -81,7 +81,7 @@ def sweep(spec: SweepFlags) -> None:
                 render.say(line)
             costs = prices.of_runs(planned, toys.real if toys else {}, settings)
             sweep_text.show_plan(planned, costs)
-            for line in sweep_text.wandb_lines(asked, settings):
+            for line in sweep_text.tracker_lines(asked, settings):
                 render.say(line)
             rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
                       if one.offer and one.plan.job}  # fmt: skip

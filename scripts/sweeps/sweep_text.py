@@ -22,13 +22,12 @@ from infra.records import Offer
 from infra.settings import Settings
 from infra.units import about, estimated, moment
 from scripts.cli import render
+from store import packs
 from trainer.records.rl_config import RlConfig
 from trainer.reporting import sweep_page
 from trainer.reporting.overlay import CurveLine
 from trainer.reporting.sweep_page import ArmStory, SweepStory
 
-PROJECT = "WANDB_PROJECT"
-WITHOUT_KEY = "; WANDB_API_KEY is not set, so each run keeps its figures on its machine, for: wandb sync"
 CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
 
 
@@ -139,10 +138,10 @@ def toy_lines(toys: Rehearsed) -> Iterator[str]:
         )
 
 
-def wandb_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
-    """Yield the project of W&B to which the runs send their figures, where they name one."""
-    if projects := list(dict.fromkeys(one.env[PROJECT] for one in spec.trials.values() if PROJECT in one.env)):
-        yield f"W&B project {', '.join(projects)}{'' if settings.wandb_api_key else WITHOUT_KEY}"
+def tracker_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
+    """Yield what trackers tell of the runs by the variables of each, such as the project of their figures."""
+    environs = [one.env for one in spec.trials.values()]
+    yield from filter(None, (one.about_runs(environs, settings) for one in packs.named_trackers().values()))
 
 
 def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:

@@ -98,6 +98,7 @@ def test_status_and_logs_tell_the_story_afterwards(done):
     assert world.inv("down", result["run"]) == ""
 
 
+@pytest.mark.pack("trackers")
 def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
     world, result = done
     with socket.create_server(("127.0.0.1", 0)) as free:

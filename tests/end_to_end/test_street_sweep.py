@@ -220,6 +220,7 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
     assert truth["billing"] == 0 and [pod["offer"].partition("/")[0] for pod in truth["pods"]] == ["lium"], truth
 
 
+@pytest.mark.pack("trackers")
 def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_project_of_its_figures(own):
     planning = own.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")
     out, err = planning.communicate(timeout=120)

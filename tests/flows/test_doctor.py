@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from flows.installation import checklist, doctor
-from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from infra.settings import Settings
@@ -91,25 +90,6 @@ def test_of_each_missing_tool_it_is_said_what_cannot_be_done_or_is_done_without_
     assert {name: state for name, (state, _) in tools.items()} == off | {"git": "bad"}
     assert "inv ssh" in tools["ssh"][1] and "openssh-client" in tools["ssh"][1]
     assert "sent without it" in tools["rsync"][1] and "in pieces of 32 MB" in tools["rsync"][1]
-
-
-@pytest.mark.process
-def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
-    def told(**asked: str) -> list[doctor.DoctorLine]:
-        return doctor.tracking(Settings.load(tmp_path, environ=asked))
-
-    assert (
-        told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == told(WANDB_API_KEY="k", SLIPWAY_TRACK="none") == []
-    )
-    (line,) = told(WANDB_API_KEY="k")
-    assert line.state == "ok" and line.detail == "wandb by W&B's own variables"
-    (line,) = told(SLIPWAY_TRACK="mlflow,wandb")
-    assert "without MLFLOW_TRACKING_URI" in line.detail and "wandb sync" in line.detail
-    with pytest.raises(UsageError, match="did you mean 'wandb'"):
-        told(SLIPWAY_TRACK="wanbd")
-    world = World(tmp_path, {"WANDB_PROJECT": "ours"})
-    planned = world.json("launch", "--phase", "base", "--dry-run")
-    assert [note for note in planned["notes"] if "W&B" in note]
 
 
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):

@@ -129,10 +129,10 @@ def test_a_reward_is_named_or_is_a_file(settings_of, tmp_path):
 
 def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(settings_of, tmp_path):
     text = (ROOT / "examples" / "tracker.py").read_text()
-    settings = settings_of(table=text)
+    settings = settings_of(table=text, plain=text)
     work = planned(settings, "base").job.steps
-    found = trackers.steps(trackers.asked("wandb,table", settings), work)
-    assert [one.name for one in found] == ["track-wandb", "track-table"] and found[1].config["code"] == text
+    found = trackers.steps(trackers.asked("table,plain", settings), work)
+    assert [one.name for one in found] == ["track-table", "track-plain"] and found[0].config["code"] == text
     odd = tmp_path / "mes données"
     odd.mkdir()
     (odd / "le tableau.py").write_text(text)
@@ -141,7 +141,7 @@ def test_a_tracker_is_named_or_is_a_file_and_two_of_one_name_are_refused(setting
     assert (named.name, named.config["tracker"]) == ("track-le-tableau", "le-tableau")
     with pytest.raises(UsageError, match="two trackers have one name"):
         trackers.asked(f"table,{odd / 'table.py'}", settings)
-    with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has table"):
+    with pytest.raises(UsageError, match="SLIPWAY_EXTENSIONS has table, plain"):
         trackers.asked("tabel", settings)
 
 

@@ -85,9 +85,9 @@ def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_bac
 
 def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tmp_path):
     environ = {"HOME": str(tmp_path), "MY_TOKEN": "hidden"}
-    words = ("STAGE=2", "MY_TOKEN", "WANDB_PROJECT=here")
+    words = ("STAGE=2", "MY_TOKEN", "SLIPWAY_TRACK=here")
     found = Settings.load(ROOT, {}, words, environ)
-    assert (found.wandb_project, found.sources["wandb_project"]) == ("here", "-e")
+    assert (found.track, found.sources["track"]) == ("here", "-e")
     assert job_environment.plain(found) == {"STAGE": "2"}
     assert job_environment.secrets(found)["MY_TOKEN"] == "hidden"
     assert job_environment.secrets_for(["MY_TOKEN", "GONE"], Settings.load(ROOT, {}, (), environ), environ) == {

@@ -78,15 +78,15 @@ def test_the_plan_without_a_file_is_that_of_the_stage(tmp_path):
 
 @pytest.mark.process
 def test_a_plan_names_the_secrets_that_are_set_and_shows_no_value(tmp_path):
-    world = World(tmp_path, {"WANDB_API_KEY": "wandb-canary-77", "DB_TOKEN": "db-canary-78"})
+    world = World(tmp_path, {"HF_TOKEN": "hf-canary-77", "DB_TOKEN": "db-canary-78"})
     job = tmp_path / "job.yaml"
-    job.write_text("envs: {WANDB_API_KEY: }\nrun: echo\n")
+    job.write_text("envs: {HF_TOKEN: }\nrun: echo\n")
     (tmp_path / "plain.yaml").write_text("run: echo\n")
-    names = ("-e", "WANDB_API_KEY", "-e", "DB_TOKEN")
+    names = ("-e", "HF_TOKEN", "-e", "DB_TOKEN")
     for words, said in (
-        (("--phase", "base", *names), "WANDB_API_KEY (set; its value is kept secret), DB_TOKEN (set;"),
-        ((str(job),), "secrets: WANDB_API_KEY (set; values go to the pod by a private file)"),
-        ((str(tmp_path / "plain.yaml"), *names), "secrets: DB_TOKEN, WANDB_API_KEY (set;"),
+        (("--phase", "base", *names), "HF_TOKEN (set; its value is kept secret), DB_TOKEN (set;"),
+        ((str(job),), "secrets: HF_TOKEN (set; values go to the pod by a private file)"),
+        ((str(tmp_path / "plain.yaml"), *names), "secrets: DB_TOKEN, HF_TOKEN (set;"),
     ):
         plan = world.json("launch", *words, "--provider", "local", "--dry-run")
         assert [one for one in plan["notes"] if said in one], plan["notes"]

@@ -73,12 +73,12 @@ def test_secrets_are_never_shown(tmp_path):
 
 def test_keys_may_lie_in_a_folder_credentials_and_env_outweighs_them(tmp_path):
     (tmp_path / "credentials").mkdir()
-    (tmp_path / "credentials" / ".env").write_text("HF_TOKEN=hf_there\nWANDB_API_KEY=there\n")
+    (tmp_path / "credentials" / ".env").write_text("HF_TOKEN=hf_there\nAWS_SESSION_TOKEN=there\n")
     (tmp_path / ".env").write_text("HF_TOKEN=hf_here\n")
     for path in (tmp_path / "credentials" / ".env", tmp_path / ".env"):
         path.chmod(0o600)
     read = Settings.load(tmp_path, environ={})
-    assert (read.hf_token, read.wandb_api_key, read.sources["wandb_api_key"]) == ("hf_here", "there", ".env")
+    assert (read.hf_token, read.aws_session_token, read.sources["aws_session_token"]) == ("hf_here", "there", ".env")
 
 
 def test_a_number_of_tokens_is_no_secret():

@@ -20,6 +20,7 @@ def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_recor
     for name, pack in packs.installed().items():
         for kind in ("account_notes", "config_paths"):
             assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
+        assert all(issubclass(packs.load(where), packs.NamedTracker) for where in pack.trackers.values()), name
         for spelled, entry in pack.commands.items():
             command = tasks.namespace[spelled].loaded
             assert (command.name or command.work.__name__) == spelled.rpartition(".")[2]

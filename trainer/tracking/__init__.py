@@ -1,1 +1,1 @@
-"""Trackers: what tells a run's figures to W&B, MLflow, TensorBoard or a program of the user's, beside the run."""
+"""Trackers: what tells a run's figures to a service or a program of the user's, beside the run."""

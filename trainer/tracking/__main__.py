@@ -1,66 +1,52 @@
 """The sidecar: it reads what a training writes and tells it to one tracker, until it is told to end (SIGTERM).
 
-    python -m trainer.tracking --config FILE        {"tracker": "wandb", "configs": {PHASE: {...}}}
+    python -m trainer.tracking --config FILE
 
-In: `<work>/runs/<phase>/metrics.jsonl` and `samples.jsonl`, of the folder that SLIPWAY_WORK names. Out: the tracker's
-run, and `state/tracking/<tracker>.json` beside: {"link", "figures": {PHASE: step}, "samples": {PHASE: step},
-"problem"}, which the pod's progress shows. Each step is told once: lines of steps that were done again after a kill
-are left out. Exit code 0 when all was told, 1 when the tracker failed.
+In: FILE, {"tracker": NAME, "configs": {PHASE: {...}}} and either "opened_by", the class of a tracker as
+"module:attribute", or "code", the text of the user's own; `<work>/runs/<phase>/metrics.jsonl` and `samples.jsonl`, of
+the folder that SLIPWAY_WORK names. Out: the tracker's run, and `state/tracking/<tracker>.json` beside: {"link",
+"figures": {PHASE: step}, "samples": {PHASE: step}, "problem"}, which the pod's progress shows. Each step is told once:
+lines of steps that were done again after a kill are left out. Exit code 0 when all was told, 1 when the tracker failed.
 """
 
-import importlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from store import local_files
+from store import local_files, packs
 from trainer.reporting.jsonl_log import FIGURES, SAID
 from trainer.tracking.growing import Growing
 from trainer.tracking.tracker import Told, TrackedRun, Tracker
 
 LOOK_S = 1.0
 POLL_S = 0.1
-TRACKERS = {
-    "wandb": "packs.trackers.trainer.wandb_run:WandbRun",
-    "mlflow": "packs.trackers.trainer.mlflow_run:MlflowRun",
-    "tensorboard": "packs.trackers.trainer.tensorboard_files:TensorboardFiles",
-}
 
 
 class Sidecar:
     """One tracker, and what it is told."""
 
-    def __init__(self, name: str, run: TrackedRun, runs: Path, state: Path, code: str = "") -> None:
-        self.name, self.run, self.runs, self.state = name, run, runs, state
-        self.code = code
+    def __init__(self, run: TrackedRun, runs: Path, state: Path, opened: Callable[[TrackedRun], Tracker]) -> None:
+        self.run, self.runs, self.state, self.opened = run, runs, state, opened
         self.files: dict[Path, Growing] = {}
         self.tracker: Tracker | None = None
         self.told = Told()
 
     def begin(self) -> None:
         """Open the tracker's run, and find out what it has been told."""
-        self.tracker = self._open()
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        self.tracker = self.opened(self.run)
         kept = self._kept()
         self.told = self.tracker.told or Told(dict(kept.get("figures", {})), dict(kept.get("samples", {})))
         self._note()
-
-    def _open(self) -> Tracker:
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        if self.code:
-            from trainer.tracking.own import OwnTracker
-
-            return OwnTracker(self.run, self.code, self.name)
-        module, _, name = TRACKERS[self.name].partition(":")
-        made: Tracker = getattr(importlib.import_module(module), name)(self.run)
-        return made
 
     def look(self) -> bool:
         """Tell what is new; return whether anything was."""
@@ -116,6 +102,16 @@ class Sidecar:
         local_files.replace(self.state, json.dumps(said).encode())
 
 
+def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
+    """Return the tracker that the configuration names, which is told of `run`."""
+    if code := said.get("code"):
+        from trainer.tracking.own import OwnTracker
+
+        return OwnTracker(run, code, said["tracker"])
+    made: Tracker = packs.load(said["opened_by"])(run)
+    return made
+
+
 def main(words: list[str]) -> int:
     """Run a command line; return 0 when all was told, 1 when the tracker failed, 2 when it was not understood."""
     if len(words) != 2 or words[0] != "--config":
@@ -125,7 +121,7 @@ def main(words: list[str]) -> int:
     work, name = Path(os.environ["SLIPWAY_WORK"]), said["tracker"]
     run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID") or "foreground", work / "tracking" / name, said["configs"])
     state = work.parent / "state" / "tracking" / f"{name}.json"
-    sidecar = Sidecar(name, run, work / "runs", state, said.get("code", ""))
+    sidecar = Sidecar(run, work / "runs", state, partial(opened, said))
     told: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:

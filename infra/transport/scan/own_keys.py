@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infra.checkout import ROOT
-from infra.settings import HOOK, is_secret, read_dotenv, table
+from infra.settings import HOOK, is_secret, of_packs, read_dotenv, table
 from infra.transport.scan.contents import OwnKey
 from store.credentials import google_key
 
@@ -19,7 +19,8 @@ ENV_FILES = (".env", "credentials/.env")
 
 def of_installation(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[OwnKey, ...]:
     """Return the keys, each value once. Raises UsageError for an `.env` that cannot be read."""
-    ours = {one.metadata["variable"] for one in table() if one.metadata["secret"]}
+    rows = (*(one.metadata for one in table()), *(row for _, row in of_packs()))
+    ours = {row["variable"] for row in rows if row["secret"]}
     found = [(name, value) for name, value in environ.items() if name in ours or name.startswith(HOOK)]
     for file in ENV_FILES:
         found += [(name, value) for name, value in read_dotenv(root / file).items() if name in ours or is_secret(name)]

@@ -13,9 +13,10 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.settings import Settings
 from packs.pipeline.control.workspace import Workspace
+from packs.trackers.control.named import Tensorboard
 from scripts.cli import local_step, render
 
-PORT = 6006
+PORT = Tensorboard.port
 LEAVE_S = 20.0
 ALL_S = 120.0
 
@@ -24,12 +25,12 @@ ALL_S = 120.0
 def beside(space: Workspace, settings: Settings) -> Iterator[None]:
     """Show what is trained within, and keep its figures as files of events."""
     try:
-        python = local_step.python(settings, "track-tensorboard")
+        python = local_step.python(settings, Tensorboard.environment)
     except SlipwayError as error:
         render.say(f"without TensorBoard: {error}")
         yield
         return
-    line = [str(python), "-m", "packs.trackers.trainer.board", "--events", str(space.board)]
+    line = [str(python), "-m", Tensorboard.page, "--events", str(space.board)]
     environ = {**os.environ, **space.environ, "SLIPWAY_RUN_ID": space.experiment, "PYTHONPATH": str(ROOT)}
     log = space.run / "tensorboard.log"
     with log.open("ab") as out:

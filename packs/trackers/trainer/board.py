@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from packs.trackers.trainer.tensorboard_files import TensorboardFiles
 from trainer.tracking.__main__ import LOOK_S, Sidecar
 from trainer.tracking.tracker import TrackedRun
 
-NAME = "tensorboard"
 LEAVE_S = 10.0
 
 
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     work, parent = Path(os.environ["SLIPWAY_WORK"]), os.getppid()
     with tempfile.TemporaryDirectory(prefix="slipway-board-") as private:
         run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID", ""), own.events or Path(private, "events"))
-        sidecar = Sidecar(NAME, run, work / "runs", Path(private, "state.json"))
+        sidecar = Sidecar(run, work / "runs", Path(private, "state.json"), TensorboardFiles)
         sidecar.begin()
         while sidecar.look():
             continue

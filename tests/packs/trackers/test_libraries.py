@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.environments import environment
+from store import packs
 from tests.trainer.tracking.test_sidecar import tell
 from tests.world import ROOT, until
 
@@ -50,7 +51,8 @@ def python(name: str) -> Path:
 
 def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
     config = pod / f"{name}.json"
-    config.write_text(json.dumps({"tracker": name, "configs": {"sft": {"steps": STEPS, "optimizer": {"lr": 0.1}}}}))
+    said = {"tracker": name, "opened_by": packs.named_trackers()[name].opened_by}
+    config.write_text(json.dumps({**said, "configs": {"sft": {"steps": STEPS, "optimizer": {"lr": 0.1}}}}))
     environ = {**os.environ, "SLIPWAY_WORK": str(pod / "work"), "SLIPWAY_RUN_ID": "brave-otter-3",
                "PYTHONPATH": str(ROOT), **more}  # fmt: skip
     words = [str(python(f"track-{name}")), "-m", "trainer.tracking", "--config", str(config)]

@@ -1,15 +1,16 @@
 """A tracker is told every step once, whatever dies in between."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.world import ROOT
 from trainer.reporting.jsonl_log import read
-from trainer.tracking.__main__ import Sidecar
-from trainer.tracking.tracker import TrackedRun, flat
+from trainer.tracking.__main__ import Sidecar, opened
+from trainer.tracking.tracker import TrackedRun, Tracker, flat
 
 OWN = """
 import json
@@ -38,18 +39,22 @@ def tell(folder: Path, steps: Iterable[int], scale: float = 1.0) -> None:
     draft.replace(path)
 
 
-def sidecar(root: Path, name: str, code: str = "") -> Sidecar:
+def sidecar(root: Path, name: str, told: Callable[[TrackedRun], Tracker]) -> Sidecar:
     run = TrackedRun("brave-otter-3", root / "work" / "tracking" / name, {"sft": {"steps": 9}})
-    made = Sidecar(name, run, root / "work" / "runs", root / "state" / "tracking" / f"{name}.json", code)
+    made = Sidecar(run, root / "work" / "runs", root / "state" / "tracking" / f"{name}.json", told)
     made.begin()
     return made
+
+
+def own(code: str) -> Callable[[TrackedRun], Tracker]:
+    return partial(opened, {"tracker": "mine", "code": code})
 
 
 def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
     figures = tmp_path / "work" / "runs" / "sft"
     tell(figures, range(1, 8))
     (figures / "samples.jsonl").write_text('{"step": 4, "prompt": "a", "text": "b"}\n' * 2)
-    first = sidecar(tmp_path, "mine", OWN)
+    first = sidecar(tmp_path, "mine", own(OWN))
     assert first.look() and not first.look()
     with (figures / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "tokens": 512, "lo')  # half a line, as it is being written
@@ -58,7 +63,7 @@ def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
     first.look()
     del first  # it dies without a word; another one goes on
     tell(figures, range(5, 14))
-    second = sidecar(tmp_path, "mine", OWN)
+    second = sidecar(tmp_path, "mine", own(OWN))
     second.end()
     heard = [json.loads(line) for line in (tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()]
     assert [one[1] for one in heard if one[1] != "said"] == list(range(1, 14))
@@ -69,15 +74,15 @@ def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
 
 def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_next_time(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
-    sidecar(tmp_path, "mine", OWN).look()
-    broken = sidecar(tmp_path, "mine", OWN.replace("figures):\n", "figures):\n        1 / 0\n"))
+    sidecar(tmp_path, "mine", own(OWN)).look()
+    broken = sidecar(tmp_path, "mine", own(OWN.replace("figures):\n", "figures):\n        1 / 0\n")))
     tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
     with pytest.raises(ZeroDivisionError) as raised:
         broken.look()
     broken.fail(raised.value)
     said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
     assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
-    sidecar(tmp_path, "mine", OWN).look()
+    sidecar(tmp_path, "mine", own(OWN)).look()
     assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
 
 
@@ -88,6 +93,6 @@ def test_a_configuration_is_told_by_the_path_of_each_value():
 def test_the_example_of_a_tracker_writes_its_table(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
     code = (ROOT / "examples" / "tracker.py").read_text()
-    sidecar(tmp_path, "tracker", code).end()
+    sidecar(tmp_path, "tracker", own(code)).end()
     link = json.loads((tmp_path / "state" / "tracking" / "tracker.json").read_text())["link"]
     assert (tmp_path / link).read_text().splitlines() == ["sft,1,1.0000", "sft,2,0.5000", "sft,3,0.3333"]

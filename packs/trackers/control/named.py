@@ -1,0 +1,88 @@
+"""W&B, MLflow and TensorBoard as a plan declares them: environment, class on the pod, variables, secrets, notes.
+
+Called by the core through `store.packs.named_trackers()`. In: the settings. The classes of `packs.trackers.trainer`
+are named by texts, since their libraries are in environments of their own on the pod.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from packs.trackers.control.settings import TrackerSettings
+from store.packs import NamedTracker
+
+
+class Wandb(NamedTracker):
+    title = "W&B"
+    environment = "track-wandb"
+    opened_by = "packs.trackers.trainer.wandb_run:WandbRun"
+
+    def is_meant(self, settings: Settings) -> bool:
+        ours = settings.of(TrackerSettings)
+        return ours.wandb_mode != "disabled" and bool(ours.wandb_api_key or ours.wandb_project or ours.wandb_mode)
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        ours = settings.of(TrackerSettings)
+        return {
+            "WANDB_PROJECT": ours.wandb_project,
+            "WANDB_MODE": ours.wandb_mode,
+            "WANDB_BASE_URL": os.environ.get("WANDB_BASE_URL", ""),
+        }
+
+    def secrets(self, settings: Settings) -> Mapping[str, str]:
+        return {"WANDB_API_KEY": settings.of(TrackerSettings).wandb_api_key}
+
+    def note(self, settings: Settings) -> str:
+        is_online = bool(settings.of(TrackerSettings).wandb_api_key)
+        return "" if is_online else "W&B: without WANDB_API_KEY the run is kept offline on its machine, for: wandb sync"
+
+    def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Settings) -> str:
+        projects = list(dict.fromkeys(one["WANDB_PROJECT"] for one in environs if "WANDB_PROJECT" in one))
+        if not projects:
+            return ""
+        without = "; WANDB_API_KEY is not set, so each run keeps its figures on its machine, for: wandb sync"
+        return f"W&B project {', '.join(projects)}{'' if settings.of(TrackerSettings).wandb_api_key else without}"
+
+
+class Mlflow(NamedTracker):
+    title = "MLflow"
+    environment = "track-mlflow"
+    opened_by = "packs.trackers.trainer.mlflow_run:MlflowRun"
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """Return the address, the experiment and the user. Raises UsageError for a password in the address.
+
+        An address of this machine is taken as it is: it is of use to runs on this machine.
+        """
+        ours = settings.of(TrackerSettings)
+        if urlsplit(ours.mlflow_tracking_uri).password:
+            raise UsageError(
+                "MLFLOW_TRACKING_URI holds a password, which everybody who sees the job could read; "
+                "write it into MLFLOW_TRACKING_PASSWORD, and the name into MLFLOW_TRACKING_USERNAME"
+            )
+        return {
+            "MLFLOW_TRACKING_URI": ours.mlflow_tracking_uri,
+            "MLFLOW_EXPERIMENT_NAME": ours.mlflow_experiment_name,
+            "MLFLOW_TRACKING_USERNAME": ours.mlflow_tracking_username,
+        }
+
+    def secrets(self, settings: Settings) -> Mapping[str, str]:
+        ours = settings.of(TrackerSettings)
+        return {
+            "MLFLOW_TRACKING_PASSWORD": ours.mlflow_tracking_password,
+            "MLFLOW_TRACKING_TOKEN": ours.mlflow_tracking_token,
+        }
+
+    def note(self, settings: Settings) -> str:
+        has_server = bool(settings.of(TrackerSettings).mlflow_tracking_uri)
+        return "" if has_server else "MLflow: without MLFLOW_TRACKING_URI the run is kept in a folder of its machine"
+
+
+class Tensorboard(NamedTracker):
+    title = "TensorBoard"
+    environment = "track-tensorboard"
+    opened_by = "packs.trackers.trainer.tensorboard_files:TensorboardFiles"
+    page = "packs.trackers.trainer.board"
+    port = 6006

@@ -1,0 +1,14 @@
+"""The pack `trackers`: metrics of a training go to W&B, MLflow or TensorBoard."""
+
+from store.packs import Pack
+
+PACK = Pack(
+    name="trackers",
+    about="Send the metrics of a training to W&B, MLflow or TensorBoard",
+    settings="packs.trackers.control.settings:TrackerSettings",
+    trackers={
+        "wandb": "packs.trackers.control.named:Wandb",
+        "mlflow": "packs.trackers.control.named:Mlflow",
+        "tensorboard": "packs.trackers.control.named:Tensorboard",
+    },
+)

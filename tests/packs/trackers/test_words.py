@@ -1,0 +1,65 @@
+"""W&B, MLflow and TensorBoard in plans: asked for, or meant by their own variables, with their secrets."""
+
+import pytest
+
+from flows.installation import doctor
+from flows.planning import trackers
+from infra import job_environment
+from infra.errors import UsageError
+from infra.settings import Settings
+from packs.trackers.control.settings import TrackerSettings
+from store import packs
+from tests.world import ROOT, World
+
+KEYS = {"WANDB_API_KEY": "w-canary", "MLFLOW_TRACKING_PASSWORD": "p-canary", "MLFLOW_TRACKING_TOKEN": "t-canary"}
+
+
+@pytest.mark.process
+def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
+    def told(**asked: str) -> list[doctor.DoctorLine]:
+        return doctor.tracking(Settings.load(tmp_path, environ=asked))
+
+    assert (
+        told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == told(WANDB_API_KEY="k", SLIPWAY_TRACK="none") == []
+    )
+    (line,) = told(WANDB_API_KEY="k")
+    assert line.state == "ok" and line.detail == "wandb by its own variables"
+    (line,) = told(SLIPWAY_TRACK="mlflow,wandb")
+    assert "without MLFLOW_TRACKING_URI" in line.detail and "wandb sync" in line.detail
+    with pytest.raises(UsageError, match="did you mean 'wandb'"):
+        told(SLIPWAY_TRACK="wanbd")
+    world = World(tmp_path, {"WANDB_PROJECT": "ours"})
+    planned = world.json("launch", "--phase", "base", "--dry-run")
+    assert [note for note in planned["notes"] if "W&B" in note]
+
+
+def test_the_keys_of_trackers_go_along_with_a_job_and_are_shown_nowhere(tmp_path):
+    settings = Settings.load(tmp_path, environ=KEYS)
+    assert job_environment.secrets(settings) == KEYS
+    assert "canary" not in f"{settings.shown()} {settings.of(TrackerSettings)!r} {trackers.variables(settings)}"
+
+
+def test_the_variables_of_trackers_go_along_and_an_address_with_a_password_is_refused(tmp_path):
+    given = {"WANDB_PROJECT": "ours", "MLFLOW_TRACKING_URI": "http://me@127.0.0.1:5000"}
+    settings = Settings.load(ROOT, {}, ("WANDB_PROJECT=typed",), given)
+    assert trackers.variables(settings) == {**given, "WANDB_PROJECT": "typed"}
+    assert settings.of(TrackerSettings).sources["wandb_project"] == "-e"
+    with pytest.raises(UsageError, match="holds a password"):
+        trackers.variables(Settings.load(tmp_path, environ={"MLFLOW_TRACKING_URI": "http://me:word@127.0.0.1:5000"}))
+
+
+def test_the_plan_of_a_sweep_names_the_projects_of_its_runs(tmp_path):
+    (wandb, *_) = packs.named_trackers().values()
+    settings, runs = Settings.load(tmp_path, environ={}), [{"WANDB_PROJECT": "a"}, {}, {"WANDB_PROJECT": "a"}]
+    assert wandb.about_runs(runs, settings).startswith("W&B project a; WANDB_API_KEY is not set")
+    assert wandb.about_runs(runs, Settings.load(tmp_path, environ=KEYS)) == "W&B project a"
+    assert wandb.about_runs([{}], settings) == ""
+
+
+@pytest.mark.parametrize("name", packs.named_trackers())
+def test_the_sidecar_of_a_tracker_is_started_in_an_environment_and_opens_a_class_that_exist(name):
+    one = packs.named_trackers()[name]
+    module, _, kind = one.opened_by.partition(":")
+    assert f"class {kind}:" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert (ROOT / "constraints" / f"{one.environment}.txt").exists()
+    assert not one.page or (ROOT / f"{one.page.replace('.', '/')}.py").exists()
