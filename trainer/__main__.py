@@ -138,7 +138,7 @@ def train(flags: argparse.Namespace) -> None:
 
 
 def take_tokenizer(flags: argparse.Namespace) -> None:
-    from trainer.nanochat.convert import convert_tokenizer
+    from packs.imports.trainer.convert import convert_tokenizer
 
     convert_tokenizer(flags.pickled, flags.out)
 

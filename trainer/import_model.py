@@ -25,6 +25,7 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import SPECIALS
 from data.tokens.untrusted import limited_tokenizer, sentencepiece_file
+from packs.imports.trainer.convert import convert
 from store import outside
 from store.artifacts import chat_template, model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
@@ -32,7 +33,6 @@ from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
-from trainer.nanochat.convert import convert
 from trainer.records.bitnet_layouts import is_stored_rounded
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder

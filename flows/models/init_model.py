@@ -15,13 +15,13 @@ from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
+from packs.imports.records import nanochat
 from store import outside
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
-from trainer.nanochat import look as nanochat
 
 IMPORTED = "imported/"
 TIMEOUT_S = 20.0

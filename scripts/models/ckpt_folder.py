@@ -20,11 +20,11 @@ from infra.errors import UsageError
 from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
+from packs.imports.records import nanochat
 from scripts.cli import local_step, render
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from trainer.nanochat import look as nanochat
 from trainer.records.phase_registry import INIT
 
 PICKLED = "tokenizer.pkl"

@@ -10,10 +10,10 @@ from pathlib import Path
 from data.tokens import tokenizer as tokenizers
 from tests.data import hub as published
 from tests.data.layouts import fineweb_edu
+from tests.packs.imports.test_nanochat import saved
 from tests.store import hub as stores
 from tests.trainer.conftest import make_inputs
 from tests.trainer.model.test_init import models
-from tests.trainer.model.test_nanochat import saved
 
 NAMES = ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY", "HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = dict.fromkeys(NAMES, "")

@@ -53,7 +53,7 @@ ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  
 MAKE_TEXT = ("data/text", "data/shards", "data/filters.py")
 MAKE_TOKENS = ("data/tokens",)
 MAKE_TALK = ("data/chat",)
-IMPORT = ("trainer/import_model.py", "trainer/model", "trainer/nanochat")
+IMPORT = ("trainer/import_model.py", "trainer/model", "packs/imports")
 TRAIN = (
     *("trainer/model", "trainer/objectives", "trainer/parallel"),
     *("trainer/loop.py", "trainer/optim.py", "trainer/run.py"),

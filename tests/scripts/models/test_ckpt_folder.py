@@ -4,8 +4,8 @@ import pytest
 
 from data.tokens import tokenizer as tokenizers
 from store.artifacts.artifacts import Store
+from tests.packs.imports.test_nanochat import saved
 from tests.trainer.conftest import inputs as inputs
-from tests.trainer.model.test_nanochat import saved
 from tests.world import World
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data.single_writer import PARENT
+from packs.imports.records.nanochat import tokenizer_of
 from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
-from trainer.nanochat.look import tokenizer_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_S, BYTES_PER_S = 300.0, 20e6  # importing PyTorch on a busy machine; a slow disk, read and written
 KNOWN = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
 
@@ -46,7 +46,7 @@ def _in_child(weights: Path | None, pickled: Path | None, out: Path, model: Mode
     asked = {"weights": str(weights or ""), "tokenizer": str(pickled or ""), "out": str(out),
              "model": asdict(model) if model else None}  # fmt: skip
     child = subprocess.Popen(
-        [sys.executable, "-m", "trainer.nanochat.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "packs.imports.trainer.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True,
         env={**{name: os.environ[name] for name in KNOWN if name in os.environ}, PARENT: str(os.getpid()),
              "OMP_NUM_THREADS": "1"},

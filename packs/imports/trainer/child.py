@@ -1,4 +1,4 @@
-"""`python -m trainer.nanochat.child`: reads the pickles of a nanochat checkpoint, and writes what is in them.
+"""`python -m packs.imports.trainer.child`: reads the pickles of a nanochat checkpoint, and writes what is in them.
 
 In, on stdin: {"weights", "tokenizer", "out", "model"}; "" as weights or tokenizer = none. Out: config.json and
 model.safetensors, the files of the tokenizer, then {"problem"} on stdout, "" when all is done.
