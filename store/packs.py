@@ -52,6 +52,8 @@ class Pack:
     """Functions `(settings) -> iterable of (name, path, state)`: files that the settings of the pack name."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `NamedTracker`, by the name that is typed in `--track`."""
+    model_formats: Mapping[str, str] = field(default_factory=dict)
+    """Records `trainer.records.model_formats.ModelFormat` by the name of the format that import specs hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,7 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `settings` or `trackers`.
+    kind: a key of the index: `commands`, `settings`, `trackers` or `model_formats`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

@@ -50,7 +50,7 @@ PLAN += (
     "infra.agent.job",
 )
 # What control code may import of training: its plan, its figures, and the light records beside that.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
 LIGHT += (
     "trainer.reporting.jsonl_log",
     "trainer.reporting.run_report",
@@ -75,7 +75,7 @@ TABLE = (
 # The rooms of a pack: what each may import of the core, and which rooms of its own pack and of those that it needs.
 ROOMS = {
     "pack": (("store.packs",), ()),
-    "records": (("trainer.records", "infra.records"), ("records",)),
+    "records": (("trainer.records", "infra.records", "data.errors", "store.outside"), ("records",)),
     "agent": (("infra.agent",), ("agent",)),
     "data": (("data", "store"), ("data", "records")),
     "trainer": (("trainer", "data", "store"), ("trainer", "data", "records")),
@@ -117,7 +117,6 @@ ORDER = {
         "profiles",
         "plan",
         "model",
-        "nanochat",
         "objectives",
         "parallel",
         "rewards",

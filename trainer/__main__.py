@@ -69,8 +69,9 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--config", type=Path, required=True)
     one = command(commands, "import", adopt_model, "take over a Hugging Face model and publish it")
     one.add_argument("--config", type=Path, required=True)
-    one = command(commands, "tokenizer", take_tokenizer, "write a pickled tokenizer of nanochat as tokenizer.json")
-    one.add_argument("--pickled", type=Path, required=True)
+    one = command(commands, "tokenizer", take_tokenizer, "write a tokenizer in a format of a pack as tokenizer.json")
+    one.add_argument("--format", required=True)
+    one.add_argument("--file", type=Path, required=True)
     one.add_argument("--out", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
@@ -138,9 +139,10 @@ def train(flags: argparse.Namespace) -> None:
 
 
 def take_tokenizer(flags: argparse.Namespace) -> None:
-    from packs.imports.trainer.convert import convert_tokenizer
+    from store import packs
+    from trainer.records import model_formats
 
-    convert_tokenizer(flags.pickled, flags.out)
+    packs.load(model_formats.known(flags.format).convert_tokenizer)(flags.file, flags.out)
 
 
 def adopt_model(flags: argparse.Namespace) -> None:

@@ -322,7 +322,7 @@ class ImportSpec:
     """An imported model, as an artifact that mid and sft can start from."""
 
     source: str
-    """A Hugging Face folder or one of nanochat on this machine, or `hf://user/repo` with the commit in `revision`."""
+    """A folder on this machine, of Hugging Face or in `format`, or `hf://user/repo` with the commit in `revision`."""
     model: ModelConfig
     """The shape that its config.json describes; rows for the chat tokens may be added."""
     has_tokenizer: bool
@@ -334,8 +334,10 @@ class ImportSpec:
     """True if it has a chat template: its template, stop tokens and ids are kept; otherwise it gets our chat tokens."""
     has_pieces: bool = newer(False)
     """True if its tokenizer is SentencePiece's kind, on characters with byte fallback."""
-    nanochat: str = newer("")
-    """The file of weights in a checkpoint folder of nanochat, such as `model_000650.pt`; "" = a Hugging Face folder."""
+    format: str = newer("")
+    """Name of the format of the folder, which a pack reads; "" = a Hugging Face folder."""
+    file: str = newer("")
+    """The file of weights in a folder in `format`; "" = a Hugging Face folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

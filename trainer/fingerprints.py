@@ -36,7 +36,7 @@ MOST_SHOWN = 40  # letters of one value
 DIGEST = 8  # hexadecimal digits of the code in a version
 MOST_NAMED = 8  # files
 UNCOMMITTED = "files that were not committed then"
-FOLDERS = ("data", "trainer")
+FOLDERS = ("data", "trainer", "packs")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 Code = dict[str, str]

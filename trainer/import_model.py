@@ -25,14 +25,14 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.chat_template import Dialogue
 from data.tokens.tokenizer import SPECIALS
 from data.tokens.untrusted import limited_tokenizer, sentencepiece_file
-from packs.imports.trainer.convert import convert
-from store import outside
+from store import outside, packs
 from store.artifacts import chat_template, model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.records import model_formats
 from trainer.records.bitnet_layouts import is_stored_rounded
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
@@ -55,11 +55,12 @@ ROWS = 64  # a grown embedding is a multiple of this, which multiplies well
 
 
 def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
-    """Fetch, add the chat tokens, publish. Raises Refused, DataError, StoreError."""
+    """Fetch, add the chat tokens, publish. Raises Refused, ConfigError, DataError, StoreError."""
+    convert = packs.load(model_formats.known(spec.format).convert) if spec.format else None
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
-        if spec.nanochat:
+        if convert is not None:
             source = convert(spec, source, Path(scratch) / "converted")
         model, dtype = export.read(source), stored_dtype(source)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:

@@ -15,13 +15,13 @@ from data.config import ENDS_ANSWER, SPECIALS, ConfigError, load
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
-from packs.imports.records import nanochat
 from store import outside
 from store.artifacts import model_files, sentencepiece, vocabulary
 from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import FOLDER, templates_in, templates_of, usual
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
+from trainer.records import model_formats
 
 IMPORTED = "imported/"
 TIMEOUT_S = 20.0
@@ -50,26 +50,18 @@ def in_store(init: str, settings: Settings) -> ImportSpec:
     told = found.about.get("import")
     if not isinstance(told, Mapping):
         raise UsageError(f"--init {init}: {settings.store} does not say what that was made of; import it again")
-    return load(ImportSpec, told, "import")
+    spec = load(ImportSpec, told, "import")
+    if spec.format:
+        model_formats.known(spec.format)
+    return spec
 
 
 def in_folder(init: str) -> ImportSpec:
     """Return the import of a folder: its shape, and a digest of its files. Raises UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
-    if not (folder / "config.json").is_file() and (file := nanochat.newest(folder)):
-        return ImportSpec(
-            source=str(folder),
-            model=nanochat.model_of(folder, file),
-            has_tokenizer=nanochat.tokenizer_of(folder) is not None,
-            content=nanochat.content_of(folder, file),
-            nanochat=file,
-        )
     if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"--init {init}: no config.json there; give a Hugging Face folder, a checkpoint folder of nanochat, or "
-            "hf://user/repo"
-        )
+        return in_format(init, folder)
     names = {one.name: one for one in folder.iterdir()}
     files = [one for name, one in sorted(names.items()) if one.suffix in (".json", ".safetensors")]
     if not any(one.suffix == ".safetensors" for one in files):
@@ -110,6 +102,24 @@ def in_folder(init: str) -> ImportSpec:
         content=content.hexdigest()[:12],
         own_chat=own_chat,
         has_pieces=has_pieces,
+    )
+
+
+def in_format(init: str, folder: Path) -> ImportSpec:
+    """Return the import of a folder in a format of a pack. Raises UsageError, ConfigError."""
+    name, file = model_formats.detect(folder)
+    if not name:
+        known = "".join(f"{one.about}, " for one in model_formats.installed().values())
+        words = f"no config.json there; give a Hugging Face folder, {known}or hf://user/repo"
+        raise UsageError(f"--init {init}: {'; '.join([words, *model_formats.absent()])}")
+    found = model_formats.known(name)
+    return ImportSpec(
+        source=str(folder),
+        model=found.shape(folder, file),
+        has_tokenizer=found.tokenizer(folder) is not None,
+        content=found.content(folder, file),
+        format=name,
+        file=file,
     )
 
 

@@ -26,8 +26,9 @@ class WorkSpec(Typed):
     )  # fmt: skip
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
     init: str = flag(
-        "", "start from somebody else's model: a folder of Hugging Face or nanochat, hf://user/repo[@revision], "
-            "imported/NAME of the store, or hub: the published model of the profile, where there is one", group=WORK
+        "", "start from somebody else's model: a Hugging Face folder or one that a pack reads, "
+            "hf://user/repo[@revision], imported/NAME of the store, or hub: the published model of the profile, "
+            "where there is one", group=WORK
     )  # fmt: skip
     source: str = flag(
         "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=TEXT

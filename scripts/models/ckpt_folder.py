@@ -1,6 +1,6 @@
 """Folders that others have made -> artifacts of a store: a model, as `--init` takes it, or a tokenizer.
 
-In: a checkpoint folder of nanochat, a Hugging Face folder, or a folder with `tokenizer.pkl` or `tokenizer.json`. Out:
+In: a Hugging Face folder, a folder in a format of a pack, or a folder with the tokenizer of one of them. Out:
 `imported/NAME`, the artifact that a plan with `--init FOLDER` makes first, so that later plans find that artifact;
 or `tokenizer`. Called by `inv ckpt.push FOLDER`, the initial setup before a first run on rented machines.
 """
@@ -20,14 +20,13 @@ from infra.errors import UsageError
 from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
-from packs.imports.records import nanochat
 from scripts.cli import local_step, render
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
+from trainer.records import model_formats
 from trainer.records.phase_registry import INIT
 
-PICKLED = "tokenizer.pkl"
 WORDS = (vocabulary.TOKENIZER, "tokenizer_config.json", vocabulary.NAMED)
 BEGINS = "mid"  # the first of the phases that go on with somebody else's model
 
@@ -45,14 +44,18 @@ def folder_of(word: str) -> Path | None:
 
 def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
     """Publish a folder's model or tokenizer; return the name of the artifact. Raises UsageError, StoreError."""
-    if nanochat.newest(folder) or any((one / "config.json").is_file() for one in (folder, folder / vocabulary.HF)):
+    formats = model_formats.installed().values()
+    names = (vocabulary.TOKENIZER, *(one.tokenizer_file for one in formats))
+    if model_formats.detect(folder)[0] or any(
+        (one / "config.json").is_file() for one in (folder, folder / vocabulary.HF)
+    ):
         return push_model(folder, replace(settings, store=to), quiet)
-    if any((folder / name).is_file() for name in (PICKLED, vocabulary.TOKENIZER)):
+    if any((folder / name).is_file() for name in names):
         return push_tokenizer(folder, to, settings)
-    raise UsageError(
-        f"{folder} is neither a checkpoint of nanochat (model_*.pt and meta_*.json), nor a Hugging Face folder "
-        f"(config.json and .safetensors), nor a tokenizer ({PICKLED} or {vocabulary.TOKENIZER}); nothing was sent"
-    )
+    kinds = [one.about for one in formats]
+    kinds += ["a Hugging Face folder (config.json and .safetensors)", f"a tokenizer ({' or '.join(names)})"]
+    words = f"is neither {', nor '.join(kinds)}"
+    raise UsageError(f"{folder} {'; '.join([words, *model_formats.absent(), 'nothing was sent'])}")
 
 
 def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
@@ -60,10 +63,9 @@ def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
     work = Work.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
     assert work.init is not None, "the flags name one"
     if not work.init.has_tokenizer:
-        raise UsageError(
-            f"{folder}: there is no tokenizer with it ({PICKLED} or {vocabulary.TOKENIZER}, in the folder or, of "
-            "nanochat, in tokenizer/ beside the folders of the phases); without one the model means nothing"
-        )
+        name = work.init.format
+        places = model_formats.known(name).tokenizer_places if name else f"{vocabulary.TOKENIZER} in the folder"
+        raise UsageError(f"{folder}: there is no tokenizer with it ({places}); without one the model means nothing")
     here = registry.provider(settings, "local")
     plan = plan_for(work, settings, Request(run="foreground"), here, Limits(reserve_bytes=settings.reserve_bytes))
     for step in plan.job.steps if plan.job else ():
@@ -87,7 +89,13 @@ def push_tokenizer(folder: Path, to: str, settings: Settings) -> str:
             for name in filter(lambda one: (folder / one).is_file(), WORDS):
                 shutil.copyfile(folder / name, draft / name)
         else:
-            words = ["-m", "trainer", "tokenizer", "--pickled", str(folder / PICKLED), "--out", str(draft)]
+            name, one = next(
+                (name, one)
+                for name, one in model_formats.installed().items()
+                if (folder / one.tokenizer_file).is_file()
+            )
+            words = ["-m", "trainer", "tokenizer", "--format", name, "--file", str(folder / one.tokenizer_file)]
+            words += ["--out", str(draft)]
             for _ in train_env.run(words, None, root=ROOT, python=local_step.python(settings)):
                 pass
         raw = outside.content(draft / vocabulary.TOKENIZER, vocabulary.MOST_BYTES)

@@ -126,7 +126,7 @@ class CkptPullFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class CkptPushFlags(Output):
     models: tuple[str, ...] = flag(
-        (), "artifacts, or folders: of nanochat, of Hugging Face, of a tokenizer (default: all artifacts)", word=True
+        (), "artifacts, or folders: of Hugging Face, of a pack's format, of a tokenizer (default: all)", word=True
     )
     to: str = flag("", "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     from_: str = flag("", "the store to copy from (default: the one in the settings)")

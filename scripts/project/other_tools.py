@@ -38,6 +38,8 @@ class GuideLine:
     says: str = ""
     code: int = 0
     file: dict[str, Any] = field(default_factory=dict)
+    pack: str = ""
+    """The pack that the line needs beside that of its command; "" = none."""
 
 
 def read(guide: str) -> list[GuideLine]:

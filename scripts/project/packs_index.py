@@ -24,6 +24,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
             "settings": dict(_settings(pack)),
             "trackers": list(pack.trackers),
+            "model_formats": [*pack.model_formats],
         }
         for name, pack in packs.installed().items()
     }
@@ -40,6 +41,9 @@ def page(
     lines = [f"# The pack `{pack.name}`", "", f"{pack.about}.", "", *sections]
     if found := dict(_settings(pack)):
         lines += ["## Settings", "", *settings_table([{"name": name, **row} for name, row in found.items()])]
+    if pack.model_formats:
+        lines += ["## Model formats", "", "`--init` and `ckpt.push` read folders of these formats:", ""]
+        lines += [f"- `{name}`: {packs.load(where).about}" for name, where in pack.model_formats.items()]
     return "\n".join(lines)
 
 

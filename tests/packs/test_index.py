@@ -3,6 +3,7 @@
 import tasks
 from scripts.project import packs_index, reference
 from store import packs
+from trainer.records.model_formats import ModelFormat
 
 
 def test_the_index_holds_the_words_of_every_pack():
@@ -21,6 +22,10 @@ def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_recor
         for kind in ("account_notes", "config_paths"):
             assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
         assert all(issubclass(packs.load(where), packs.NamedTracker) for where in pack.trackers.values()), name
+        for where in pack.model_formats.values():
+            found = packs.load(where)
+            assert isinstance(found, ModelFormat), name
+            assert callable(packs.load(found.convert)) and callable(packs.load(found.convert_tokenizer)), name
         for spelled, entry in pack.commands.items():
             command = tasks.namespace[spelled].loaded
             assert (command.name or command.work.__name__) == spelled.rpartition(".")[2]

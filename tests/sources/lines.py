@@ -46,7 +46,9 @@ def run(document: str) -> Iterator[Outcome]:
         world = stack.enter_context(installation(document, home))
         for line in read(document):
             begun = time.monotonic()
-            is_off = packs.lacking("commands", line.typed.partition(" ")[0])
+            is_off = line.pack not in ("", *packs.installed()) or packs.lacking(
+                "commands", line.typed.partition(" ")[0]
+            )
             problem = "" if line.reason or is_off else problem_of(line, world)
             yield Outcome(line, problem, time.monotonic() - begun)
 

@@ -21,6 +21,7 @@ from trainer.fingerprints import CheckoutCode, differences
 from trainer.plan import Wanted, estimates, nodes, recipe, resolve
 from trainer.plan.smaller import smaller
 from trainer.recipes import PROFILES
+from trainer.records import model_formats
 from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
@@ -265,8 +266,9 @@ def test_a_checkout_below_another_repository_is_not_told_by_the_commits_of_that_
 def test_what_a_plan_takes_for_the_code_behind_an_artifact_is_there():
     places = {*nodes.MAKE_TEXT, *nodes.MAKE_TOKENS, *nodes.MAKE_TALK, *nodes.IMPORT, *nodes.TRAIN}
     places = places.union(*nodes.READ.values(), *(node.code for node in recipe(WANTED).values()))
+    places = places.union(*map(model_formats.code_of, model_formats.installed()))
     assert not [one for one in places if not (ROOT / one).exists()]
-    assert {one.partition("/")[0] for one in places} == set(fingerprints.FOLDERS)
+    assert {"packs", *(one.partition("/")[0] for one in places)} == set(fingerprints.FOLDERS)
 
 
 @pytest.mark.process

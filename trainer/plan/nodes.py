@@ -27,7 +27,7 @@ from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.plan.sources import located, slug_of, source_fingerprint, source_slug
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
 from trainer.profiles import street
-from trainer.records import phase_options
+from trainer.records import model_formats, phase_options
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.own_phase import WORD
 from trainer.records.phase_registry import (
@@ -53,7 +53,7 @@ ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  
 MAKE_TEXT = ("data/text", "data/shards", "data/filters.py")
 MAKE_TOKENS = ("data/tokens",)
 MAKE_TALK = ("data/chat",)
-IMPORT = ("trainer/import_model.py", "trainer/model", "packs/imports")
+IMPORT = ("trainer/import_model.py", "trainer/model")
 TRAIN = (
     *("trainer/model", "trainer/objectives", "trainer/parallel"),
     *("trainer/loop.py", "trainer/optim.py", "trainer/run.py"),
@@ -132,7 +132,8 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = f"imported/{init_slug(wanted.init)}"
-        found[INIT] = Node(INIT, artifact, words, IMPORT, wanted.init, own)
+        code = (*IMPORT, *model_formats.code_of(wanted.init.format))
+        found[INIT] = Node(INIT, artifact, words, code, wanted.init, own)
         tokenizer = INIT
         found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)

@@ -21,7 +21,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from store.artifacts.artifacts import Store
 
-CODE = ("data", "trainer", "store")
+CODE = ("data", "trainer", "store", "packs")
 SCRIPT = """#!/bin/sh
 # What {run} was: its steps, one after another, by plain commands. See README.md.
 set -eu

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.config import ConfigError
+from data.errors import ConfigError
 from store import outside
-from trainer.config import ModelConfig
+from trainer.records.model_config import ModelConfig
+from trainer.records.model_formats import ModelFormat
 
 SIZES = ("sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd")
 MOST = 1 << 24
@@ -81,3 +82,16 @@ def content_of(folder: Path, file: str) -> str:
         stat = path.stat()
         found.update(repr((path.name, stat.st_size, stat.st_mtime_ns)).encode())
     return found.hexdigest()[:12]
+
+
+FORMAT = ModelFormat(
+    about="a checkpoint of nanochat (model_*.pt and meta_*.json)",
+    find=newest,
+    shape=model_of,
+    tokenizer=tokenizer_of,
+    content=content_of,
+    convert="packs.imports.trainer.convert:convert",
+    tokenizer_file="tokenizer.pkl",
+    tokenizer_places="tokenizer.pkl, in the folder or in tokenizer/ beside the folders of the phases",
+    convert_tokenizer="packs.imports.trainer.convert:convert_tokenizer",
+)

@@ -25,7 +25,7 @@ KNOWN = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIR
 
 def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
     """Return `out`, which is made. Raises Refused in words."""
-    weights = folder / spec.nanochat
+    weights = folder / spec.file
     if not weights.is_file():
         raise Refused(f"{weights} is not on this machine; the model is imported where the steps run")
     pickled = tokenizer_of(folder) if spec.has_tokenizer else None

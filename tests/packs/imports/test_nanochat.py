@@ -10,19 +10,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.config import Input
+from data.config import Input, Persona
 from data.tokens import tokenizer as tokenizers
 from flows.models import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from store.artifacts.artifacts import Store
 from tests.trainer.conftest import VOCAB
+from tests.trainer.conftest import inputs as inputs
+from tests.trainer.conftest import one_thread as one_thread
+from tests.trainer.conftest import world as world
 from tests.trainer.model.test_init import configured
 from tests.trainer.test_plan import ROOT
 from trainer import recipes
 from trainer.__main__ import main
 from trainer.config import Keeping
 from trainer.model import export
+from trainer.plan import Wanted, recipe
 from trainer.profiles import street
 
 THEIRS = {"self_attn.q_proj": "attn.c_q", "self_attn.k_proj": "attn.c_k", "self_attn.v_proj": "attn.c_v",
@@ -92,7 +96,10 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder, theirs = saved(world.root / "nanochat", inputs[0] / "tokenizer")
     spec = init_model.look(str(folder), Settings.load(ROOT))
-    assert (spec.nanochat, spec.has_tokenizer, spec.model.vocab_size) == ("model_000700.pt", True, VOCAB)
+    assert (spec.format, spec.file, spec.has_tokenizer) == ("nanochat", "model_000700.pt", True)
+    assert spec.model.vocab_size == VOCAB
+    who = Persona(name="Ada", maker="us", purpose="to help")
+    assert "packs/imports" in recipe(Wanted(phases=("sft",), profile="tiny", persona=who, init=spec))["init"].code
     making = replace(world.making("imported"), name="imported/d2")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
     taken = Store(world.store).path("imported/d2", "f" * 64)
