@@ -101,10 +101,12 @@ def first_listing(collection: Any) -> Iterator[str]:
                 verbs = [one.rpartition(".")[2] for one, _ in tasks if one.startswith(f"{above}.")]
                 more = ", ..." if len(verbs) > MOST_VERBS else ""
                 rows[f"{above}.*"] = f"{COLLECTIONS[above]}: {', '.join(verbs[:MOST_VERBS])}{more}"
-        rows |= {name: pack.about for name, pack in packs.installed().items()} if title == PACKS else {}
         if rows:
             yield title
             yield from (f"  {name:{width}}  {about}" for name, about in rows.items())
+    if packs.installed():
+        yield PACKS
+        yield from (f"  {name:{width}}  {pack.about}" for name, pack in packs.installed().items())
     yield "All commands: ./inv --list --all. The flags of one: ./inv COMMAND --help"
 
 
