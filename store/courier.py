@@ -5,9 +5,9 @@
 
 In: the pod's folder, whose `work/` SLIPWAY_WORK names, and a `Config`. Out: `<store>/runs/<run>/`, see `run_folder`; on
 the pod `state/acknowledged.json` {name: UTC epoch seconds} of what was read back from the store, and
-`state/waiting.json` {"names": [...]} of what is still to be uploaded. Nothing is uploaded before the fetch has its
-mark: an earlier pod's logs and metrics would be overwritten by those of one that has just begun. Values of secrets are
-masked in what is uploaded, but for checkpoints.
+`state/waiting.json` {"names": [...]} of what is still to be uploaded. Before the fetch has its mark only the last words
+of a run that failed are uploaded: other files would overwrite the logs and metrics of an earlier pod. Values of secrets
+are masked in what is uploaded, but for checkpoints and files of mounts, whose bytes must stay as they are.
 """
 
 import contextlib

@@ -85,7 +85,7 @@ class Job:
     num_gpus: int = 0  # GPUs of each node
     group: NodeGroup = NodeGroup()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
-    farewell: Tuple[Call, ...] = ()  # calls by which the pod deletes itself, tried in turn; () = it cannot
+    farewell: Tuple[Call, ...] = ()  # the calls by which the pod deletes itself, all in each round; () = it cannot
     self_end: bool = False  # asked for: its guard is given its vendor's key where the pod has none of its own
     stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
     setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps

@@ -45,7 +45,7 @@ LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
 STOP_S = 300.0  # time for a step to save, and for its courier to bring that to the store
-LOOK = Asks.PROVIDER | Asks.FILES  # seconds between looks at a pod that no process follows
+LOOK = Asks.PROVIDER | Asks.FILES  # what a look at a pod asks that no process follows
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
 

@@ -3,8 +3,7 @@
     request_body  which routes and bodies are allowed      keys     API keys
     routing   which replica takes it (pure)                queue    who waits until one is free
     upstream  one try at one replica                       proxy    tries, limits, the answer
-    listener  connections of clients                       connections  to the engines, reused
-    wire      the common part of both                      eager    the tasks that wait on them
+    http      connections of clients (listener) and to the engines (connections, reused), over one wire
     metrics, access   what happened, in numbers and in lines
     server    the listener; `Gateway.replace` is told which replicas there are
 

@@ -4,7 +4,7 @@
     port = await gateway.start("0.0.0.0", 8000)
     gateway.replace([Target(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
-It runs in one process and event loop with whoever manages the replicas.
+It runs in a process of its own; the controller, which manages the replicas, tells it which there are.
 """
 
 import asyncio

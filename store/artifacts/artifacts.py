@@ -82,7 +82,9 @@ class Store:
         return self._kind.find(name, fingerprint)[0]
 
     def path(self, name: str, fingerprint: str) -> Path:
-        """Return the folder with the files of that artifact, every byte verified just now.
+        """Return the folder with the files of that artifact, every byte verified.
+
+        In a folder of this machine a digest holds while size, times and inode of a file stay as they were.
 
         An artifact that lies elsewhere is downloaded first. Raises StoreError when it is missing, damaged or has
         another fingerprint.

@@ -57,9 +57,9 @@ def resolve(
 ) -> Plan:
     """Compare what is wanted with what is there; the job holds exactly the steps that are due.
 
-    A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
-    its inputs is due. `root` is the checkout whose code will run, `pod_store` the store as the pod names it, where that
-    is not the one at home.
+    A step is due when its artifact is wanted, and is missing, damaged or of another fingerprint; the inputs of an
+    artifact that is there are not wanted. `root` is the checkout whose code will run, `pod_store` the store as the pod
+    names it, where that is not the one at home.
     """
     from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:
