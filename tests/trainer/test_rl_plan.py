@@ -90,7 +90,12 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
         (4, 1, {}, "which of the 4 GPUs are to answer. --engine-devices 3, and the others train"),
         (4, 2, {"engine_devices": (1,)}, "leave out --nodes"),
         (0, 1, {"engine_devices": (1,)}, "--engine-devices 1: how many GPUs has the machine. Say so by --num-gpus"),
-        (4, 1, {"engine_devices": 2}, r"engine_devices is 2, a number of GPUs, .*; name those .* such as \[1, 2\]"),
+        (
+            4,
+            1,
+            {"engine_devices": 2},
+            r"engine_devices is 2, one number; name the GPUs that answer, .* such as \[1, 2\]",
+        ),
         (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: of 2 GPUs none is left to train; .* --num-gpus 3"),
         (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: of 2 GPUs none is left to answer; .* --num-gpus 3"),
         (
