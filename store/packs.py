@@ -40,9 +40,9 @@ class Pack:
     commands: Mapping[str, PackCommand] = field(default_factory=dict)
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
     settings: str = ""
-    """A record that extends `infra.settings.PackSettings`; `settings.of(name)` returns it."""
+    """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
     account_notes: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(settings, accounts, now) -> AccountNotes`: what is known of vendors' accounts, below offers and runs.
+    """Functions `(settings, accounts, now) -> AccountNotes`: lines about accounts, printed below offers and runs.
 
     The name is the key in the JSON of `inv offers`. accounts: ids of accounts by vendor; now: UTC epoch seconds.
     """
@@ -111,8 +111,8 @@ def installed() -> Mapping[str, Pack]:
         if pack.name != path.parent.name:
             raise ValueError(f"{path}: the pack is called {pack.name}, and its folder {path.parent.name}")
         found[pack.name] = pack
-    while lame := [name for name, pack in found.items() if not all(need in found for need in pack.needs)]:
-        for name in lame:
+    while without_needs := [name for name, pack in found.items() if not all(need in found for need in pack.needs)]:
+        for name in without_needs:
             del found[name]
     return found
 
@@ -154,7 +154,9 @@ def lacking(kind: str, word: str) -> str:
     if not name or name in installed():
         return ""
     gone = [one for one in _below(name) if not (FOLDER / one).is_dir()]
-    return f"{word} belongs to the pack {name}, and {' and '.join(f'packs/{one}' for one in gone)} is not there"
+    folders = [f"packs/{one}" for one in gone]
+    said = f"{word} belongs to the pack {name}, and {' and '.join(folders)} is not there"
+    return f"{said}; to bring it back: git checkout HEAD -- {' '.join(folders)}"
 
 
 def _below(name: str) -> list[str]:

@@ -38,7 +38,9 @@ def test_a_pack_is_on_when_its_folder_is_there(folder):
     folder("two", is_there=False)
     assert list(packs.installed()) == ["one"]
     assert packs.lacking("commands", "one") == ""
-    assert packs.lacking("commands", "two") == "two belongs to the pack two, and packs/two is not there"
+    assert packs.lacking("commands", "two") == (
+        "two belongs to the pack two, and packs/two is not there; to bring it back: git checkout HEAD -- packs/two"
+    )
     assert packs.lacking("commands", "three") == ""
 
 
@@ -48,7 +50,9 @@ def test_a_pack_is_off_where_one_that_it_needs_is_not_there_and_so_on_upwards(fo
     folder("top", needs=("middle",))
     folder("other")
     assert list(packs.installed()) == ["other"]
-    assert packs.lacking("commands", "middle") == "middle belongs to the pack middle, and packs/low is not there"
+    assert packs.lacking("commands", "middle").endswith(
+        "packs/low is not there; to bring it back: git checkout HEAD -- packs/low"
+    )
     assert "packs/low is not there" in packs.lacking("commands", "top")
 
 
