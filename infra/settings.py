@@ -23,17 +23,13 @@ from store import extensions, packs
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
-CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # provider name for every vendor whose key is set
-SLURM, SKYPILOT = "slurm", "skypilot"  # provider names for engines, which recover their runs by themselves
-ENGINES = (SLURM, SKYPILOT)
 HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
 LEAST_KEY = 16  # letters: every vendor's key has more
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
-# Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
-OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
+OWN_MACHINES = ("local", "ssh")
 
 
 SHELL_ONLY = {  # what others read straight from their environment
@@ -129,7 +125,6 @@ class Settings:
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
-    clusters: Path = row("SLIPWAY_CLUSTERS", "inventory of Slurm clusters, reached by SSH", CLUSTERS)
     sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file with sweeps of your own", "sweeps.py")
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept; all checkouts share them")
     installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
@@ -243,8 +238,24 @@ class Settings:
 
 
 def is_rented(provider: str) -> bool:
-    """Tell by its name whether the pods of a provider are rented by us: all but own machines, and runs on held pods."""
-    return provider not in (*OWN_MACHINES, HELD)
+    """Tell by its name whether the pods of a provider are rented by us, so that the ledger holds them to their limits.
+
+    Own machines cost nothing, a run on a held pod is paid with that pod, and the engine of a pack ends what it pays.
+    """
+    return provider not in (*OWN_MACHINES, HELD, *packs.words("providers"))
+
+
+def pack_settings(provider: str, settings: Settings) -> PackSettings | None:
+    """Return the settings of the pack that has a provider; None where that has none, or no installed pack has it."""
+    record = next((one.settings for one in packs.installed().values() if provider in one.providers), "")
+    return settings.of(packs.load(record)) if record else None
+
+
+def inventory(provider: str, settings: Settings) -> Path | None:
+    """Return the inventory of a pack's provider; None where it has none, or the file is not there."""
+    entry = packs.providers().get(provider)
+    path = getattr(pack_settings(provider, settings), entry.inventory) if entry and entry.inventory else None
+    return path if path and path.exists() else None
 
 
 def is_secret(variable: str) -> bool:

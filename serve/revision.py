@@ -22,11 +22,12 @@ from infra.errors import UsageError
 from infra.ledger.service_rows import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
+from infra.runs.engine import engine_of
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.default_limit import MOST_USD
 from infra.selection.preflight import amount_of
-from infra.settings import SKYPILOT, Settings, is_rented
+from infra.settings import Settings, is_rented
 from serve import engines
 from serve import service as service_file
 from serve.engine import memory_fit, models
@@ -244,10 +245,11 @@ def check_reach(version: Version, settings: Settings) -> None:
     """
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        if registry.provider(settings, one).recovers:  # opened also since that says what is missing
-            more = "; SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
+        provider = registry.provider(settings, one)  # opened also since that says what is missing
+        if provider.recovers:
+            more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
             raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
-                             f"none; take local, ssh or a vendor{more if one == SKYPILOT else ''}")  # fmt: skip
+                             f"none; take local, ssh or a vendor{more}")  # fmt: skip
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))

@@ -29,6 +29,24 @@ class PackCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackProvider:
+    """A provider of a pack: a cluster of the user's own, or an engine. Our ledger holds no pod of it to a limit."""
+
+    where: str
+    """Class that extends `infra.providers.Provider`, with `of(settings)`."""
+    keeps_runs: bool = False
+    """True if the provider is an engine (`infra.runs.engine`), which takes over whole runs. Known without the pack."""
+    pool: str = ""
+    """Meaning of `--pool` there, for help."""
+    host: str = ""
+    """Meaning of `--host` there, for help."""
+    inventory: str = ""
+    """Setting of the pack with the path of an inventory: where that file is, the provider is asked with all others."""
+    doctor: str = ""
+    """Function `(settings) -> list of DoctorLine`, for `inv doctor --provider NAME`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pack:
     """The declaration of one pack. Every text of the form "module:attribute" is imported when it is used by name."""
 
@@ -41,6 +59,10 @@ class Pack:
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
     settings: str = ""
     """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
+    providers: Mapping[str, PackProvider] = field(default_factory=dict)
+    """Providers by the names that `--provider` and the journal spell."""
+    doctor_checks: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(root, settings) -> DoctorLine` by the name of the line: what `inv doctor` shows without asking."""
     account_notes: Mapping[str, str] = field(default_factory=dict)
     """Functions `(settings, accounts, now) -> AccountNotes`: lines about accounts, printed below offers and runs.
 
@@ -128,6 +150,21 @@ def entries(kind: str) -> dict[str, str]:
     return {name: where for pack in installed().values() for name, where in getattr(pack, kind).items()}
 
 
+def providers() -> dict[str, PackProvider]:
+    """Return the providers of all installed packs, by name."""
+    return {name: entry for pack in installed().values() for name, entry in pack.providers.items()}
+
+
+def provider_traits() -> dict[str, Mapping[str, Any]]:
+    """Return the traits of the providers of all packs, installed or not, by name: see the index."""
+    return {name: traits for pack in known().values() for name, traits in pack["providers"].items()}
+
+
+def engines() -> list[str]:
+    """Return the providers of all packs, installed or not, that keep their runs."""
+    return [name for name, traits in provider_traits().items() if traits["keeps_runs"]]
+
+
 def named_trackers() -> dict[str, NamedTracker]:
     """Return the trackers of all installed packs, by name."""
     return {name: load(where)() for name, where in entries("trackers").items()}
@@ -148,7 +185,7 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `settings`, `trackers` or `model_formats`.
+    kind: a key of the index: `commands`, `settings`, `providers`, `trackers` or `model_formats`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

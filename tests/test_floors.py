@@ -80,7 +80,7 @@ ROOMS = {
     "data": (("data", "store"), ("data", "records")),
     "trainer": (("trainer", "data", "store"), ("trainer", "data", "records")),
     "serve": (("serve", "infra", "store"), ("serve", "records")),
-    "control": (("flows", "infra", "serve", "store", *LIGHT), ("control", "serve", "records")),
+    "control": (("flows", "infra", "serve", "store", *LIGHT), ("control", "serve", "records", "agent")),
     "commands": (
         ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
         ("commands", "control", "serve", "records"),
@@ -97,7 +97,6 @@ ORDER = {
         "machines",
         "providers",
         "ledger",
-        "skypilot",
         "selection",
         "jobs",
         "notices",
@@ -105,7 +104,7 @@ ORDER = {
         "control",
         "rehearsal",
     ),
-    "infra.agent": ("environments", "execution", "lifecycle", "slurm"),
+    "infra.agent": ("environments", "execution", "lifecycle"),
     "infra.providers": ("promises", "runpod"),
     "infra.runs": ("sync", "keepers"),
     "infra.transport": ("scan", "streams"),
@@ -289,7 +288,7 @@ def test_a_pack_is_one_literal_record():
         about, imported, record = ast.parse(path.read_text(encoding="utf-8")).body
         assert isinstance(about, ast.Expr) and isinstance(imported, ast.ImportFrom) and isinstance(record, ast.Assign)
         calls = [node.func for node in ast.walk(record) if isinstance(node, ast.Call)]
-        assert {ast.unparse(one) for one in calls} <= {"Pack", "PackCommand"}, path
+        assert {ast.unparse(one) for one in calls} <= {"Pack", "PackCommand", "PackProvider"}, path
         assert not [node for node in ast.walk(record.value) if isinstance(node, (ast.Lambda, ast.BinOp, ast.ListComp))]
 
 

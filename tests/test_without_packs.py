@@ -65,10 +65,13 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2 and f"{setting} belongs to the pack {name}" in err, row
         (checkout / "slipway.yaml").unlink()
-    for tracker in packs.known()[name]["trackers"]:
-        process = world.begin("launch", "--phase", "base", "--provider", "local", "--track", tracker, "--dry-run")
+    launch = ("launch", "--phase", "base", "--dry-run")
+    typed = [(one, ("--provider", "local", "--track", one)) for one in packs.known()[name]["trackers"]]
+    typed += [(one, ("--provider", one)) for one in packs.known()[name]["providers"]]
+    for word, flags in typed:
+        process = world.begin(*launch, *flags)
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 2 and f"{tracker} belongs to the pack {name}" in err
+        assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     # A row with words of its own and none for this machine begins with a published model, which is on the hub.
     for file, here in [(file, here) for file, usual, here in example_jobs.ROWS if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")

@@ -9,7 +9,8 @@ from flows.installation.doctor import DoctorLine
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.selection import registry
-from infra.settings import SKYPILOT, VENDORS, Settings
+from infra.settings import VENDORS, Settings
+from store import packs
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 from trainer.plan import profile_named
@@ -26,15 +27,14 @@ def _credentials(settings: Settings) -> DoctorLine:
     keys = [name for name, key in VENDORS.items() if getattr(settings, key)]
     if keys:
         return DoctorLine("credentials", "ok", f"a key is set of {', '.join(keys)}; inv doctor --provider NAME asks it")
-    if settings.provider == SKYPILOT:
+    if settings.provider in packs.engines():
         try:
-            return DoctorLine("credentials", "ok", registry.provider(settings, SKYPILOT).account().owner)
+            return DoctorLine("credentials", "ok", registry.provider(settings, settings.provider).account().owner)
         except SlipwayError as error:
             return DoctorLine("credentials", "bad", str(error))
     names = ", ".join(key.upper() for key in VENDORS.values())
-    return DoctorLine(
-        "credentials", "bad", f"no key is set; put one of {names} into .env, or give --provider {SKYPILOT}"
-    )
+    other = "".join(f", or give --provider {name}" for name in packs.engines())
+    return DoctorLine("credentials", "bad", f"no key is set; put one of {names} into .env{other}")
 
 
 def _store(settings: Settings) -> DoctorLine:

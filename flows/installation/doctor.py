@@ -17,9 +17,9 @@ from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.providers import listed
-from infra.settings import SKYPILOT, SLURM, VENDORS, Settings, unlikely
+from infra.settings import VENDORS, Settings, unlikely
 from infra.units import count
-from store import credentials, extensions
+from store import credentials, extensions, packs
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
@@ -59,7 +59,8 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
     rented = (_vendor(name, settings) for name in VENDORS)
-    providers = [DoctorLine("local", "ok", "this machine"), *_inventories(settings), *rented, _engine(root, settings)]
+    of_packs = [packs.load(where)(root, settings) for where in packs.entries("doctor_checks").values()]
+    providers = [DoctorLine("local", "ok", "this machine"), _pools(settings), *rented, *of_packs]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
     return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *_timings(settings), *providers,
             *_extensions(settings)]  # fmt: skip
@@ -123,65 +124,18 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     return [*lines, *(DoctorLine(f"ssh {one.place}", "bad", one.why) for one in own.unusable)]
 
 
-def _inventories(settings: Settings) -> list[DoctorLine]:
-    """Tell how many machines and clusters the inventories hold; none of these is asked anything."""
-    from infra.machines import clusters, inventory
+def _pools(settings: Settings) -> DoctorLine:
+    from infra.machines import inventory
 
-    return [
-        _inventory("ssh pools", "ssh", lambda: count(len(inventory.load(settings.pools).hosts), "machine")),
-        _inventory(SLURM, SLURM, lambda: count(len(clusters.load(settings.clusters).usable), "cluster")),
-    ]
+    return of_inventory("ssh pools", "ssh", lambda: count(len(inventory.load(settings.pools).hosts), "machine"))
 
 
-def _inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLine:
+def of_inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLine:
+    """Return the line of an inventory. held: counts its machines in words, and asks none. It may raise UsageError."""
     try:
         return DoctorLine(name, "ok", f"enabled: {held()}; inv doctor --provider {provider} asks them")
     except UsageError as error:
         return DoctorLine(name, "off", f"disabled: {error}")
-
-
-def _engine(root: Path, settings: Settings) -> DoctorLine:
-    """Tell whether SkyPilot's client is here; its API server is not asked, which takes seconds."""
-    then = f"inv doctor --provider {SKYPILOT} asks its API server"
-    if environment.find(SKYPILOT, root, settings.environments, ""):
-        return DoctorLine(SKYPILOT, "ok", f"its client is here; {then}")
-    return DoctorLine(SKYPILOT, "off", f"disabled: its client is not here; {then}, and makes the client's environment")
-
-
-def engine(settings: Settings) -> list[DoctorLine]:
-    """Ask SkyPilot's API server who it is; its environment is made where it is not there yet."""
-    from infra.selection import registry
-
-    try:
-        return [DoctorLine(SKYPILOT, "ok", registry.provider(settings, SKYPILOT).account().owner)]
-    except SlipwayError as error:
-        return [DoctorLine(SKYPILOT, "bad", str(error))]
-
-
-def clusters(settings: Settings) -> list[DoctorLine]:
-    """Ask every Slurm cluster of the inventory at the same time: which nodes its partitions have.
-
-    Raises UsageError when there is no inventory.
-    """
-    from infra.machines.host_memory import at_once
-    from infra.machines.survey import LOOK_S
-    from infra.providers.slurm import SlurmClusters
-
-    slurm = SlurmClusters.of(settings)
-    found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]
-    for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
-        name = f"slurm {cluster.name}"
-        if isinstance(shown, SlipwayError):
-            found.append(DoctorLine(name, "bad", str(shown)))
-            continue
-        missing = [one for one in cluster.partitions if one not in {kind.partition for kind in shown}]
-        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster shows no such partition") for one in missing]
-        for kind in (kind for kind in shown if cluster.queue(kind.partition)):
-            gpus = ", ".join(f"{gpu or 'GPU'}:{number}" for gpu, number in kind.gres) or "no GPU"
-            has = f"{kind.up} of {count(kind.count, 'node')} can be given work; each has {kind.cpus} CPUs, {gpus}"
-            lines.append(DoctorLine(f"{name}/{kind.partition}", "ok" if kind.up else "bad", has))
-        found += lines or [DoctorLine(name, "bad", "it shows no partition")]
-    return found
 
 
 def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:

@@ -29,7 +29,7 @@ from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
 from infra.selection.request import counted, request_for
-from infra.settings import MARKET, Settings, is_secret, read_dotenv
+from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
@@ -71,9 +71,9 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
         return spec.provider
     named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
     found = named.pop() if len(named) == 1 else ""
-    if found in ("local", "ssh", "slurm"):
+    if found and found in machines.ours() and not is_rented(found):
         raise _own_machine(file, f"--provider {found}")
-    return found if found in machines.OURS else ""
+    return found if found in machines.ours() else ""
 
 
 def understand(

@@ -13,10 +13,10 @@ from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
+from infra.runs.engine import RunEngine, engine_of
 from infra.selection import work_disk
 from infra.selection.machine_spec import MachineSpec
-from infra.settings import SKYPILOT, Settings
-from infra.skypilot.task import ENGINE_KEYS, check, overlaid
+from infra.settings import Settings
 from infra.units import count
 
 
@@ -72,7 +72,7 @@ class JobWork:
         sent = sum(one.bytes for one in layout.planned)
         need = work_disk.needed(work_disk.OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
         request = replace(request, work_disk_bytes=need)
-        keys, notes = self._engine_keys(request) if vendor.manages else ({}, [])
+        keys, notes = self._engine_keys(request, taker) if (taker := engine_of(vendor)) else ({}, [])
         plan = Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,
@@ -81,19 +81,12 @@ class JobWork:
         )  # fmt: skip
         return estimates.of_plan(plan, settings, vendor, offer)
 
-    def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
-        """Return the keys of the file for an engine, and those that have no effect, in words.
-
-        Raises UsageError for what its clouds cannot do.
-        """
+    def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
+        """Return the keys of the file for an engine, and those that have no effect, in words. Raises UsageError."""
         if len(self.file.tasks) > 1:
-            raise UsageError(f"{self.file.where}: with --provider {SKYPILOT} a job has one task, since each would get "
-                             "its own machine; launch them one at a time")  # fmt: skip
-        said = self.file.tasks[0].document.said
-        keys = {key: said[key] for key in ENGINE_KEYS if said.get(key)}
-        keys["resources"], notes = overlaid(said.get("resources") or {}, vars(self.typed), request)
-        check(keys, request.nodes, False, self.file.where)
-        return keys, notes
+            raise UsageError(f"{self.file.where}: with --provider {taker.name} a job has one task, since each would "
+                             "get its own machine; launch them one at a time")  # fmt: skip
+        return taker.job_keys(self.file.tasks[0].document.said, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
         """Return the planned actions, in words."""

@@ -21,6 +21,7 @@ from infra.market import gpus
 from infra.money import dollars, per_hour
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
+from infra.runs.engine import RunEngine, engine_of
 from infra.selection import choose
 from infra.selection.choose import ChosenMachine, Tell
 from infra.selection.machine_spec import MachineSpec
@@ -32,8 +33,6 @@ from trainer.plan import rollout_engine
 from trainer.plan.estimates import least_bytes
 from trainer.plan.smaller import smaller
 
-# Kinds of GPU that SkyPilot's catalogues and our table call by one name.
-OF_SKYPILOT = ("L4", "L40S", "A100-80GB", "H100", "H200", "B200")
 NUMBERS = (1, 2, 4, 8)  # of GPUs in one machine, as clouds rent them out
 OTHER = "another machine: --gpu, --num-gpus"
 PLACE = ("cloud", "region", "country", "city")
@@ -85,26 +84,28 @@ class MachineChoice:
 
     def find(self, request: Request, candidates: Sequence[Provider], settings: Settings, tell: Tell) -> ChosenMachine:
         """Return the choice among what these providers offer now. Raises what `choose.find` raises."""
-        if not candidates[0].manages:
-            request = self.asked(request)
-            return self.narrow(request, choose.find(candidates, request, settings, tell))
-        kinds = self.of_kinds(request)
-        return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))
+        if taker := engine_of(candidates[0]):
+            kinds = self.of_kinds(request, taker)
+            return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))
+        request = self.asked(request)
+        return self.narrow(request, choose.find(candidates, request, settings, tell))
 
-    def of_kinds(self, request: Request) -> ChosenMachine:
-        """Return the request for SkyPilot, which takes the cheapest of several kinds, where no kind is named."""
+    def of_kinds(self, request: Request, taker: RunEngine) -> ChosenMachine:
+        """Return the request for an engine, which takes the cheapest of several kinds, where no kind is named."""
         if not self.phases or request.gpu or request.instance_type:
             return ChosenMachine(request=request, offers=())
         for number in (request.num_gpus,) if request.num_gpus else NUMBERS:
             need = self.need(number, request.nodes)
-            if fitting := [kind for kind in OF_SKYPILOT if number >= self.fewest and gpus.memory_bytes(kind) >= need]:
-                said = (f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which SkyPilot takes the "
-                        f"cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}")  # fmt: skip
+            if fitting := [
+                kind for kind in taker.gpu_kinds if number >= self.fewest and gpus.memory_bytes(kind) >= need
+            ]:
+                said = (f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which {taker.title} takes "
+                        f"the cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}")  # fmt: skip
                 return ChosenMachine(
                     request=replace(request, gpu=",".join(fitting), num_gpus=number), offers=(), reason=said
                 )
-        raise NoOffer(f"no machine of SkyPilot's holds the plan: {self._shortage(OF_SKYPILOT[-1], number, request)}; "
-                      "name another one: --gpu, --num-gpus")  # fmt: skip
+        short = self._shortage(taker.gpu_kinds[-1], number, request)
+        raise NoOffer(f"no machine of {taker.title}'s holds the plan: {short}; name another one: --gpu, --num-gpus")
 
     @property
     def fewest(self) -> int:

@@ -17,8 +17,9 @@ from infra.notices.tell import tell
 from infra.providers import Provider, extensions, market, offers
 from infra.runs import pods
 from infra.selection import registry
-from infra.settings import ENGINES, SLURM, VENDORS, Settings, is_rented
+from infra.settings import VENDORS, Settings, inventory, is_rented
 from infra.units import count
+from store import packs
 
 ASK_S = 120.0
 WORDS = {
@@ -170,21 +171,22 @@ def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Provider], list[str]]:
     """Return the accounts to ask, engines among them; one that we have pods in, and no key of, is a problem.
 
-    A cluster is asked where the inventory names one, SkyPilot where a run of ours is there: it may not be installed.
+    A provider of a pack is asked where its inventory is, or a run of ours is there: it may not be installed.
     """
-    used = {op.vendor for op in journal.ops(live=True)} | ({SLURM} if settings.clusters.exists() else set())
-    engines: list[Provider] = []
+    used = {op.vendor for op in journal.ops(live=True)}
+    of_packs: list[Provider] = []
     silent: list[str] = []
-    for name in (name for name in ENGINES if name == only or not only and name in used):
-        try:
-            engines.append(registry.provider(settings, name))
-        except SlipwayError as error:
-            silent.append(f"{name}: {error}")
-    if only in ENGINES:
-        return engines, silent
+    for name in packs.words("providers"):
+        if name == only or not only and (name in used or inventory(name, settings)):
+            try:
+                of_packs.append(registry.provider(settings, name))
+            except SlipwayError as error:
+                silent.append(f"{name}: {error}")
+    if only in packs.words("providers"):
+        return of_packs, silent
     rented, problems = offers.accounts(settings, only)
     problems = [*problems, *silent]
-    markets: list[Provider] = [*rented, *engines]
+    markets: list[Provider] = [*rented, *of_packs]
     asked = {market.name for market in markets}
     for name, key in VENDORS.items():
         live = [op for op in journal.ops(live=True) if op.vendor == name]

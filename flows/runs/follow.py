@@ -31,7 +31,7 @@ def keeping(
     earlier recoveries do not count.
     """
     vendor = registry.provider(settings, op.vendor)
-    if vendor.manages:
+    if vendor.keeps_runs:
         yield watch(op, journal, vendor.reach(pods.pod_of(op)))
         return
     keeper = RunKeeper.of(op, journal, settings, tell)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from flows.limits import shares
 from flows.limits.run_limits import run_limits
@@ -33,8 +33,8 @@ from infra.notices import hooks
 from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
 from infra.runs import launch as runs_launch
-from infra.runs import submit
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.engine import RunStart, engine_of
 from infra.runs.lookup import has_machine, last_verdict
 from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
@@ -43,8 +43,7 @@ from infra.selection import choose, registry
 from infra.selection.choose import ChosenMachine
 from infra.selection.preflight import check_work, limits_for, preflight
 from infra.selection.request import refuse_open, request_on
-from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
-from infra.skypilot.managed_jobs import ManagedJobs
+from infra.settings import HELD, MARKET, Settings, is_rented
 from infra.units import count, size
 from trainer.plan import profile_named
 
@@ -162,7 +161,7 @@ def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
 
 def on_held(spec: S) -> S:
     """Return the launch on pods that are held; on own machines nothing is rented anyhow."""
-    if spec.provider in OWN_MACHINES:
+    if spec.provider not in ("", HELD) and not is_rented(spec.provider):
         return spec
     vendor = "" if spec.provider in (MARKET, HELD) else spec.provider
     return replace(spec, provider=HELD, pool=spec.pool or vendor)
@@ -189,10 +188,9 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
         fit = machine_choice.of_plan(plan, candidates, settings, resolved.named, resolved.spec.all_configs)
-        if vendor.manages:
-            found = chosen(found, fit.of_kinds(resolved.request), settings)
-            offers = submit.price(found.plan, cast(ManagedJobs, vendor), tell)
-            return _kept(limited(found, offers, journal, settings))
+        if taker := engine_of(vendor):
+            found = chosen(found, fit.of_kinds(resolved.request, taker), settings)
+            return _kept(limited(found, taker.quote(found.plan, tell), journal, settings))
         name = partial(_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
@@ -419,10 +417,11 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
         terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
                         sync=not found.resolved.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
-        vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
-        if vendor.manages:
-            return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
-        return runs_launch.start(plan, found_now, vendors, journal, ROOT, secrets, tell, terms)
+        secrets = job_environment.secrets_for(plan.job.secrets, settings)
+        if taker := engine_of(vendor):
+            return taker.begin(RunStart(plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets,
+                                        say=tell, terms=terms))  # fmt: skip
+        return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
 
     try:
         most = shares.most_of(plan.job.limits, plan.request.nodes, offers)

@@ -63,7 +63,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     asked = with_limits(op.asked, ttl, spend_limit, limits) if limits else ""
     found = Resumption(op=op, limits=limits, asked=asked)
     vendor = registry.provider(settings, op.vendor)
-    if op.is_live or not vendor.is_rented or vendor.manages:
+    if op.is_live or not vendor.is_rented or vendor.keeps_runs:
         return found
     check_used(op, limits or Limits(), journal, settings)
     keeper = RunKeeper.of(op, journal, settings, tell)
@@ -148,10 +148,10 @@ def again(
     """
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
-    if vendor.manages:
+    if vendor.keeps_runs:
         raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
                          f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
-    if op.state == READY and not vendor.manages and not last_verdict(op, settings):
+    if op.state == READY and not vendor.keeps_runs and not last_verdict(op, settings):
         op = journal.advance(op, "unreachable")  # so that `inv why` tells of it later
     if vendor.fleeting and not op.is_live:
         keeper = RunKeeper.of(op, journal, settings, tell)

@@ -19,7 +19,8 @@ from infra.runs import pods, sight
 from infra.runs.keepers.pod_keeper import recovers
 from infra.runs.lookup import way
 from infra.runs.settle import to_end
-from infra.settings import SKYPILOT, Settings, is_rented
+from infra.settings import Settings, is_rented
+from store import packs
 
 
 def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
@@ -33,7 +34,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     for op in newest.values():
         if has_ended and is_rented(op.vendor):
             continue
-        if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor in packs.engines() or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):

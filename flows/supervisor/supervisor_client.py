@@ -109,7 +109,7 @@ def hand_on(op: Op, settings: Settings) -> str:
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
         return "its own guard and agent keep it running on this machine; no other process is needed"
-    if vendor.manages:
+    if vendor.keeps_runs:
         return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         # if its pod fails before the supervisor has seen it, the run must still be continued

@@ -12,11 +12,11 @@ from typing import Any
 from infra.errors import UsageError
 from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
+from infra.providers.offers import known
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import NO_GPU
-from infra.settings import SKYPILOT, VENDORS
+from store import packs
 
-OURS = ("local", "ssh", "slurm", *VENDORS)
 SKYPILOTS = (
     "aws azure gcp ibm lambda scp oci vast vsphere cudo fluidstack paperspace primeintellect do nebius "
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
@@ -46,6 +46,11 @@ class Wishes:
     notes: tuple[str, ...] = ()
 
 
+def ours() -> tuple[str, ...]:
+    """Return the providers that `infra` may name; an engine is named by --provider alone."""
+    return tuple(name for name in known() if name not in packs.engines())
+
+
 def provider_of(task: JobTask, where: str) -> str:
     """Return the provider that the file names for all of the task, "" where it names none, or several."""
     found = {_place(one, where, task)[0] for one in _alternatives(task.resources)}
@@ -58,10 +63,10 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     found: list[Wish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
-        if cloud and cloud not in (*OURS, SKYPILOT) and not provider:
+        if cloud and cloud not in ours() and not provider:
             notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
             continue
-        if provider == SKYPILOT:
+        if provider in packs.engines():
             cloud, zone, pool = "", "", ""
         if cloud and provider and cloud != provider:
             notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
@@ -82,9 +87,9 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
         raise UsageError(
             f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
             "--provider skypilot, which rents there, --provider runpod, or write `infra: runpod` "
-            f"(known: {', '.join(OURS)})"
+            f"(known: {', '.join(ours())})"
         )
-    notes += _without_effect(task, is_rented, provider) if provider != SKYPILOT else []
+    notes += [] if provider in packs.engines() else _without_effect(task, is_rented, provider)
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
     return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
@@ -119,9 +124,9 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
     cloud, region, zone = [*parts, "", "", ""][:3] if said.infra else (said.cloud, said.region, said.zone)
     cloud, region, zone = ("" if one in (None, ANY) else str(one) for one in (cloud, region, zone))
     cloud = cloud.lower()
-    if cloud and cloud not in (*OURS, *SKYPILOTS):
-        raise UsageError(f"{line}: infra: unknown cloud {cloud!r}; {near(cloud, (*OURS, *SKYPILOTS))}")
-    if cloud == "slurm":
+    if cloud and cloud not in (*ours(), *SKYPILOTS):
+        raise UsageError(f"{line}: infra: unknown cloud {cloud!r}; {near(cloud, (*ours(), *SKYPILOTS))}")
+    if cloud in packs.providers():
         return cloud, "", "", "/".join(filter(None, (region, zone)))
     return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")
 

@@ -61,10 +61,10 @@ class Provider(Protocol):
         return self.is_rented
 
     @property
-    def manages(self) -> bool:
-        """Return whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+    def keeps_runs(self) -> bool:
+        """Return whether it is an engine (`infra.runs.engine`): a run is submitted whole, and no process here keeps it.
 
-        Such an engine recovers its runs by itself, and still says how they were when they are over.
+        Only the engine reaches its machines. It recovers runs by itself, and still tells their reports once they ended.
         """
         return False
 

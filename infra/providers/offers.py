@@ -10,11 +10,16 @@ from infra.market import gpus
 from infra.market.filters import explain, satisfying
 from infra.providers import Market, Provider, extensions
 from infra.records import Offer, Request
-from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings
+from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings, inventory
+from store import packs
 from store.extensions import ExtensionError, names, read, words_of
 
 ASK_S = 45.0
-KNOWN = (*OWN_MACHINES, *VENDORS)
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all providers but those of the user's extensions."""
+    return (*OWN_MACHINES, *packs.providers(), *VENDORS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 def open_own(name: str, settings: Settings) -> Market | None:
     """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
-    extension = extensions.find("provider", name, settings, (*KNOWN, HELD, MARKET))
+    extension = extensions.find("provider", name, settings, (*known(), HELD, MARKET))
     if extension is None:
         return None
     if settings.rehearsal:
@@ -120,12 +125,14 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
     MissingKey: there is nobody to ask, and which variables would change that.
     """
-    known = (*VENDORS, "ssh", "slurm")
+    with_inventory = {name: one for name, one in packs.providers().items() if one.inventory}
+    listed = (*VENDORS, "ssh", *with_inventory)
     found = []
-    if only not in ("", *known):
+    if only not in ("", *listed):
         if own := open_own(only, settings):
             return [OfferSource(only, own.catalog)]
-        raise UsageError(f"provider {only!r} has no offers; known: {', '.join(known)}{extensions.named(settings)}")
+        why = packs.lacking("providers", only) or f"known: {', '.join(listed)}{extensions.named(settings)}"
+        raise UsageError(f"provider {only!r} has no offers; {why}")
     for name in own_names(settings)[0] if not only else ():
         found.append(OfferSource(name, partial(_catalog, name, settings)))
     for name, key in VENDORS.items():
@@ -135,10 +142,9 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         from infra.providers.ssh import SshPools
 
         found.append(OfferSource("ssh", lambda request: _own(SshPools.of(settings), request)))
-    if only == "slurm" or (not only and settings.clusters.exists()):
-        from infra.providers.slurm import SlurmClusters
-
-        found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
+    for name, one in with_inventory.items():
+        if only == name or (not only and inventory(name, settings)):
+            found.append(OfferSource(name, partial(_of_pack, one.where, settings)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
@@ -183,6 +189,10 @@ def _catalog(name: str, settings: Settings, request: Request) -> list[Offer]:
     """Return the offers of an extension's provider, which is opened only now: whatever it raises is its own answer."""
     own = open_own(name, settings)
     return own.catalog(request) if own else []
+
+
+def _of_pack(where: str, settings: Settings, request: Request) -> list[Offer]:
+    return _own(packs.load(where).of(settings), request)
 
 
 def _own(pools: Provider, request: Request) -> list[Offer]:

@@ -31,7 +31,7 @@ from infra.runs.sight import Sight
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.selection import registry
-from infra.settings import SKYPILOT, VENDORS, Settings, is_rented
+from infra.settings import VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
@@ -92,7 +92,7 @@ def to_end(journal: Journal, settings: Settings) -> list[Op]:
         owners = {keeper_lease(pods.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # which may be asked for by several
             owners.add(pods.lease(op.token))
-        is_left = op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held
+        is_left = op.state in TO_END and is_rented(op.vendor) and not owners & held
         if is_left or is_past_limit(op, settings):
             found.append(op)
     return found
@@ -101,9 +101,9 @@ def to_end(journal: Journal, settings: Settings) -> list[Op]:
 def is_past_limit(op: Op, settings: Settings) -> bool:
     """Return whether a rented pod may have used up its time or its money: then no lease keeps it from being ended.
 
-    SkyPilot's own controllers end what they have rented.
+    An engine ends what it has rented.
     """
-    if not (op.is_live and is_rented(op.vendor) and op.vendor != SKYPILOT):
+    if not (op.is_live and is_rented(op.vendor)):
         return False
     return bool(spend.due(op, read_clocks(), settings.clock_scale))
 

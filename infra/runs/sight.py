@@ -111,7 +111,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
     seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and Asks.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
-    if seen.is_there is False and provider.manages and op.is_live:
+    if seen.is_there is False and provider.keeps_runs and op.is_live:
         asks = Asks.FILES
     elif seen.is_there is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from infra.flags import flag
+from store import packs
 
 MACHINE, KIND = "Machine", "Choice of machine"
 RENTED, OWN = "Rented machines", "Own machines"
@@ -52,17 +53,22 @@ class MachineSpec:
     volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=KIND)
 
 
+def _of_packs(flag_name: str) -> list[str]:
+    """Return the meaning of a flag at the providers of packs, in words."""
+    return [f"{name}: {one[flag_name]}" for name, one in packs.provider_traits().items() if one[flag_name]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlaceSpec:
     """The provider of a machine, and the choice among one's own machines."""
 
     provider: str = flag(
-        "", "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, market for all vendors, or the name of an "
-        "extension (default: what .env says)",
+        "", f"where: local, ssh, runpod, lium, shadeform, {', '.join(packs.words('providers'))}, market for all "
+        "vendors, or the name of an extension (default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
-    pool: str = flag("", "ssh: only machines of this pool; slurm: only this CLUSTER, or CLUSTER/PARTITION", group=OWN)
-    host: str = flag("", "ssh: only this machine; slurm: only this partition", group=OWN)
+    pool: str = flag("", "; ".join(("ssh: only machines of this pool", *_of_packs("pool"))), group=OWN)
+    host: str = flag("", "; ".join(("ssh: only this machine", *_of_packs("host"))), group=OWN)
 
 
 @dataclass(frozen=True, kw_only=True)

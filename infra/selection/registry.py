@@ -7,8 +7,9 @@ from pathlib import Path
 
 from infra.errors import MissingKey, SlipwayError, UsageError
 from infra.providers import Provider, Vendors, extensions
-from infra.providers.offers import KNOWN, open_market, open_own
-from infra.settings import HELD, MARKET, SKYPILOT, SLURM, VENDORS, Settings
+from infra.providers.offers import known, open_market, open_own
+from infra.settings import HELD, MARKET, VENDORS, Settings, pack_settings
+from store import packs
 
 MOST_OPEN = 8
 
@@ -24,27 +25,24 @@ def open_provider(name: str, settings: Settings) -> Provider:
         return HeldPods.of(settings, vendors(settings))
     if found := open_own(name, settings):
         return found
-    if name not in KNOWN:
-        near = difflib.get_close_matches(name, [*KNOWN, MARKET], 1)
+    if name not in known():
+        if why := packs.lacking("providers", name):
+            raise UsageError(f"provider {why}")
+        near = difflib.get_close_matches(name, [*known(), MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
         own = extensions.named(settings) or f"; one of your own is named by {extensions.VARIABLE}"
-        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(KNOWN)}, {MARKET}{own}")
+        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known())}, {MARKET}{own}")
+    if entry := packs.providers().get(name):
+        found = packs.load(entry.where).of(settings)
+        return found
     if name == "ssh":
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
-    if name == SLURM:
-        from infra.providers.slurm import SlurmClusters
-
-        return SlurmClusters.of(settings)
     if name == "local":
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
-    if name == SKYPILOT:
-        from infra.skypilot.managed_jobs import ManagedJobs
-
-        return ManagedJobs.of(settings)
     return open_market(name, settings)
 
 
@@ -52,8 +50,8 @@ def provider(settings: Settings, name: str) -> Provider:
     """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     keys.append(settings.lium_self_end_key)
-    about = (name, str(settings.pods), str(settings.pools), str(settings.clusters), str(settings.state_file),
-             settings.extensions, *keys)  # fmt: skip
+    about = (name, str(settings.pods), str(settings.pools), repr(pack_settings(name, settings)),
+             str(settings.state_file), settings.extensions, *keys)  # fmt: skip
     with _turn:
         if about not in _open:
             found = open_provider(name, settings)

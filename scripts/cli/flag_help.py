@@ -24,8 +24,8 @@ FIRST = (
     "Run",
     "Output and questions",
 )  # groups that a first day needs
-# Groups of flags that count only at some providers, with the names of the providers on this side of the line.
-OF_PROVIDERS = {"Own machines": ("local", "ssh", "slurm"), "Rented machines": ("local", "ssh", "slurm", "skypilot")}
+# Groups of flags that count only at some providers: at the user's own machines, and at vendors.
+OWN, RENTED = "Own machines", "Rented machines"
 ROOM_FOR_THE_REST = 14  # lines of what a command does, its example, and the titles that are not shown
 OF_PHASE = "Phase "  # begins the title of a group of flags of one phase
 
@@ -86,18 +86,19 @@ def fitting(groups: Mapping[str, Sequence[str]], typed: Mapping[str, Any]) -> li
 
     groups: the lines of each group by its title.
     """
+    from infra.settings import is_rented
+    from store import packs
+
     room = MOST_LINES - ROOM_FOR_THE_REST
     if sum(len(one) + 1 for one in groups.values()) <= room:
         return list(groups)
     phases = str(typed.get("phase") or "").split("+")
     provider = str(typed.get("provider") or "")
     of_phases = [f"{OF_PHASE}{phase}" for phase in phases]
-    of_provider = [
-        title for title, own in OF_PROVIDERS.items() if provider and (title.startswith("Own") == (provider in own))
-    ]
+    of_provider = [RENTED if is_rented(provider) else OWN] if provider and provider not in packs.engines() else []
     named = [title for title in groups if title in (*of_phases, *of_provider)]
     others = [
-        title for title in groups if title not in (*named, *FIRST, *OF_PROVIDERS) and not title.startswith(OF_PHASE)
+        title for title in groups if title not in (*named, *FIRST, OWN, RENTED) and not title.startswith(OF_PHASE)
     ]
     shown = []
     for title in (*named, *(one for one in FIRST if one in groups), *others):

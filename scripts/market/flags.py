@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from infra.flags import flag
 from infra.selection.machine_spec import MACHINE, MachineSpec
 from scripts.cli.flags import Output, Questions
+from store import packs
 from trainer.records.phase_registry import phase_names
+
+# Providers of packs that list machines, each after a comma.
+LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items() if traits["inventory"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffersFlags(Output, MachineSpec):
-    provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines), slurm, or an extension", group=MACHINE)
+    provider: str = flag(
+        "", f"only runpod, lium, shadeform, ssh (own machines){LISTED}, or an extension", group=MACHINE
+    )
     save: bool = flag(
         False, "save today's prices of all vendors with a key, as the catalogue that is shown without "
         "keys",
@@ -19,7 +25,7 @@ class OffersFlags(Output, MachineSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags(Output):
-    provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
+    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
     kill: str | bool | None = flag(
         None,
         "end our orphans, and wait until the vendor confirms it; with a NAME or id: only that machine, "
@@ -30,7 +36,7 @@ class AuditFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class ReapFlags(Output):
-    provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
+    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
 
 
 @dataclass(frozen=True, kw_only=True)

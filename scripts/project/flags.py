@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from infra.flags import flag
 from scripts.cli.flags import Output
+from store import packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,8 @@ class InitFlags:
 class DoctorFlags(Output):
     provider: str = flag(
         "",
-        "check this instead: ssh or slurm, the machines of the inventory; runpod, lium or shadeform, the key and "
-        "the account; skypilot, its API server",
+        "check this instead: ssh, the machines of the inventory; runpod, lium or shadeform, the key and the account; "
+        f"also {', '.join(packs.words('providers'))}",
     )
     for_: str = flag("", "check what train or serve needs before it begins")
     lint: str = flag("", "report what goes wrong later in a job file: Ray, quotes, ports", unit="FILE")

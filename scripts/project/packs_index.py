@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.settings import table
 from store import packs
-from store.packs import Pack
+from store.packs import Pack, PackProvider
 
 ASKS = "yes"  # the flag of commands that ask first
 
@@ -23,6 +23,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "needs": list(pack.needs),
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
             "settings": dict(_settings(pack)),
+            "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
             "trackers": list(pack.trackers),
             "model_formats": [*pack.model_formats],
         }
@@ -56,6 +57,11 @@ def _about_command(task: Any) -> dict[str, Any]:
         "asks": ASKS in flags,
         "rents": task.rents,
     }
+
+
+def _about_provider(entry: PackProvider) -> dict[str, Any]:
+    traits = ("keeps_runs", "pool", "host", "inventory")
+    return {name: getattr(entry, name) for name in traits}
 
 
 def packs_summary(task: Any) -> str:

@@ -22,7 +22,7 @@ from flows.specs.launch import LaunchSpec
 from flows.sweeps import experiment, sweep_file
 from infra import errors, settings
 from infra.flags import Flag
-from infra.machines import clusters, inventory
+from infra.machines import inventory
 from infra.runs.keepers import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
@@ -318,13 +318,6 @@ def files() -> str:
         + ". An entry of `hosts` is an address, an alias of `~/.ssh/config`, or a map of: "
         + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS) + ". `password` is refused. "
         "Example: [ssh_node_pools.yaml.example](../../ssh_node_pools.yaml.example).",
-        "",
-        "## Slurm clusters (`slurm_clusters.yaml`)",
-        "",
-        "The file maps the name of each cluster to its keys: " + ", ".join(f"`{one}`" for one in clusters.CLUSTER_KEYS)
-        + ". `partitions` maps the name of each partition to: "
-        + ", ".join(f"`{one}`" for one in clusters.QUEUE_KEYS) + ". "
-        "Example: [slurm_clusters.yaml.example](../../slurm_clusters.yaml.example).",
         "",
         "## A persona (`./inv launch --persona FILE`)",
         "",

@@ -66,14 +66,16 @@ def doctor(c, spec):
     """
     from flows.installation import doctor as machine
     from infra.errors import UsageError
-    from infra.selection import registry
-    from infra.settings import SKYPILOT, VENDORS, Settings
+    from infra.providers import offers
+    from infra.settings import VENDORS, Settings
+    from store import packs
 
     provider, for_ = spec.provider, spec.for_
     if spec.lint and (provider or for_):
         raise UsageError("--lint looks at a file alone; leave --provider and --for out")
-    if provider not in ("", *registry.KNOWN):
-        raise UsageError(f"--provider is {provider!r}; known: {', '.join(registry.KNOWN)}")
+    if provider not in ("", *offers.known()):
+        why = packs.lacking("providers", provider) or f"known: {', '.join(offers.known())}"
+        raise UsageError(f"--provider is {provider!r}; {why}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
         raise UsageError("expected --for train, --for serve, the latter with --config FILE or without, or "
                          "--provider NAME")  # fmt: skip
@@ -91,13 +93,12 @@ def doctor(c, spec):
             from scripts.services import doctor
 
             found = doctor.serving(spec.config, settings)
-        elif provider == SKYPILOT:
-            found = machine.engine(settings)
         elif provider in VENDORS:
             found = machine.account(provider, settings)
         else:
-            own = {"ssh": machine.nodes, "slurm": machine.clusters}
-            found = own[provider](settings) if provider in own else machine.findings(ROOT, settings)
+            own = {name: packs.load(one.doctor) for name, one in packs.providers().items()}
+            ask = {"ssh": machine.nodes, **own}.get(provider)
+            found = ask(settings) if ask else machine.findings(ROOT, settings)
     if spec.json:
         print_json(found)
     else:
@@ -105,7 +106,6 @@ def doctor(c, spec):
     if any(one.state == "bad" for one in found):
         known = {
             "ssh": "some machines cannot be used",
-            "slurm": "some clusters cannot be used",
             "": "this machine cannot run a training yet",
         }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")

@@ -144,6 +144,8 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.pack("slurm")
+@pytest.mark.pack("skypilot")
 def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path):
     """No machine, cluster or API server is asked: the inventories name addresses where nobody is."""
     keys = dict.fromkeys(("RUNPOD_API_KEY", "SHADEFORM_API_KEY"), "") | {"LIUM_API_KEY": "lium-canary-0123456789"}
@@ -154,7 +156,7 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
         return {one["name"]: (one["state"], one["detail"]) for one in world.json("doctor")}
 
     found = told()
-    names = ["local", "ssh pools", "slurm", "runpod", "lium", "shadeform", "skypilot"]
+    names = ["local", "ssh pools", "runpod", "lium", "shadeform", "skypilot", "slurm"]
     assert [name for name in found if name in names] == names
     for name, why in (("ssh pools", "there is no inventory"), ("slurm", "there is no inventory"),
                       ("runpod", "RUNPOD_API_KEY is not set"), ("skypilot", "its client is not here")):  # fmt: skip

@@ -143,23 +143,32 @@ def test_gpus_that_answer_count_beside_those_that_train():
     assert "the number of GPUs decides" in found.reason and "has less than 3 GPUs" in found.reason
 
 
+class Listing:
+    """An engine that knows four kinds of GPU."""
+
+    title, gpu_kinds = "Queue", ("L4", "A100-80GB", "H100", "B200")
+
+
+LISTING = Listing()
+
+
 def test_a_job_without_phases_keeps_every_offer_and_its_own_request():
     wanted = Request(run="r", provider="market")
     choice = replace(fit("tiny", "base"), phases=())
     assert choice.narrow(wanted, MARKET) == as_found(wanted, MARKET)
-    assert choice.of_kinds(wanted).request == wanted
+    assert choice.of_kinds(wanted, LISTING).request == wanted
 
 
-def test_skypilot_is_given_the_kinds_that_hold_the_plan_unless_one_is_named():
-    wanted = Request(run="r", provider="skypilot")
-    found = fit("runpod_4b", "base").of_kinds(wanted)
-    assert (found.request.gpu, found.request.num_gpus) == ("A100-80GB,H100,H200,B200", 1)
-    assert "of which SkyPilot takes the cheapest; the plan needs 73.9 GB" in found.reason
+def test_an_engine_is_given_the_kinds_that_hold_the_plan_unless_one_is_named():
+    wanted = Request(run="r", provider="queue")
+    found = fit("runpod_4b", "base").of_kinds(wanted, LISTING)
+    assert (found.request.gpu, found.request.num_gpus) == ("A100-80GB,H100,B200", 1)
+    assert "of which Queue takes the cheapest; the plan needs 73.9 GB" in found.reason
     named = replace(wanted, gpu="L4", num_gpus=1)
-    assert fit("runpod_4b", "base").of_kinds(named).request == named
+    assert fit("runpod_4b", "base").of_kinds(named, LISTING).request == named
     large = replace(PROFILES["runpod_4b"]().phases["base"], fit=False, recompute=False, micro_rows=64)
-    with pytest.raises(NoOffer, match="no machine of SkyPilot's holds the plan: base needs .* and B200 has 180.0 GB"):
-        replace(fit("tiny", "base"), phases=(large,)).of_kinds(replace(wanted, num_gpus=1))
+    with pytest.raises(NoOffer, match="no machine of Queue's holds the plan: base needs .* and B200 has 180.0 GB"):
+        replace(fit("tiny", "base"), phases=(large,)).of_kinds(replace(wanted, num_gpus=1), LISTING)
 
 
 def test_the_machine_of_a_recipe_fills_what_is_not_typed_field_by_field():

@@ -7,18 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.pods import accounts
 from flows.reading import status
 from flows.services import service_view
 from flows.trials import results
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.ledger.reconcile import look
-from infra.machines.clusters import SlurmCluster
-from infra.machines.inventory import Unusable
-from infra.providers import PartialListing, offers
-from infra.providers.slurm import SlurmClusters
-from infra.records import Address, Pod, Request
+from infra.providers import offers
+from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
 from serve.policy import service_state
@@ -49,15 +44,6 @@ def test_a_vendor_that_cannot_be_opened_does_not_keep_the_others_from_being_aske
     assert caplog.text.count("SLIPWAY_RUNPOD_URL") == 1
     with pytest.raises(UsageError, match="SLIPWAY_RUNPOD_URL"):
         registry.candidates(of(environ, tmp_path, **bad, SLIPWAY_PROVIDER="runpod"))
-
-
-def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_accounts(environ, tmp_path):
-    (tmp_path / "clusters.yaml").write_text("- nothing")
-    found = of(environ, tmp_path, SLIPWAY_CLUSTERS=str(tmp_path / "clusters.yaml"), LIUM_API_KEY=KEY)
-    with Journal.open(found.state_file) as journal:
-        markets, problems = accounts.known_accounts(found, journal, "")
-    assert [one.name for one in markets] == ["lium"]
-    assert len(problems) == 1 and problems[0].startswith("slurm: ") and "clusters.yaml" in problems[0]
 
 
 @pytest.mark.process
@@ -104,21 +90,3 @@ def test_any_file_of_a_sweep_is_read_or_left_out(environ, tmp_path_factory, raw)
     for one in kept:
         status.unfolded(one, [])
         json.dumps([trial.state for trial in one.trials.values()])
-
-
-def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_used(environ, tmp_path):
-    bad = Unusable("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: there is no key")
-    mine = Pod(provider="slurm", pod_id="t@fx", token="sw1-aaaaaaaa-0000000000000000", run="r", address="")
-
-    class Seen(SlurmClusters):
-        def _on(self, cluster):
-            return [mine]
-
-    cluster = SlurmCluster(name="fx", address=Address("a", "192.0.2.2", 22, "/key", "/"), partitions={})
-    engine = Seen((cluster,), lambda _: None, (bad,))
-    with pytest.raises(PartialListing, match="not every cluster has answered: keyless/192.0.2.1: ") as error:
-        engine.list()
-    assert error.value.pods == (mine,)
-    with Journal.open(of(environ, tmp_path).state_file) as journal:
-        seen = look(engine, journal)
-    assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1

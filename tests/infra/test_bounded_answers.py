@@ -1,13 +1,8 @@
 """An answer over HTTP or from SkyPilot's process that never ends costs this process no more than a limit."""
 
 import asyncio
-import io
-import json
-import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import aiohttp
@@ -15,11 +10,10 @@ import pytest
 
 from flows.models import init_model
 from infra.checkout import ROOT
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.settings import Settings
-from infra.skypilot import client, worker
 from serve.replicas import probe
-from tests.infra.transport.memory import GROWTH_BYTES, bounded
+from tests.infra.transport.memory import bounded
 
 pytestmark = pytest.mark.process
 
@@ -69,37 +63,3 @@ def test_an_answer_of_a_replica_has_a_limit(endless):
 
     with bounded():
         assert asyncio.run(ask()) == probe.Counters(None, None, None)
-
-
-@contextmanager
-def talker() -> Iterator[socket.socket]:
-    """A process that speaks one line without end."""
-    ours, theirs = socket.socketpair()
-
-    def speak() -> None:
-        with closing(theirs), suppress(OSError):
-            while True:
-                theirs.sendall(b" " * 65536)
-
-    thread = threading.Thread(target=speak, daemon=True)
-    thread.start()
-    with closing(ours):
-        yield ours
-    thread.join(20)
-
-
-def test_an_answer_of_skypilots_process_has_a_limit(monkeypatch):
-    monkeypatch.setattr(client, "LONGEST_ANSWER", 1 << 24)
-    with talker() as caller, bounded(), pytest.raises(SlipwayError, match="queue: an answer longer than 16.8 MB"):
-        client.Client._answer(caller, {"what": "queue"}, time.monotonic() + 300)
-
-
-def test_of_a_log_without_end_skypilots_process_keeps_the_end(monkeypatch):
-    monkeypatch.setattr(worker, "LONGEST_LOG", 1 << 20)
-    said = worker.LastWords()
-    with bounded():
-        for _ in range(GROWTH_BYTES >> 14):
-            said.write("x" * (1 << 16))
-        said.write("last\n")
-    assert isinstance(said, io.StringIO) and said.getvalue().endswith("xlast\n")
-    assert len(json.dumps(said.getvalue())) < 4 << 20

@@ -29,7 +29,7 @@ OF_STEM = (
         "-drills",
         "-notices",
     ),
-    *("-supervisor.json", "-supervisor.log", "-control", "-skypilot"),
+    *("-supervisor.json", "-supervisor.log", "-control", "-packs"),
 )
 BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # of names that go on differently
 BESIDE = ("known_hosts", "chat-history")

@@ -10,7 +10,6 @@ from flows.reading.logs import choose
 from infra.agent.execution.steps import end_of, tail
 from infra.agent.job import PodFolder
 from infra.agent.lifecycle import log_rotation
-from infra.agent.managed import LogRelay
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
@@ -87,7 +86,10 @@ def test_of_a_log_that_grew_too_fast_whole_lines_of_its_end_stay(pod: PodFolder)
     assert sorted(os.listdir(pod.logs)) == ["train.1.log", "train.log"]
 
 
+@pytest.mark.pack("skypilot")
 def test_copies_and_readers_follow_a_log_over_its_rotation(pod: PodFolder, tmp_path, capsys) -> None:
+    from packs.skypilot.agent.managed import LogRelay
+
     op, home = Op(token="sw1-test", run="a-1", vendor="ssh", address=str(pod.root)), RunHome(tmp_path / "home")
     here, relay = home.pod.log("train"), LogRelay(pod)
     pod.log("train").write_text("".join(f"one {number}\n" for number in range(100)))

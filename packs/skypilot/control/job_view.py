@@ -1,0 +1,171 @@
+"""The output of a managed job, and SkyPilot's view of it, as the files that a pod has.
+
+SkyPilot alone reaches the machines of its jobs. Our command there prints the lines of its steps and, now and then, how
+it is (`packs.skypilot.agent.managed`); SkyPilot keeps that. Whoever asks for a pod's files is given those.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError
+from infra.transport.protocol import LIMIT_BYTES, LIST, LOGS, READ_BYTES, Result, Unreachable
+from packs.skypilot.agent.managed import BETWEEN, REPORT
+from packs.skypilot.control.client import NoServer, NotAnswered, SkyPilotAnswer
+from store.untrusted_names import is_part
+
+OVER = {  # SkyPilot's last states of a managed job
+    "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
+    "FAILED_PRECHECKS": "failed", "FAILED_NO_RESOURCE": "failed", "FAILED_CONTROLLER": "failed",
+}  # fmt: skip
+ENDING = ("CANCELLING", "WINDING_DOWN")
+RECENT_LINES = 400
+FRESH_S = 4.0  # age up to which a read is reused: each look is a request to the API server
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PREFIX = re.compile(r"\([^()]*?(?:rank=(\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """The output of a job's newest attempt."""
+
+    steps: Mapping[str, str]
+    """Text of each step by the name of its log without the ending: `run`, and `run.1` of node 1."""
+    report: Mapping[str, Any]
+    """The last report of node 0; {} while there is none."""
+
+
+def read(text: str) -> JobLog:
+    """Return the printed lines, by step."""
+    steps: dict[str, list[str]] = {}
+    report: dict[str, Any] = {}
+    for raw in text.splitlines():
+        line = COLOURS.sub("", raw).rstrip("\r")
+        prefix = PREFIX.match(line)
+        rank = int(prefix[1] or 0) if prefix else 0
+        said = line[prefix.end() :] if prefix else line
+        if said.startswith(REPORT):
+            if rank == 0:
+                with contextlib.suppress(ValueError):  # its end is still to come
+                    report = json.loads(said.removeprefix(REPORT))
+            continue
+        name, between, rest = said.partition(BETWEEN)
+        is_step = bool(between) and is_part(name)
+        step = f"{name}.{rank}" if is_step and rank else name if is_step else "skypilot"
+        steps.setdefault(step, []).append(rest if is_step else line)
+    return JobLog({name: "\n".join(lines) + "\n" for name, lines in steps.items()}, report)
+
+
+def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float) -> dict[str, dict[str, Any]]:
+    """Return progress, verdict and guard of the run, as a pod's files would have them."""
+    status = str(row.get("status") or "")
+    recoveries = int(row.get("recovery_count") or 0)
+    told = {key: dict(part) for key, part in log.report.items() if part and part.get("token") == token}
+    progress = {"run": run, "token": token, "state": "waiting", "step": "", "steps": [], "updated_at": now,
+                **told.get("progress", {}), "recoveries": recoveries}  # fmt: skip
+    if status not in ("RUNNING", *OVER):
+        progress = {**progress, "step": f"SkyPilot: {status}", "updated_at": now}
+    verdict = told.get("verdict", {}) if status in OVER else {}
+    if status in OVER and (not verdict or (verdict["state"] == "succeeded") is not (status == "SUCCEEDED")):
+        verdict = {"run": run, "token": token, "state": OVER[status], "step": progress["step"], "exit_code": None,
+                   "lost": None, "tail": "", "at": row.get("end_at") or now,
+                   "reason": f"SkyPilot: {status} {row.get('failure_reason') or ''}".strip()}  # fmt: skip
+    guard = {**told.get("guard", {}), "token": token, "alive": status not in OVER}
+    return {"progress": progress, "verdict": verdict, "guard": guard, "agent": {"token": token, "alive": False}}
+
+
+@dataclass
+class JobView:
+    """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
+
+    row: Callable[[], SkyPilotAnswer]
+    """Returns the job's row in SkyPilot's queue; {} where it is not known."""
+    log: Callable[[int | None, float], str]
+    """Returns the job's last lines, None for all, as they were after that time."""
+    end: Callable[[], None]
+    token: str
+    run_name: str
+    python: str = "python3"
+    agent: str = "infra.agent"
+    talk: bytes = b""
+    _seen: dict[str, tuple[float, Any]] = field(default_factory=dict)
+
+    def run(
+        self, words: Sequence[str], *, stdin: bytes | Iterable[bytes] | None = None, timeout_s: float,
+        cwd: str | Path | None = None, env: Mapping[str, str] | None = None, limit_bytes: int = LIMIT_BYTES,
+    ) -> Result:  # fmt: skip
+        """Answer what the agent would: its status, the list of its logs; `stop` cancels the job."""
+        verb = list(words)
+        if verb[1:4] == ["-m", "infra.agent", "status"]:
+            return Result(0, json.dumps(self._words()), "")
+        if verb[1:4] == ["-m", "infra.agent", "stop"]:
+            self.end()
+            return Result(0, "{}", "")
+        if verb[1:3] == ["-c", LIST]:
+            logs = self._all_logs().steps if LOGS in verb else {}
+            return Result(0, "".join(f"{len(text.encode())} logs/{name}.log\0" for name, text in logs.items()), "")
+        raise self._refusal(f"running {' '.join(verb[:4])}")
+
+    def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        name = Path(path).name
+        part = {"progress.json": "progress", "verdict.json": "verdict", "guard.json": "guard"}.get(name)
+        if part:
+            found = self._words()[part]
+            if not found:
+                raise FileNotFoundError(str(path))
+            return json.dumps(found).encode()
+        return self._log_bytes(path)
+
+    def read(self, path: str | Path, offset: int) -> bytes:
+        return self.get(path)[offset:][:READ_BYTES]
+
+    def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
+        raise self._refusal(f"writing {Path(path).name}")
+
+    def forward(self, local_port: int, remote_port: int) -> "contextlib.AbstractContextManager[int]":
+        raise self._refusal("forwarding a port")
+
+    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Any:
+        raise self._refusal("running something beside it")
+
+    def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
+        raise self._refusal("a shell there")
+
+    def _refusal(self, what: str) -> SlipwayError:
+        return SlipwayError(f"{self.run_name}: {what}: only SkyPilot reaches its machines; what it prints: "
+                            f"inv logs {self.run_name}")  # fmt: skip
+
+    def _words(self) -> dict[str, dict[str, Any]]:
+        seen = self._once("row", self.row)
+        status, text = str(seen.answer.get("status") or ""), ""
+        since = seen.at if status in OVER else 0.0  # after its end, a read has its last lines
+        if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
+            text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
+            if REPORT not in text and text.count("\n") >= RECENT_LINES:
+                text = self._once(f"log {status}", lambda: self.log(None, since))
+        return words(seen.answer, read(text), self.token, self.run_name, seen.at)
+
+    def _all_logs(self) -> JobLog:
+        return read(self._once("log", lambda: self.log(None, 0.0)))
+
+    def _log_bytes(self, path: str | Path) -> bytes:
+        try:
+            return self._all_logs().steps[Path(path).stem].encode()
+        except KeyError:
+            raise FileNotFoundError(str(path)) from None
+
+    def _once(self, what: str, ask: Callable[[], Any]) -> Any:
+        """Return a recent read, or read anew. Raises Unreachable where SkyPilot does not answer."""
+        at, found = self._seen.get(what, (0.0, None))
+        if found is None or time.monotonic() - at > FRESH_S:
+            try:
+                found = ask()
+            except (NotAnswered, NoServer) as error:  # the job goes on meanwhile, and is asked about again
+                raise Unreachable(str(error)) from error
+            self._seen[what] = (time.monotonic(), found)
+        return found

@@ -1,0 +1,221 @@
+"""The provider `skypilot`: a pod is a managed job, and SkyPilot's API server is asked for everything.
+
+SkyPilot chooses the machines, takes others when they are taken away, and gives them back when the job is over. What is
+submitted is a job with its code, so a pod without work cannot be had.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infra.agent import meet
+from infra.agent.job import Limits, NodeGroup
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.op import Op
+from infra.market.filters import in_words
+from infra.names import check_name, random_word
+from infra.providers import Abilities
+from infra.records import Account, Offer, Plan, Pod, Request
+from infra.runs import pods
+from infra.runs.engine import RunEngine, RunStart
+from infra.runs.sync.sync_step import with_courier
+from infra.runs.timing import Say, stage
+from infra.settings import Settings
+from infra.units import duration
+from packs.skypilot.control import bundle, price_table, task
+from packs.skypilot.control.client import LAUNCH_S, Client, NotAnswered, SkyPilotAnswer
+from packs.skypilot.control.job_view import ENDING, OVER, JobView
+from packs.skypilot.control.price_table import Considered
+
+NAME = "skypilot"
+STATES = {  # values of `Pod.state`; any other status is booting
+    "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
+    **dict.fromkeys(ENDING, "ending"),
+}  # fmt: skip
+OLD_S = 60.0  # an answer of that age says nothing about now
+# Kinds of GPU that SkyPilot's catalogues and our table call by one name.
+GPU_KINDS = ("L4", "L40S", "A100-80GB", "H100", "H200", "B200")
+Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
+
+
+@dataclass(frozen=True)
+class ManagedJobs(RunEngine):
+    """Managed jobs of SkyPilot's."""
+
+    client: Client
+    bundles: Path
+    """Folders with the code of jobs, by token, from which SkyPilot takes it."""
+    submission: Submission | None = None
+
+    name, title = NAME, "SkyPilot"
+    gpu_kinds = GPU_KINDS
+    service_hint = "SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
+    is_here, is_rented = False, True
+    recovers = keeps_runs = True
+    pod_store = ""
+    settle_s = 120.0
+    clock_scale = 1.0
+    skew = ""
+    can = Abilities(spot=True, self_terminate="engine", settle_s=120.0)
+
+    @staticmethod
+    def of(settings: Settings) -> "ManagedJobs":
+        beside = settings.state_file.with_name(f"{settings.state_file.stem}-packs") / NAME
+        return ManagedJobs(Client.here(settings.environments, beside), beside)
+
+    def account(self) -> Account:
+        """Return whose API server it is; SkyPilot knows no balance."""
+        found = self.client.ask("server")
+        return Account(provider=self.name, owner=f"{found['user'] or 'nobody'} at {found['url']}")
+
+    def offers(self, request: Request) -> list[Offer]:
+        return self.catalog(request)
+
+    def catalog(self, request: Request) -> list[Offer]:
+        """Return the offer that SkyPilot would choose now for such a machine."""
+        return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
+
+    def priced(self, keys: Mapping[str, Any], nodes: int) -> Considered:
+        """Return the offers that SkyPilot considers now, with the price of each node. Raises NoOffer, UsageError."""
+        asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
+        return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
+
+    def job_keys(
+        self, said: Mapping[str, Any], typed: Mapping[str, Any], request: Request, where: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        keys = {key: said[key] for key in task.ENGINE_KEYS if said.get(key)}
+        keys["resources"], notes = task.overlaid(said.get("resources") or {}, typed, request)
+        task.check(keys, request.nodes, False, where)
+        return keys, notes
+
+    def quote(self, plan: Plan, tell: Say) -> list[Offer]:
+        """Return the offer that SkyPilot would choose for the plan now, and tell the others."""
+        keys = keys_of(plan)
+        task.check(keys, plan.request.nodes, False, self.name)
+        found = self.priced(keys, plan.request.nodes)
+        for one in found.others:
+            tell(f"SkyPilot also considered {in_words(one)}")
+        return [found.chosen]
+
+    def begin(self, start: RunStart) -> Op:
+        """Submit the run as one managed job: its code in a folder, its intent in the journal, then SkyPilot."""
+        plan, terms = start.plan, start.terms
+        assert plan.job is not None
+        nodes = plan.request.nodes
+        group = NodeGroup()
+        if nodes > 1:
+            # Ports below those that systems give away; node 0 listens there.
+            port, words_port = meet.free_ports(2)
+            group = NodeGroup(run=plan.request.run, port=port, words_port=words_port, key=random_word(32))
+        each = plan.job.limits
+        whole = replace(each, spend_micro_usd=each.spend_micro_usd and each.spend_micro_usd * nodes)
+        offer = replace(start.offers[0], micro_usd_per_hour=start.offers[0].micro_usd_per_hour * nodes)
+        job = with_courier(replace(plan.job, limits=whole, group=group, farewell=()), plan.store, plan.request.run)
+
+        def task_for(token: str, limits: Limits) -> dict[str, Any]:
+            limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+            own, folder = replace(job, run=plan.request.run, token=token, limits=limits), self.bundles / token
+            with stage("bundle", start.say) as told:
+                told += bundle.lay_out(own, plan, start.root, folder, terms.asked)
+            return task.task_of(
+                own, nodes=nodes, keys=keys_of(plan), bundle=folder, secrets=start.secrets, now=self.now()
+            )
+
+        row = pods.RowDraft(target=plan.target, store=plan.store, recoveries=terms.recoveries, admit=terms.admit,
+                            role=terms.role, spec_hash=terms.spec_hash, budget=whole.spend_micro_usd,
+                            asked=terms.asked)  # fmt: skip
+        with stage("submit", start.say):
+            jobs = replace(self, submission=task_for)
+            op = pods.rent(jobs, replace(plan.request, nodes=1), offer, job, start.journal, row)
+        op = start.journal.note(op, last_seen_at=int(self.now()))
+        return start.journal.advance(op, "armed")
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        if self.submission is None:
+            raise UsageError("skypilot runs whole jobs: inv launch; it has no pods without work")
+        said = self.client.ask("launch", task=self.submission(token, limits), timeout_s=LAUNCH_S)
+        return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
+
+    def find(self, pod: str) -> Pod | None:
+        """Return the job as it was seen a moment ago; that there is none is asked for now."""
+        seen = self.seen(pod)
+        row = seen.answer or self.row_of(pod)
+        if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
+            raise NotAnswered(f"skypilot: no answer yet; its last answer is {duration(time.time() - seen.at)} old")
+        return _pod(row) if row and row["status"] not in OVER else None
+
+    def list(self) -> "list[Pod]":
+        return [_pod(row) for row in self.client.ask("queue") if row["status"] not in OVER]
+
+    def delete(self, pod_id: str) -> None:
+        row = self.row_of(pod_id)
+        if row and row["status"] not in (*OVER, *ENDING):
+            self.client.ask("cancel", job_id=row["job_id"])
+
+    def reach(self, pod: Pod) -> JobView:
+        """Return the view of the job, with SkyPilot's data as a pod's files."""
+        key = pod.pod_id or pod.token
+        return JobView(
+            row=lambda: self.seen(key),
+            log=lambda tail, since: str(
+                self.client.look("log", job_id=int(self._number(key)), tail=tail, since=since).answer
+            ),
+            end=lambda: self.delete(key), token=pod.token, run_name=pod.run,
+        )  # fmt: skip
+
+    def row_of(self, pod: str) -> Mapping[str, Any] | None:
+        """Return the queue's current row of the job with that number or token."""
+        return _row(self.client.ask("queue", **_asking(pod)), pod) or None
+
+    def seen(self, pod: str) -> SkyPilotAnswer:
+        """Return the queue's row of it, and the time of reading; {} where it had no such job."""
+        known = self.client.look("queue", **_asking(pod))
+        return SkyPilotAnswer(_row(known.answer, pod), known.at)
+
+    def forget(self, token: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.bundles / check_name(token))
+
+    def now(self) -> float:
+        return time.time()
+
+    def billed(self, pod_id: str) -> int | None:
+        return None
+
+    def _number(self, key: str) -> str:
+        if key.isdigit():
+            return key
+        row = self.row_of(key)
+        if row is None:
+            raise SlipwayError(f"skypilot: it knows no job {key}")
+        return str(row["job_id"])
+
+
+def keys_of(plan: Plan) -> dict[str, Any]:
+    """Return the keys for SkyPilot: those of the job file, else those of the request."""
+    return dict(plan.engine_keys) if plan.engine_keys else {"resources": task.resources_of(plan.request)}
+
+
+def _asking(pod: str) -> dict[str, Any]:
+    return {"job_ids": [int(pod)]} if pod.isdigit() else {"name": pod}
+
+
+def _row(rows: Sequence[Mapping[str, Any]], pod: str) -> Mapping[str, Any]:
+    return next((one for one in rows if pod in (str(one["job_id"]), one["job_name"])), {})
+
+
+def _pod(row: Mapping[str, Any]) -> Pod:
+    status = str(row["status"] or "")
+    note = f"SkyPilot calls it {status}"
+    note += f", recovered {row['recovery_count']} times" if row.get("recovery_count") else ""
+    return Pod(provider=NAME, pod_id=str(row["job_id"]), token=str(row["job_name"] or ""), run="",
+               address=address_of(row["job_id"]), state=STATES.get(status, "booting"), note=note,
+               name=str(row["job_name"] or ""), created_at=int(row.get("submitted_at") or 0))  # fmt: skip
+
+
+def address_of(job_id: Any) -> str:
+    return f"managed job {job_id} of SkyPilot"

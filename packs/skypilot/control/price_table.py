@@ -1,0 +1,57 @@
+"""The table in which SkyPilot's optimizer shows what it considered -> offers. Pure.
+
+The API server answers with nothing but this text. A cost is that of an hour of all nodes, in whole cents.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.errors import NoOffer
+from infra.money import micro_usd
+from infra.records import Offer
+from packs.skypilot.control.task import OWN
+
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLUMNS = ("INFRA", "INSTANCE", "vCPUs", "Mem(GB)", "GPUS", "COST ($)", "CHOSEN")
+CHOSEN, SPOT = "✔", "[Spot]"
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Considered:
+    """The offer that the optimizer would choose, and the others."""
+
+    chosen: Offer
+    others: Sequence[Offer] = ()
+
+
+def read(text: str, nodes: int, provider: str, now: float) -> Considered:
+    """Return the offers of a table, each with the price of one node. Raises NoOffer where there is no table."""
+    lines = [COLOURS.sub("", line).strip() for line in text.splitlines()]
+    heads = [number for number, line in enumerate(lines) if tuple(re.split(r"\s{2,}", line)) == COLUMNS]
+    rows = [re.split(r"\s{2,}", line) for line in lines[heads[-1] + 1 :]] if heads else []
+    found = [(one[-1] == CHOSEN, _offer(one, nodes, provider, now)) for one in rows if len(one) in (6, 7)]
+    chosen = [offer for is_chosen, offer in found if is_chosen]
+    if not chosen:
+        said = " ".join(lines)[-300:]
+        raise NoOffer(f"{provider}: its optimizer names no machine; it said: {said or 'nothing'}")
+    return Considered(chosen[0], [offer for is_chosen, offer in found if not is_chosen])
+
+
+def _offer(cells: Sequence[str], nodes: int, provider: str, now: float) -> Offer:
+    infra, instance, cpus, memory, gpus, cost = cells[:6]
+    where = re.fullmatch(r"(\S+)(?: \((.*)\))?", infra)
+    cloud, region = (where[1].lower(), where[2] or "") if where else (infra.lower(), "")
+    kind, _, number = gpus.partition(":")
+    instance_type = "" if instance == "-" else instance.replace(SPOT, "")
+    is_own = cloud in OWN
+    price = 0 if is_own else -(-micro_usd(cost) // nodes)
+    return Offer(provider=provider, offer_id="/".join(filter(None, (cloud, region, instance_type))), region=region,
+                 gpu="" if kind == "-" else kind, num_gpus=0 if kind == "-" else int(float(number or 1)), cloud=cloud,
+                 cpus=_whole(cpus), memory_bytes=_whole(memory) * GB, micro_usd_per_hour=price, is_own=is_own,
+                 spot=SPOT in instance, instance_type=instance_type, seen_at=now)  # fmt: skip
+
+
+def _whole(said: str) -> int:
+    return 0 if said == "-" else int(float(said))

@@ -1,0 +1,16 @@
+"""The pack `skypilot`: a run as one managed job of SkyPilot."""
+
+from store.packs import Pack, PackProvider
+
+PACK = Pack(
+    name="skypilot",
+    about="Submit runs as managed jobs of SkyPilot",
+    providers={
+        "skypilot": PackProvider(
+            where="packs.skypilot.control.managed_jobs:ManagedJobs",
+            keeps_runs=True,
+            doctor="packs.skypilot.control.doctor:server",
+        ),
+    },
+    doctor_checks={"skypilot": "packs.skypilot.control.doctor:client"},
+)

@@ -1,0 +1,208 @@
+"""The commands start, stop and status of a run that Slurm keeps; asked on a login node, each answers with one document.
+
+A run is one job of Slurm's over all of its nodes, named after the token of node 0, so that it is found without an id.
+Whether it lives is Slurm's word and never a lock's: the file systems of clusters do not all keep locks between
+machines. All may be repeated.
+"""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from infra.agent.execution.progress import Progress, Redactor
+from infra.agent.job import Job, PodFolder
+from infra.agent.state import (
+    AgentError,
+    ask_to_stop,
+    attempt_file,
+    carry_s,
+    close,
+    grace_s,
+    hold,
+    lock,
+    put_away,
+    read_job,
+    read_json,
+    report,
+    stop_file,
+    tell,
+    verdict,
+)
+from packs.slurm.agent import queue
+
+END_S = 30.0
+KILL_S = 120.0  # time that Slurm may take to end a cancelled job
+POLL_S = 1.0
+PATIENT_S = 15.0  # time until a queue is asked again about a job that waits
+QUEUE = "queue"  # the step that progress shows until the work begins
+LOG = "slurm"  # log of Slurm itself, and of the program that starts the guard
+
+
+def options_file(pod: PodFolder) -> Path:
+    """Return the file with sbatch's options: {"options": [...]}, as whoever has chosen the partition wrote it."""
+    return pod.state / "sbatch.json"
+
+
+def node_folder(root: Path, rank: int) -> PodFolder:
+    """Return the folder of a node of the run whose node 0 has `root`."""
+    return PodFolder(root.with_name(f"{root.name}.{rank}") if rank else root)
+
+
+def leader_of(pod: PodFolder, job: Job) -> PodFolder:
+    """Return the folder of node 0 of the same run."""
+    return PodFolder(pod.root.with_name(job.group.run)) if job.group.rank else pod
+
+
+def start(root: Path) -> int:
+    """Submit the job, unless Slurm has it. Node 0 submits for all nodes; the others have nothing to start."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    if job.group.rank:
+        return _print({"token": job.token})
+    _take_turn(pod)
+    found = queue.newest(job.token)
+    if queue.lives(found) and (pod.verdict.exists() or stop_file(pod).exists()):
+        if not _await(lambda: not queue.lives(queue.newest(job.token)), grace_s() + carry_s(job, {}) + KILL_S):
+            raise AgentError(
+                f"{root}: Slurm job {found['job']} is still ending; wait for it, or: scancel {found['job']}"
+            )
+        found = {}
+    if not queue.lives(found):
+        for rank in range(len(job.group.addresses) or 1):
+            _put_away(node_folder(root, rank))
+        found = {"job": submit(pod, job)}
+        _tell_queued(pod, job, found["job"])
+    return _print({"token": job.token, "job": found["job"]})
+
+
+def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
+    """Write into the progress that the run waits its turn; once it is at work, its agent writes it anew."""
+    progress = Progress(pod, job, [QUEUE], Redactor({}))
+    progress.begin(QUEUE)
+    progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
+    progress.write()
+
+
+def submit(pod: PodFolder, job: Job) -> str:
+    """Submit; return the number of the job. Raises QueueError with sbatch's own words."""
+    nodes = len(job.group.addresses) or 1
+    pod.logs.mkdir(parents=True, exist_ok=True)
+    options: List[str] = read_json(options_file(pod)).get("options", [])
+    own = [
+        "--parsable",
+        f"--job-name={job.token}",
+        f"--comment=slipway {job.run}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={pod.log(LOG)}",
+        f"--chdir={pod.root}",
+        "--signal=TERM@120",
+        "--export=ALL",
+    ]
+    said = queue.call(["sbatch", *own, *options], script(pod, nodes))
+    return said.strip().splitlines()[-1].partition(";")[0]
+
+
+def script(pod: PodFolder, nodes: int) -> str:
+    """Return the script for Slurm: one step over all nodes by srun, as only steps are warned before preemption."""
+    python, folder = shlex.quote(sys.executable), shlex.quote(str(pod.root))
+    step = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --mpi=none --wait=0 --kill-on-bad-exit=0"
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            f"export PYTHONPATH={shlex.quote(str(pod.code))}",
+            "cpus=${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}",
+            f"exec srun {step} $cpus {python} -m packs.slurm.agent run {folder}",
+            "",
+        ]
+    )
+
+
+def stop(root: Path) -> int:
+    """End everything of the run: 0 when Slurm has nothing of it any more, else 1."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    leader = leader_of(pod, job)
+    try:
+        name = read_job(leader).token
+    except AgentError:  # it has been taken away already
+        name = job.token
+    _take_turn(pod)
+    found = queue.newest(name)
+    if not pod.verdict.exists() and queue.lives(found):
+        asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
+        if found["state"] not in queue.WAITING:
+            patience_s = float(asked["grace_s"]) + carry_s(job, asked) + END_S
+            _await(lambda: not queue.lives(queue.newest(name)), patience_s)
+    left = queue.cancel(name)["jobs"]
+    if left and _await(lambda: not queue.cancel(name)["jobs"], KILL_S):
+        left = []
+    ending = close(pod, verdict(job, "stopped", "asked to stop"))
+    survivors = [one["job"] for one in left]
+    if survivors:
+        print(f"{root}: Slurm still has job {', '.join(survivors)} ({left[0]['state']})", file=sys.stderr)
+    return _print({"stopped": not survivors, "survivors": survivors, "verdict": ending}, 1 if survivors else 0)
+
+
+def status(root: Path) -> int:
+    """Tell how the run is. Guard and agent count as alive while Slurm has the job, also while it waits its turn."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    leader = leader_of(pod, job)
+    found = _known(pod, job.token if leader is pod else read_job(leader).token)
+    document: Dict[str, Any] = {}
+    for role in ("guard", "agent"):
+        said = read_json(report(pod, role))
+        known = said if said.get("token") == job.token else {}
+        document[role] = {**known, "token": job.token, "alive": queue.lives(found)}
+    document["progress"] = read_json(pod.progress) or None
+    document["stop"] = read_json(stop_file(pod)) or None
+    document["verdict"] = read_json(pod.verdict) or None
+    document["queue"] = found or None
+    return _print(document)
+
+
+def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
+    """Return the newest job of that name; of one that waits, what Slurm said in the last seconds."""
+    place = pod.state / "queue.json"
+    before = read_json(place)
+    age_s = time.time() - before.get("asked_at", 0.0)
+    if before.get("name") == name and before["state"] in queue.WAITING and 0 <= age_s < PATIENT_S:
+        return before
+    found: Dict[str, Any] = {**queue.newest(name)}
+    if found:
+        tell(place, {**found, "asked_at": time.time()})
+    return found
+
+
+def _put_away(pod: PodFolder) -> None:
+    """Archive the earlier end of the work, as somebody resumes it."""
+    put_away(pod)
+    stop_file(pod).unlink(missing_ok=True)
+    (pod.state / "queue.json").unlink(missing_ok=True)
+    attempt_file(pod).unlink(missing_ok=True)
+
+
+def _take_turn(pod: PodFolder) -> None:
+    if hold(lock(pod, "command"), wait_s=grace_s() + KILL_S + END_S) is None:
+        raise AgentError(f"{pod.root}: another start or stop is still in progress here")
+
+
+def _await(truth: Callable[[], bool], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not truth():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _print(document: Dict[str, Any], code: int = 0) -> int:
+    print(json.dumps(document), flush=True)
+    return code

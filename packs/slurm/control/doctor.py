@@ -1,0 +1,43 @@
+"""The lines of `inv doctor` about Slurm: what the inventory holds, and what its clusters answer."""
+
+from pathlib import Path
+
+from flows.installation.doctor import DoctorLine, of_inventory
+from infra.errors import SlipwayError
+from infra.machines.host_memory import at_once
+from infra.machines.survey import LOOK_S
+from infra.settings import Settings
+from infra.units import count
+from packs.slurm.control import inventory
+from packs.slurm.control.clusters import SlurmClusters
+from packs.slurm.control.settings import SlurmSettings
+
+NAME = SlurmClusters.name
+
+
+def inventory_line(root: Path, settings: Settings) -> DoctorLine:
+    """Return how many clusters the inventory names; no cluster is asked."""
+    path = settings.of(SlurmSettings).clusters
+    return of_inventory(NAME, NAME, lambda: count(len(inventory.load(path).usable), "cluster"))
+
+
+def clusters(settings: Settings) -> list[DoctorLine]:
+    """Ask every cluster of the inventory at the same time which nodes its partitions have.
+
+    Raises UsageError when there is no inventory.
+    """
+    slurm = SlurmClusters.of(settings)
+    found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]
+    for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
+        name = f"slurm {cluster.name}"
+        if isinstance(shown, SlipwayError):
+            found.append(DoctorLine(name, "bad", str(shown)))
+            continue
+        missing = [one for one in cluster.partitions if one not in {kind.partition for kind in shown}]
+        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster shows no such partition") for one in missing]
+        for kind in (kind for kind in shown if cluster.queue(kind.partition)):
+            gpus = ", ".join(f"{gpu or 'GPU'}:{number}" for gpu, number in kind.gres) or "no GPU"
+            has = f"{kind.up} of {count(kind.count, 'node')} can be given work; each has {kind.cpus} CPUs, {gpus}"
+            lines.append(DoctorLine(f"{name}/{kind.partition}", "ok" if kind.up else "bad", has))
+        found += lines or [DoctorLine(name, "bad", "it shows no partition")]
+    return found

@@ -1,0 +1,50 @@
+"""Providers by their names: those of packs too, and the answer where a pack is not there."""
+
+import pytest
+
+from infra.errors import UsageError
+from infra.providers import offers
+from infra.selection import registry
+from infra.settings import Settings, inventory, is_rented
+from store import packs
+from store.packs import Pack, PackProvider
+
+
+class Queue:
+    """A provider of a pack."""
+
+    name = "queue"
+
+    @staticmethod
+    def of(settings: Settings) -> "Queue":
+        return Queue()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
+
+
+def test_a_provider_of_a_pack_is_opened_by_its_name_and_once(settings, monkeypatch):
+    entry = PackProvider(where=f"{__name__}:Queue")
+    monkeypatch.setattr(packs, "installed", lambda: {"line": Pack(name="line", about="x", providers={"queue": entry})})
+    assert "queue" in offers.known()
+    found = registry.provider(settings, "queue")
+    assert isinstance(found, Queue) and registry.provider(settings, "queue") is found
+    assert inventory("queue", settings) is None
+
+
+def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_none_that_we_rent(
+    settings, monkeypatch, tmp_path
+):
+    name = packs.words("providers")[0]
+    monkeypatch.setattr(packs, "installed", dict)
+    monkeypatch.setattr(packs, "FOLDER", tmp_path)
+    with pytest.raises(UsageError, match=f"{name} belongs to the pack {name}, and packs/{name} is not there"):
+        registry.provider(settings, name)
+    assert name not in offers.known() and not is_rented(name) and is_rented("own-cloud")
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_that_are_known(settings):
+    with pytest.raises(UsageError, match="'runpot' is not known; did you mean runpod"):
+        registry.provider(settings, "runpot")

@@ -1,0 +1,338 @@
+"""SkyPilot's API server over a Slurm cluster of two nodes, all of it on this machine and on loopback.
+
+Out: a `Bed`, the folders and variables by which commands reach it. Everything that was started is ended with it, by its
+process id. It takes root, and Debian's slurmctld, slurmd, munge and openssh-server: the nodes work as a user that is
+made for it.
+
+    python -m tests.packs.skypilot.bed FOLDER      holds one until Ctrl-C, for trials by hand
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.agent.environments import environment
+from infra.agent.meet import free_ports
+
+ROOT = Path(__file__).resolve().parents[3]
+CLUSTER, USER = "loop", "slipwaybed"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd", "useradd", "ssh-keygen")
+PYTHON = "/usr/bin/python3"
+
+# SkyPilot judges no job while two public name servers are silent; here a server of this machine answers for them.
+PROBE = """
+import importlib.abc, os, sys
+
+class Here(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "sky.backends.backend_utils":
+            return None
+        sys.meta_path.remove(self)
+        import importlib.util
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            module._TEST_IP_LIST = [os.environ["BED_PROBE"]]
+        spec.loader.exec_module = exec_module
+        return spec
+
+if "BED_PROBE" in os.environ:
+    sys.meta_path.insert(0, Here())
+"""
+
+
+@dataclass(frozen=True)
+class Bed:
+    folder: Path
+    environ: Mapping[str, str]
+    """Environment in which SkyPilot and Slurm's own commands find it."""
+    shared: Path
+    """A folder that the nodes' user may write."""
+    start_server: Callable[[], None]
+    """Returns when it answers."""
+
+    def kill_server(self) -> None:
+        """Kill the API server, its workers and the queues between them, which would keep the ports of the next one.
+
+        The controllers of jobs are processes of their own.
+        """
+        mark = f"HOME={self.environ['HOME']}".encode()
+        for pid in _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0")):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if any(one in words for one in (b"sky.server", b"SkyPilot:executor", b"multiprocessing.")):
+                    os.kill(pid, signal.SIGKILL)
+
+    def run(self, *words: str, timeout_s: float = 60.0) -> str:
+        done = subprocess.run(words, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=timeout_s)  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def lacking() -> str:
+    """Return why there can be no bed on this machine, "" when there can."""
+    missing = [one for one in PROGRAMS if not _find(one)]
+    if os.geteuid() != 0:
+        return "a Slurm cluster of this machine takes root"
+    if missing:
+        return f"{', '.join(missing)} not installed (Debian: slurmctld slurmd slurm-client munge openssh-server)"
+    if not Path(PYTHON).exists():
+        return f"there is no {PYTHON}"
+    return "" if environment.find("skypilot", ROOT, environment.default_cache(), "") else "no skypilot environment"
+
+
+@contextlib.contextmanager
+def bed(folder: Path) -> Iterator[Bed]:
+    """Start it in `folder`, which everybody must be able to enter."""
+    sky = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_forget_user)
+        names = ("munge", "slurmctld", "slurmd-1", "slurmd-2", "sshd", "server", "probe")
+        munge, ctld, first, second, ssh, server, probe = free_ports(len(names))
+        del munge
+        home, user_home, shared = folder / "home", folder / "user", folder / "shared"
+        for one in (home / ".sky", home / ".slurm", user_home, shared, folder / "state", folder / "bin", folder / "uv"):
+            one.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o755)
+        _user(user_home)
+        for one in (user_home, shared, folder / "uv"):
+            shutil.chown(one, USER, USER)
+        conf = _slurm_conf(folder, ctld, first, second)
+        inner = {"SLURM_CONF": str(conf), "PATH": os.environ["PATH"] + ":/usr/sbin:/usr/bin"}
+        environ = {**os.environ, **inner}
+        _start(stack, ["munged", "--foreground", "--force", *_munge(folder)], environ, folder / "munged.log")
+        _until(lambda: (folder / "munge.sock").exists(), "munged")
+        _start(stack, ["slurmctld", "-D", "-f", str(conf)], environ, folder / "ctld.out")
+        for node in _nodes():
+            _start(stack, ["slurmd", "-D", "-f", str(conf), "-N", node], environ, folder / f"{node}.out")
+        _sshd(stack, folder, ssh, home, user_home, environ)
+        _start(stack, [sys.executable, "-c", ANSWER, str(probe)], environ, folder / "probe.log")
+        (home / ".sky" / "config.yaml").write_text(
+            "jobs: {controller: {consolidation_mode: true}}\nserve: {controller: {consolidation_mode: true}}\n"
+        )
+        (folder / "bin" / "sitecustomize.py").write_text(PROBE)
+        environ = {**environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+                   "SKYPILOT_API_SERVER_LOCAL_PORT": str(server), "PYTHONPATH": str(folder / "bin"),
+                   "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{server}",
+                   "BED_PROBE": f"http://127.0.0.1:{probe}"}  # fmt: skip
+        beginning = {key: value for key, value in environ.items() if key != "SKYPILOT_API_SERVER_ENDPOINT"}
+
+        def start_server() -> None:
+            _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
+            _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 900.0)
+
+        found = Bed(folder, environ, shared, start_server)
+        _until(lambda: found.run("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurm")
+        stack.callback(_end_skypilot, home)
+        start_server()
+        found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=900)
+        yield found
+
+
+ANSWER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Here(BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_response(200)
+        self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Here).serve_forever()
+"""
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, str], log: Path) -> None:
+    with open(log, "ab") as said:
+        child = subprocess.Popen([_find(words[0]) or words[0], *words[1:]], env=environ, stdin=subprocess.DEVNULL,
+                                 stdout=said, stderr=said, start_new_session=True)  # fmt: skip
+
+    def end() -> None:
+        child.terminate()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    stack.callback(end)
+
+
+def _until(is_so, what: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(AssertionError):
+            if is_so():
+                return
+        assert time.monotonic() < deadline, f"{what} did not come up"
+        time.sleep(0.3)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as said:
+            return said.status == 200
+    except OSError:
+        return False
+
+
+def _nodes() -> list[str]:
+    here = os.uname().nodename.split(".")[0]
+    return ["localhost"] if here == "localhost" else [here, "localhost"]
+
+
+def _munge(folder: Path) -> list[str]:
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    return [f"--key-file={key}", f"--socket={folder}/munge.sock", f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]  # fmt: skip
+
+
+def _slurm_conf(folder: Path, ctld: int, *ports: int) -> Path:
+    here = os.uname().nodename.split(".")[0]
+    nodes = "\n".join(f"NodeName={name} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 "
+                      f"State=UNKNOWN" for name, port in zip(_nodes(), ports, strict=False))  # fmt: skip
+    path = folder / "slurm.conf"
+    path.write_text(f"""ClusterName={CLUSTER}
+SlurmctldHost={here}(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+SlurmdParameters=config_overrides
+KillWait=5
+{nodes}
+PartitionName=cpu Nodes={",".join(_nodes())} Default=YES MaxTime=7-0 DefaultTime=1-0 State=UP
+""")
+    return path
+
+
+def _user(home: Path) -> None:
+    _forget_user()
+    subprocess.run([_find("useradd") or "useradd", "-M", "-d", str(home), "-s", "/bin/bash", "-p", "*", USER],
+                   check=True)  # fmt: skip
+
+
+def _forget_user() -> None:
+    with contextlib.suppress(KeyError):
+        uid = pwd.getpwnam(USER).pw_uid
+        for pid in _processes(lambda folder: folder.stat().st_uid == uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        subprocess.run([_find("userdel") or "userdel", USER], check=True, capture_output=True)
+
+
+def _processes(is_meant) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if is_meant(folder):
+                    found.append(int(folder.name))
+    return found
+
+
+def _sshd(
+    stack: contextlib.ExitStack, folder: Path, port: int, home: Path, user_home: Path, environ: Mapping[str, str]
+) -> None:
+    """Start the login node, and make the tools that the nodes of SkyPilot download elsewhere."""
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    shutil.copyfile(folder / "key.pub", folder / "authorized")
+    uv = next(environment.default_cache().glob("uv-*/bin/uv"))
+    shutil.copy(uv, folder / "bin" / "uv.real")
+    (folder / "bin" / "uv").write_text(
+        f'#!/bin/bash\nwords=()\nfor one in "$@"; do [ "$one" = 3.10 ] && one={PYTHON}; words+=("$one"); done\n'
+        f'exec "{folder}/bin/uv.real" "${{words[@]}}"\n'
+    )
+    (folder / "bin" / "curl").write_text(
+        '#!/bin/bash\nfor one in "$@"; do case "$one" in *uv/install.sh) '
+        f'echo \'mkdir -p "$UV_INSTALL_DIR" && cp "{folder}/bin/uv" "$UV_INSTALL_DIR/uv"\'; exit;; esac; done\n'
+        'exec /usr/bin/curl "$@"\n'
+    )
+    for name in ("uv", "uv.real", "curl"):
+        (folder / "bin" / name).chmod(0o755)
+    for name in (".profile", ".bashrc"):
+        (user_home / name).write_text(f'export PATH="{folder}/bin:$PATH"\n')
+        shutil.chown(user_home / name, USER, USER)
+    told = {"SLURM_CONF": environ["SLURM_CONF"], "UV_CACHE_DIR": str(folder / "uv"), "UV_SYSTEM_CERTS": "1",
+            "UV_LINK_MODE": "copy", **{key: value for key, value in os.environ.items() if key in CARRIED}}  # fmt: skip
+    config = folder / "sshd_config"
+    config.write_text(f"""Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/authorized
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+MaxStartups 100:30:200
+MaxSessions 100
+SetEnv {" ".join(f"{key}={value}" for key, value in told.items())}
+""")
+    os.makedirs("/run/sshd", exist_ok=True)
+    _start(stack, ["sshd", "-D", "-e", "-f", str(config)], os.environ, folder / "sshd.log")
+    (home / ".slurm" / "config").write_text(
+        f"Host {CLUSTER}\n  HostName 127.0.0.1\n  Port {port}\n  User {USER}\n  IdentityFile {folder}/key\n"
+        "  IdentitiesOnly yes\n"
+    )
+
+
+CARRIED = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+
+
+def _end_skypilot(home: Path) -> None:
+    """End the API server, its workers and its controllers: every process whose home is that folder."""
+    mark = f"HOME={home}".encode()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for _ in range(50):
+            pids = _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0"))
+            if not pids:
+                return
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as made, bed(Path(made)) as up:
+        print(f"HOME={made}/home", flush=True)
+        Path(sys.argv[1], "environ.sh").write_text(
+            "".join(f"export {key}='{value}'\n" for key, value in up.environ.items() if os.environ.get(key) != value)
+        )
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()

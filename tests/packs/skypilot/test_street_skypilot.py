@@ -1,0 +1,97 @@
+"""Managed jobs through SkyPilot itself, over a Slurm cluster of two nodes: preempted, ended, and its server killed."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.agent.environments import environment
+from tests.packs.skypilot.bed import Bed, bed, lacking
+from tests.world import World, until
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
+
+WHERE = "--provider skypilot --cloud slurm --region loop --gpu none --cpus 1 --ttl 50m".split()
+LONG_S = 900.0  # for SkyPilot to bring a job to work, or to bring it back, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def sky():
+    if why := lacking():
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="bed-") as made, bed(Path(made)) as one:
+        yield one
+
+
+@pytest.fixture
+def world(tmp_path, sky: Bed):
+    own = {key: value for key, value in sky.environ.items() if os.environ.get(key) != value}
+    caches = {"SLIPWAY_ENVIRONMENTS": str(environment.default_cache()), "SLIPWAY_STORE": f"file://{sky.shared}/store"}
+    one = World(tmp_path, {**own, **caches})
+    yield one
+    one.inv("down", "--all")
+
+
+def begin(world, name, steps):
+    words = ("-e", f"STEPS={steps}", "-e", "PAUSE=0.5", "-n", name, "--yes")
+    return world.begin("launch", "examples/jobs/smoke_test.yaml", *WHERE, *words)
+
+
+def newest(sky, name):
+    """The newest checkpoint of a run in the store, 0 while there is none."""
+    found = (one.parent for one in (sky.shared / "store").rglob("step-*/MANIFEST.json") if name in one.parts)
+    return max((int(one.name.partition("-")[2]) for one in found), default=0)
+
+
+def allocations(sky):
+    return sky.run("squeue", "-h", "-o", "%i").split()
+
+
+def row(world, name):
+    return next(one for one in world.json("status") if one["run"] == name)
+
+
+def ended(process):
+    out, err = process.communicate(timeout=LONG_S)
+    return process.returncode, f"{out}\n{err}"
+
+
+def test_a_job_that_is_preempted_is_begun_anew_by_skypilot_and_succeeds(world, sky):
+    launch = begin(world, "taken", 240)
+    until(lambda: newest(sky, "taken") >= 20 or launch.poll() is not None, "it is at work", LONG_S)
+    assert launch.poll() is None, ended(launch)
+    began = time.monotonic()
+    seen = row(world, "taken")
+    assert seen["state"] == "running" and time.monotonic() - began < 10.0, "who looks is answered at once"
+    for one in allocations(sky):
+        sky.run("scancel", one)
+    assert ended(launch)[0] == 0
+    seen = row(world, "taken")
+    assert (seen["state"], seen["recoveries"]) == ("succeeded", 1)
+    log = world.inv("logs", "taken", "--file", "run")
+    begun = [line.rpartition(" ")[2] for line in log.splitlines() if "begins at step" in line]
+    assert begun and int(begun[-1]) >= 20 and log.endswith("done\n"), log
+
+
+def test_a_job_that_is_ended_saves_and_nothing_of_it_is_left(world, sky):
+    launch = begin(world, "ended", 2000)
+    until(lambda: newest(sky, "ended") >= 10, "it is at work", LONG_S)
+    world.inv("down", "ended")
+    launch.communicate(timeout=LONG_S)
+    assert row(world, "ended")["state"] == "stopped"
+    until(lambda: not allocations(sky), "Slurm has nothing of it", LONG_S)
+    assert world.json("audit", "--provider", "skypilot")["machines"] == []
+
+
+def test_a_server_that_is_killed_is_told_of_and_the_job_goes_on(world, sky):
+    launch = begin(world, "alone", 400)
+    until(lambda: newest(sky, "alone") >= 10, "it is at work", LONG_S)
+    sky.kill_server()
+    assert "no API server answers" in row(world, "alone")["note"]
+    before = newest(sky, "alone")
+    until(lambda: newest(sky, "alone") > before, "it goes on", LONG_S)
+    sky.start_server()
+    assert ended(launch)[0] == 0
+    assert row(world, "alone")["state"] == "succeeded"

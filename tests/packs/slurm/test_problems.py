@@ -1,0 +1,47 @@
+"""An inventory or a cluster that cannot be read is a problem of that one: the others are listed."""
+
+import pytest
+
+from flows.pods import accounts
+from infra.ledger.journal import Journal
+from infra.ledger.reconcile import look
+from infra.machines.inventory import Unusable
+from infra.providers import PartialListing
+from infra.records import Address, Pod
+from infra.settings import Settings
+from packs.slurm.control.clusters import SlurmClusters
+from packs.slurm.control.inventory import SlurmCluster
+
+KEY = "k" * 24
+
+
+def of(tmp_path, **more):
+    environ = {"HOME": str(tmp_path), "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db")}
+    return Settings.load(tmp_path, environ={**environ, **more})
+
+
+def test_an_inventory_of_clusters_that_cannot_be_read_is_a_problem_beside_the_accounts(tmp_path):
+    (tmp_path / "clusters.yaml").write_text("- nothing")
+    found = of(tmp_path, SLIPWAY_CLUSTERS=str(tmp_path / "clusters.yaml"), LIUM_API_KEY=KEY)
+    with Journal.open(found.state_file) as journal:
+        markets, problems = accounts.known_accounts(found, journal, "")
+    assert [one.name for one in markets] == ["lium"]
+    assert len(problems) == 1 and problems[0].startswith("slurm: ") and "clusters.yaml" in problems[0]
+
+
+def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_used(tmp_path):
+    bad = Unusable("keyless", "192.0.2.1", "pools.yaml: pool keyless, host 192.0.2.1: there is no key")
+    mine = Pod(provider="slurm", pod_id="t@fx", token="sw1-aaaaaaaa-0000000000000000", run="r", address="")
+
+    class Seen(SlurmClusters):
+        def _on(self, cluster):
+            return [mine]
+
+    cluster = SlurmCluster(name="fx", address=Address("a", "192.0.2.2", 22, "/key", "/"), partitions={})
+    engine = Seen((cluster,), lambda _: None, (bad,))
+    with pytest.raises(PartialListing, match="not every cluster has answered: keyless/192.0.2.1: ") as error:
+        engine.list()
+    assert error.value.pods == (mine,)
+    with Journal.open(of(tmp_path).state_file) as journal:
+        seen = look(engine, journal)
+    assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
