@@ -17,7 +17,6 @@ from scripts.project import tasks as project  # noqa: E402
 from scripts.runs import tasks as runs  # noqa: E402
 from scripts.services import tasks as services  # noqa: E402
 from scripts.store import tasks as store  # noqa: E402
-from scripts.sweeps import tasks as sweeps  # noqa: E402
 
 invoke_patch.mend()
 namespace = Collection(
@@ -34,7 +33,6 @@ namespace = Collection(
         runs.rehearse,
     ),
     runs.supervisor,
-    sweeps.sweep,
     data.shard,
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(

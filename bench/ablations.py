@@ -27,7 +27,7 @@ import torch
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
 from data.tokens.token_file import token_files
-from flows.trials.ranking import student
+from packs.sweeps.control.trials.ranking import student
 from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte

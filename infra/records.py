@@ -385,7 +385,7 @@ class PodView:
     clock_scale: float = 1.0  # speed of its provider's clock relative to ours: 1 except in a rehearsal
     pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
     upload_problem: str = ""  # reason why the store cannot be written just now
-    sweep: str = ""  # the sweep of which it is a trial
+    group: str = ""  # the group that it belongs to, such as a sweep
     left_s: tuple[float, float, float] | None = None  # time until it is over: low, expected, high; None = not known
     left_from: str = ""  # basis of that forecast, in words
     beyond_limit: str = ""  # why its limits end it before its work is done, by that forecast, and how to raise them

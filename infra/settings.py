@@ -125,7 +125,6 @@ class Settings:
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
-    sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file with sweeps of your own", "sweeps.py")
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept; all checkouts share them")
     installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of rented machines, one per installation")

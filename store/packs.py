@@ -59,6 +59,12 @@ class Pack:
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
     settings: str = ""
     """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
+    run_groups: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that are shown and ended as one."""
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    """Functions that return the JSON Schema of a file that users write, by the name typed in `config --schema`."""
+    file_pages: Mapping[str, str] = field(default_factory=dict)
+    """Functions that return a section of the pack's reference, as lines of Markdown: files that users write."""
     providers: Mapping[str, PackProvider] = field(default_factory=dict)
     """Providers by the names that `--provider` and the journal spell."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
@@ -185,7 +191,7 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `settings`, `providers`, `trackers` or `model_formats`.
+    kind: a key of the index: `commands`, `settings`, `providers`, `schemas`, `trackers` or `model_formats`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

@@ -52,6 +52,7 @@ def sweep(line: str, folder: Path) -> dict:
     return {"lanes": lanes, "runs": [[one["run"], one["arm"], one["toy_of"], one["pod"]] for one in found["runs"]]}
 
 
+@pytest.mark.pack("sweeps")
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_plan_of_a_sweep_is_what_it_was(tmp_path, name):
     assert sweep(SWEEPS[name], tmp_path) == json.loads(FILE.read_text())[name]

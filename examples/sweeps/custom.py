@@ -4,7 +4,7 @@ Copy it to sweeps.py, or name it in the settings:
     SLIPWAY_SWEEPS=examples/sweeps/custom.py ./inv sweep custom_sweep --dry-run
 """
 
-from flows.sweeps.experiment import ExperimentConfig, PodSpec
+from packs.sweeps.control.experiment import ExperimentConfig, PodSpec
 
 
 def custom_sweep():

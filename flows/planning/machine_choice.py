@@ -5,9 +5,8 @@
 
 In: the phases that are due, and what was typed or named by the recipe, which stands in the request. Out: the offers on
 which every phase fits by the estimate of `inv fit`, cheapest first, all with as many GPUs as the cheapest, so that one
-plan is right for each of them. `flows.runs.launch.prepare` and `flows.sweeps.plan.price` narrow every survey of offers
-so, and plan again for the machine that is chosen. Memory decides before the price; where nothing fits, the refusal
-names the smallest change.
+plan is right for each of them. `flows.runs.launch.prepare` narrows every survey of offers so, and plans again for the
+machine that is chosen. Memory decides before the price; where nothing fits, the refusal names the smallest change.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """The state of runs, for a table or a page. It reads; `due` says what whoever settles has to look after.
 
-A run that stands in line for a machine has a row, too. `folded` makes one row of all trials of a sweep, and `unfolded`
-a row of each, also of those that wait for a pod or for money.
+A run that stands in line for a machine has a row, too. `folded` makes one row of all runs of a group, and `unfolded` a
+row of each, also of those that wait for a pod or for money.
 """
 
 from collections import Counter
@@ -13,9 +13,8 @@ from typing import Any
 
 from flows.limits.beyond_limit import beyond_limit, has_pace
 from flows.planning.learned import left_of
+from flows.runs.run_groups import SUCCEEDED, WAITING, RunGroup, on_record
 from flows.supervisor.over_limit import OverLimit
-from flows.trials import results as kept
-from flows.trials.results import SweepResult
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import turns
@@ -27,10 +26,9 @@ from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
 from infra.settings import Settings, is_rented
 
-NONE: Mapping[str, SweepResult] = MappingProxyType({})
-WAITS = "waits for a pod of its sweep"
-# States of which one stands for a whole sweep, in this order.
-AT_WORK = ("running", "lost", "planned", "waiting", observe.ENDING)
+NONE: Mapping[str, RunGroup] = MappingProxyType({})
+# States of which one stands for a whole group, in this order.
+AT_WORK = ("running", "lost", "planned", WAITING, observe.ENDING)
 
 
 def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
@@ -42,8 +40,8 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     for name in {op.vendor for op in journal.ops()}:
         with suppress(SlipwayError):  # such as an inventory that is gone: the rows say that it is not set up
             vendors[name] = registry.provider(settings, name)
-    in_line, results = waiting(journal), kept.kept(settings)
-    known = {one.run for one in in_line} | {one.name for one in results}
+    in_line, groups = waiting(journal), on_record(settings)
+    known = {one.run for one in in_line} | groups.keys()
     name = find_run(journal, run).run if run and run not in known else run
     views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
     views = [with_left(view, journal, settings) for view in views]
@@ -53,8 +51,8 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
         replace(view, state="waiting", ended_at=None) if view.run in between and view.state == "stopped" else view
         for view in views
     ]
-    of = {trial: one.name for one in results for trial in one.trials}
-    return [replace(view, sweep=of.get(view.run, "")) for view in views]
+    of = {run: one.name for one in groups.values() for run in one.runs}
+    return [replace(view, group=of.get(view.run, "")) for view in views]
 
 
 def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[PodView]:
@@ -68,51 +66,52 @@ def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[Pod
     ]
 
 
-def unfolded(result: SweepResult, views: Sequence[PodView]) -> list[PodView]:
-    """Return a row for each trial of a sweep: as it is seen, else as its sweep has written down."""
+def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
+    """Return a row for each run of a group: as it is seen, else as its group has written down."""
     seen = {view.run: view for view in views}
     return [
         seen.get(one.run)
-        or PodView(run=one.run, provider=result.provider, state=one.state, sweep=result.name,
-                   spent_micro_usd=one.micro_usd, note=one.reason or WAITS if one.state == kept.WAITING else one.reason)
-        for one in result.trials.values()
+        or PodView(run=one.run, provider=group.provider, state=one.state, group=group.name,
+                   spent_micro_usd=one.micro_usd, note=one.reason)
+        for one in group.runs.values()
     ]  # fmt: skip
 
 
 def folded(
-    views: Sequence[PodView], results: Mapping[str, SweepResult], left: Mapping[str, str] = MappingProxyType({})
+    views: Sequence[PodView], groups: Mapping[str, RunGroup], left: Mapping[str, str] = MappingProxyType({})
 ) -> list[PodView]:
-    """Return the rows with all trials of a sweep in one, where the first of them stood.
+    """Return the rows with all runs of a group in one, where the first of them stood.
 
-    `left`: by name what goes on with the sweeps that nobody is at.
+    left: by name the command that goes on with a group whose process is gone.
     """
     found: dict[str, PodView] = {}
     for view in views:
-        if view.sweep not in results:
+        if view.group not in groups:
             found[view.run] = view
-        elif f"{view.sweep}/" not in found:
-            one = _one_of(unfolded(results[view.sweep], views))
-            how = f"its process is gone; go on: {left[view.sweep]}; " if view.sweep in left else ""
-            found[f"{view.sweep}/"] = replace(one, note=f"{how}{one.note}")
+        elif f"{view.group}/" not in found:
+            group = groups[view.group]
+            one = _one_of(group, unfolded(group, views))
+            how = f"its process is gone; go on: {left[view.group]}; " if view.group in left else ""
+            found[f"{view.group}/"] = replace(one, note=f"{how}{one.note}")
     return list(found.values())
 
 
-def _one_of(trials: Sequence[PodView]) -> PodView:
-    """Return one row for the trials of a sweep."""
-    name, states = trials[0].sweep, Counter(view.state for view in trials)
+def _one_of(group: RunGroup, views: Sequence[PodView]) -> PodView:
+    """Return one row for the runs of a group."""
+    states = Counter(view.state for view in views)
     counts = ", ".join(f"{number} {state}" for state, number in states.most_common())
-    waits = next((f"; {view.run}: {view.note}" for view in trials if view.state == kept.WAITING), "")
+    waits = next((f"; {view.run}: {view.note}" for view in views if view.state == WAITING), "")
     return PodView(
-        run=name,
-        provider=trials[0].provider,
-        state=next((one for one in (*AT_WORK, "succeeded") if states[one]), trials[0].state),
-        step=f"{states[kept.SUCCEEDED]} of {len(trials)} done",
-        micro_usd_per_hour=sum(view.micro_usd_per_hour for view in trials),
-        spent_micro_usd=sum(view.spent_micro_usd for view in trials),
-        started_at=min((view.started_at for view in trials if view.started_at), default=0.0),
-        recoveries=sum(view.recoveries for view in trials),
-        note=f"a sweep of {len(trials)} runs: {counts}{waits}; each of them: inv status {name}",
-        sweep=name,
+        run=group.name,
+        provider=views[0].provider,
+        state=next((one for one in (*AT_WORK, SUCCEEDED) if states[one]), views[0].state),
+        step=f"{states[SUCCEEDED]} of {len(views)} done",
+        micro_usd_per_hour=sum(view.micro_usd_per_hour for view in views),
+        spent_micro_usd=sum(view.spent_micro_usd for view in views),
+        started_at=min((view.started_at for view in views if view.started_at), default=0.0),
+        recoveries=sum(view.recoveries for view in views),
+        note=f"a {group.noun} of {len(views)} runs: {counts}{waits}; each of them: inv status {group.name}",
+        group=group.name,
     )
 
 
@@ -127,14 +126,12 @@ def waiting(journal: Journal) -> list[PodView]:
     ]  # fmt: skip
 
 
-def of_run(
-    views: list[PodView], journal: Journal, run: str, results: Mapping[str, SweepResult] = NONE
-) -> list[PodView]:
-    """Return those of the run, or of the trials of the sweep, that is meant; all of them when none is."""
+def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str, RunGroup] = NONE) -> list[PodView]:
+    """Return those of the run, or of the runs of the group, that is meant; all of them when none is."""
     if not run or run in [view.run for view in views]:
         return [view for view in views if run in ("", view.run)]
-    if run in results:
-        return unfolded(results[run], views)
+    if run in groups:
+        return unfolded(groups[run], views)
     name = find_run(journal, run).run
     return [view for view in views if view.run == name]
 

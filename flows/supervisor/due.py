@@ -4,7 +4,7 @@ In: the journal. Out: runs that are to go on and that nobody keeps, pods that ar
 there is anything at all, which is when a supervisor is needed.
 """
 
-from flows.trials import resume_sweep
+from flows.runs import run_groups
 from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
@@ -56,11 +56,8 @@ def is_dead(op: Op, settings: Settings) -> bool:
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Return whether there is anything that somebody has to look after."""
-    is_left = bool(
-        service_rows.every(journal) or runs_to_keep(journal, settings) or resume_sweep.due(journal, settings)
-    )
-    is_left = is_left or bool(pods_to_end(journal, settings))
-    return is_left or resume_sweep.is_at_work(journal) or is_watch_wanted(journal, settings)
+    is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or pods_to_end(journal, settings))
+    return is_left or run_groups.is_any_due(journal, settings) or is_watch_wanted(journal, settings)
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:

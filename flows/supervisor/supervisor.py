@@ -1,8 +1,8 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
     observe   the journal: runs elsewhere that nobody keeps, pods of a set that are to come back, services without a
-              controller, sweeps that were left, rented pods that are due to end and that nobody ends
-    act       a keeper for each such run and pod, in a thread of this process; a process for each service and sweep;
+              controller, groups of runs that were left, rented pods that are due to end and that nobody ends
+    act       a keeper for each such run and pod, in a thread of this process; a process for each service and group;
               deletes each pod until the vendor proves that it is gone; sends notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keepers` that a launch runs in its terminal;
@@ -24,14 +24,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TypeVar
 
-from flows.runs import follow
+from flows.runs import follow, run_groups
+from flows.runs.run_groups import RunGroups
 from flows.supervisor.due import is_needed, is_watch_wanted, pods_to_end, runs_to_keep
 from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import start
 from flows.supervisor.supervisor_state import SupervisorState, state_file
-from flows.trials import resume_sweep
 from infra import job_environment, own_code
 from infra.agent.limits import awake_s
 from infra.agent.shortage import is_full
@@ -138,9 +139,13 @@ class Supervisor:
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
-        sweeps = resume_sweep.due(self.journal, self.settings)
-        for name in sweeps:
-            self._begin(f"{resume_sweep.LEASE}{name}", (name, 0), self._carry, name)
+        groups = {
+            f"{kind.lease}{name}": (kind, name)
+            for kind in run_groups.kinds()
+            for name in kind.due(self.journal, self.settings)
+        }
+        for lease, (kind, name) in groups.items():
+            self._begin(lease, (name, 0), partial(self._go_on_with, kind), name)
         self._watch()
         ends = pods_to_end(self.journal, self.settings)
         if ends and (self.ending is None or not self.ending.is_alive()):
@@ -148,9 +153,9 @@ class Supervisor:
             self.ending.start()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        cares = [self.cares[lease] for lease in (*runs, *(f"{resume_sweep.LEASE}{name}" for name in sweeps))]
+        cares = [self.cares[lease] for lease in (*runs, *groups)]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        is_wanted = resume_sweep.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
+        is_wanted = run_groups.is_any_due(self.journal, self.settings) or is_watch_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted
 
     def _in_thread(self, work: Callable[[], None]) -> None:
@@ -230,7 +235,7 @@ class Supervisor:
             self._fail(name, error)
             if work == self._keep and not self._goes_on(name):
                 self._tell_given_up(name, in_words(error))
-        if why and work != self._carry:
+        if why:
             with Journal.open(self.settings.state_file) as journal:
                 row = next(iter(journal.ops(run=name)[-1:]), None)
         if row is not None:
@@ -290,10 +295,10 @@ class Supervisor:
             self.tell(f"{run}: {verdict['state']}")
             return journal.ops(run=run)[-1]
 
-    def _carry(self, name: str) -> None:
-        """Resume a sweep, and run it to its end."""
+    def _go_on_with(self, kind: RunGroups, name: str) -> None:
+        """Begin the process of a group of runs again, and wait for its end."""
         with Journal.open(self.settings.state_file) as journal:
-            resume_sweep.go_on(name, journal, load(), self.tell)
+            kind.go_on(name, journal, load(), self.tell)
 
     def _control(self, name: str) -> None:
         """Begin a controller of a service."""

@@ -32,7 +32,6 @@ Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (wha
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
     "runs": "Runs",
-    "sweeps": "Runs",
     "models": "Models and data",
     "data": "Models and data",
     "market": "Market and money",
@@ -48,7 +47,7 @@ MOST_VERBS = 6  # of a collection that one line of the list names
 REFUSED = ("stop",)  # commands that only say what to type instead
 # The commands of the core that `inv --list` shows, and the collections that it shows as one line each, with a title.
 FIRST = (
-    "launch", "status", "why", "logs", "down", "resume", "rehearse", "sweep", "train", "chat", "eval", "shard",
+    "launch", "status", "why", "logs", "down", "resume", "rehearse", "train", "chat", "eval", "shard",
     "offers", "cost", "audit", "ssh", "init", "doctor",
 )  # fmt: skip
 COLLECTIONS = {

@@ -9,7 +9,7 @@ from store import packs
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFlags(Output):
-    schema: str = flag("", "launch, sweep, experiment, pod or service: the JSON Schema of such a file")
+    schema: str = flag("", f"launch, pod, service, {', '.join(packs.words('schemas'))}: the JSON Schema of such a file")
     profile: str = flag("", "show a whole recipe instead: a name such as runpod_2b, or a .yaml file")
     config: str = flag(
         "", "show which of the files named by a recipe, a job file or a file of flags exist", unit="FILE"

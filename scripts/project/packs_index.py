@@ -24,6 +24,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
             "settings": dict(_settings(pack)),
             "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
+            "schemas": [*pack.schemas],
             "trackers": list(pack.trackers),
             "model_formats": [*pack.model_formats],
         }
@@ -45,6 +46,8 @@ def page(
     if pack.model_formats:
         lines += ["## Model formats", "", "`--init` and `ckpt.push` read folders of these formats:", ""]
         lines += [f"- `{name}`: {packs.load(where).about}" for name, where in pack.model_formats.items()]
+    for where in pack.file_pages.values():
+        lines += packs.load(where)()
     return "\n".join(lines)
 
 

@@ -17,9 +17,6 @@ from invoke import Config, FilesystemLoader
 from invoke.collection import Collection
 
 from data.config import Persona
-from flows.specs import files as flag_files
-from flows.specs.launch import LaunchSpec
-from flows.sweeps import experiment, sweep_file
 from infra import errors, settings
 from infra.flags import Flag
 from infra.machines import inventory
@@ -49,7 +46,6 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
      "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted", "yes"),
     ("`var/logs`", "", "tracebacks of errors in Slipway itself", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
-    ("`var/sweeps`", "", "which runs belong to one sweep, for the page of `./inv ui`", "yes"),
     ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),
     ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
      "when no service runs"),
@@ -269,8 +265,6 @@ def files() -> str:
     renamed = ", ".join(f"`{theirs}` for `{ours}`" for theirs, ours in flag_file.RUNPOD.items())
     pods = [(f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
             for name, default, about in pod_set.schema()]  # fmt: skip
-    experiments = [(f"`{name}`", "required" if default is None else f"`{default!r}`", cell(about))
-                   for name, default, about in experiment.schema()]  # fmt: skip
     return "\n".join([
         "# Files",
         "",
@@ -282,21 +276,10 @@ def files() -> str:
         "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
         "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
         "`./inv config --schema launch` prints the file's JSON Schema; "
-        "so do `sweep`, `experiment`, `pod` and `service` for what stands below. Command-line flags "
+        "so do `pod` and `service` for what stands below. Command-line flags "
         "override the file. RunPod's words "
         f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
         "",
-        "## Runs of a sweep (`./inv sweep FILE`)",
-        "",
-        *table(("key", "meaning"), [(f"`{name}`", cell(about)) for name, about in sweep_file.KEYS.items()]),
-        "Flags of a run: "
-        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.NOT_OF_A_TRIAL))
-        + " (in a file `phases`), and `env` with variables of its job. "
-        "Example: [examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml).",
-        "",
-        "An experiment of a Python function ([examples/sweeps/custom.py](../../examples/sweeps/custom.py)):",
-        "",
-        *table(("field", "default", "meaning"), experiments),
         "## A set of pods (`./inv apply FILE`)",
         "",
         "`pods` is a list with these keys; `set` is the name of the set, else the file's. "

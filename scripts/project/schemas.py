@@ -11,20 +11,17 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from flows.specs import files
-from flows.specs.launch import LaunchSpec
-from flows.sweeps import sweep_file
-from flows.sweeps.axes import RANGE, SCALES
-from flows.sweeps.experiment import NOT_OF_A_TRIAL, ExperimentConfig
-from flows.trials.records import EarlyStop, Ranking
 from infra.errors import UsageError
 from infra.flags import Flag
 from infra.runs.keepers import pod_set
 from scripts.cli.flags import Environment
 from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile
+from store import packs
 from trainer.config import PhaseConfig
 from trainer.recipes import PROFILES
 from trainer.records.phase_options import NOT_FOR_A_PHASE
@@ -136,7 +133,7 @@ def of_flags(record: type, but: Collection[str] = ()) -> Schema:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _with_phases(flags: Schema) -> Schema:
+def with_phases(flags: Schema) -> Schema:
     nested = {"type": "object", "description": "options of single phases instead of the profile's",
               "properties": {name: {"$ref": f"#/$defs/phases/{name}"} for name in PHASES},
               "additionalProperties": False}  # fmt: skip
@@ -144,48 +141,10 @@ def _with_phases(flags: Schema) -> Schema:
 
 
 def launch() -> Schema:
-    flags = _with_phases(of_flags(LaunchFlags, ("file",)))
+    flags = with_phases(of_flags(LaunchFlags, ("file",)))
     flags["properties"] |= of_flags(Environment)["properties"]
     return {"title": "Flags of a launch: ./inv launch FILE", **{"$ref": "#/$defs/flags"},
             "$defs": {"flags": flags, "phases": phases()}}  # fmt: skip
-
-
-def sweep() -> Schema:
-    """Return the schema of a sweep file."""
-    flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_TRIAL))
-    variables = {"type": "object", "description": "variables of the job", "additionalProperties": TEXT}
-    flags["properties"] = {**flags["properties"], sweep_file.ENV: variables}
-    named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
-    named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}
-    bounds: dict[str, Schema] = {name: {"type": ["number", "string"]} for name in RANGE if name != "scale"}
-    span = {"type": "object", "properties": {**bounds, "scale": {"enum": list(SCALES)}}, "required": ["from", "to"],
-            "additionalProperties": False}  # fmt: skip
-    early = of_record(EarlyStop, is_partial=True)
-    properties: dict[str, Schema] = {
-        "name": {"type": "string"},
-        "about": {"type": "string"},
-        "each": {"$ref": "#/$defs/flags"},
-        "runs": {"type": "array", "items": {"$ref": "#/$defs/run"}},
-        "axes": {"type": "object", "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, span]}},
-        "sample": {"type": "integer", "minimum": 1},
-        "seeds": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
-        "pods": {"type": "integer", "minimum": 1},
-        "rank": of_record(Ranking, is_partial=True),
-        "beside": {"type": "array", "items": {"type": "string"}},
-        "early_stop": {"anyOf": [{"type": "boolean"}, early]},
-        "against": {"type": "string"},
-        "spend_limit": TEXT,
-        "hours": {"type": "array", "items": {"type": "number", "minimum": 0}, "minItems": 2, "maxItems": 2},
-    }
-    properties = {name: {**one, "description": sweep_file.KEYS[name]} for name, one in properties.items()}
-    return {"title": "Runs of a sweep: ./inv sweep FILE", "type": "object", "properties": properties,
-            "additionalProperties": False,
-            "$defs": {"flags": flags, "run": named, "phases": phases()}}  # fmt: skip
-
-
-def experiment() -> Schema:
-    """Return the schema of an experiment in a function of a sweep."""
-    return {"title": "An experiment of a function of sweeps", **of_record(ExperimentConfig)}
 
 
 def pod() -> Schema:
@@ -206,12 +165,23 @@ def service() -> Schema:
 
 
 SCHEMAS: dict[str, Callable[[], Schema]] = {
-    "launch": launch, "sweep": sweep, "experiment": experiment, "pod": pod, "service": service,
+    "launch": launch, "pod": pod, "service": service,
 }  # fmt: skip
+
+
+def schemas() -> dict[str, Callable[[], Schema]]:
+    """Return what makes the schema of each kind of file, of packs as well."""
+    return {**SCHEMAS, **{name: partial(_of_pack, where) for name, where in packs.entries("schemas").items()}}
+
+
+def _of_pack(where: str) -> Schema:
+    found: Schema = packs.load(where)()
+    return found
 
 
 def schema(name: str) -> Schema:
     """Return the JSON Schema of that name. Raises UsageError that lists those there are."""
-    if name not in SCHEMAS:
-        raise UsageError(f"--schema {name}: known: {', '.join(SCHEMAS)}")
-    return {"$schema": DRAFT, **SCHEMAS[name]()}
+    found = schemas()
+    if name not in found:
+        raise UsageError(f"--schema {name}: {packs.lacking('schemas', name) or 'known: ' + ', '.join(found)}")
+    return {"$schema": DRAFT, **found[name]()}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flows.limits import shares
 from flows.pods import stop as ending
-from flows.trials import resume_sweep
+from flows.runs import run_groups
 from infra.errors import UsageError
 from infra.ledger import service_rows
 from scripts.cli import context, render
@@ -30,11 +30,12 @@ def down(spec: DownFlags) -> None:
             return
         # first, so that none of them takes what becomes free
         waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
-        sweeps = [one for one in resume_sweep.known(journal, settings) if spec.all or one == run]
-        rows = [op for name in sweeps for op in resume_sweep.stop(name, journal, settings, render.tell)]
+        groups = [(kind, name) for kind in run_groups.kinds() for name in kind.known(journal, settings)
+                  if spec.all or name == run]  # fmt: skip
+        rows = [op for kind, name in groups for op in kind.stop(name, journal, settings, render.tell)]
         if spec.all:
             rows = ending.all_rows(journal)
-        elif not (sweeps or waited and run not in journal.runs()):
+        elif not (groups or waited and run not in journal.runs()):
             rows = ending.rows_of(run, journal)
         with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
             ended = list(ending.rows(rows, journal, settings, render.tell))

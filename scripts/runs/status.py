@@ -8,11 +8,9 @@ from invoke import Exit
 from flows.limits import shares
 from flows.reading import account_notes
 from flows.reading import status as use_case
+from flows.runs import run_groups
 from flows.supervisor import supervisor_client
 from flows.supervisor.over_limit import OverLimit
-from flows.trials import results as kept
-from flows.trials import resume_sweep
-from flows.trials.results import SweepResult
 from infra.control import host_side
 from infra.ledger.journal import Journal
 from infra.money import in_usd
@@ -80,7 +78,7 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
     views = use_case.status(journal, settings, run)
     if settle_due(views, journal, settings):
         views = use_case.status(journal, settings, run)
-    return use_case.of_run(use_case.with_excess(views, over), journal, run, sweeps(settings))
+    return use_case.of_run(use_case.with_excess(views, over), journal, run, run_groups.on_record(settings))
 
 
 def leave(over: Sequence[OverLimit]) -> None:
@@ -90,14 +88,9 @@ def leave(over: Sequence[OverLimit]) -> None:
 
 
 def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:
-    """Return the rows with those of a sweep in one."""
-    known = sweeps(settings)
-    return use_case.folded(views, known, resume_sweep.how_to_go_on(journal, settings, list(known)))
-
-
-def sweeps(settings: Settings) -> dict[str, SweepResult]:
-    """Return the sweeps that are on record, by name."""
-    return {one.name: one for one in kept.kept(settings)}
+    """Return the rows with those of a group in one."""
+    known = run_groups.on_record(settings)
+    return use_case.folded(views, known, run_groups.commands(journal, settings, list(known)))
 
 
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:

@@ -30,7 +30,7 @@ def view_json(view: PodView) -> dict[str, Any]:
     return {
         "run": view.run,
         "provider": view.provider,
-        "sweep": view.sweep or None,
+        "group": view.group or None,
         "state": view.state,
         "step": view.step or None,
         "steps": steps_json(view.progress),

@@ -57,6 +57,7 @@ def failed(user: Rehearsed, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.nightly
+@pytest.mark.pack("sweeps")
 def test_a_sweep_packs_its_runs_on_one_pod_which_is_given_back_with_the_last(user, stock):
     shutil.copytree(stock, user.store, dirs_exist_ok=True)
     each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090,L40S", "steps": 3}

@@ -14,7 +14,8 @@ from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
 from tests.world import ONE_THREAD, World, until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several trainings at once, on whatever cores there are
+# The limit: several trainings at once, on whatever cores there are.
+pytestmark = [pytest.mark.pack("sweeps"), pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.trials import resume_sweep
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
+from packs.sweeps.control.trials import resume_sweep
 from tests import seeds
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.faults.rented import Wrong

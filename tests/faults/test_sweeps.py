@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.test_crash import rig
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.pack("sweeps")]
 
 
 @pytest.mark.nightly

@@ -1,7 +1,6 @@
 """The supervisor keeps runs that go on elsewhere and that nobody keeps, and nothing else."""
 
 import json
-import os
 import time
 from dataclasses import replace
 
@@ -9,10 +8,6 @@ import pytest
 
 from flows.supervisor import due, supervisor_client, supervisor_state
 from flows.supervisor import supervisor as supervisor_module
-from flows.trials import results as kept_sweeps
-from flows.trials import resume_sweep
-from flows.trials.results import SweepResult, TrialResult
-from flows.trials.resume_sweep import SweepCommand
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
@@ -199,38 +194,6 @@ def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervis
         supervisor.cares[keeper_lease("far-1")].thread.join()
         assert told == [("given up", "it cannot go on")] * number
     assert supervisor.look() is False
-
-
-def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):
-    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_PODS": str(tmp_path / "pods")}
-    settings = Settings.load(ROOT, environ=environ)
-    folder = kept_sweeps.folder_of("rates", settings)
-    trial = TrialResult(run="rates.a", arm="a")
-    result = SweepResult(name="rates", folder=folder, about="", rank={}, against="", provider="lium",
-                         limit_micro_usd=None, trials={"rates.a": trial})  # fmt: skip
-    command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
-    with Journal.open(settings.state_file) as journal:
-        with resume_sweep.at_work(command, journal, settings):
-            assert due.is_needed(journal, settings) and resume_sweep.due(journal, settings) == {}
-            with pytest.raises(UsageError, match="already running"), resume_sweep.at_work(command, journal, settings):
-                pass
-        result.write()
-        assert not due.is_needed(journal, settings)  # it has left by itself
-        die(journal, "sweep:rates")
-        assert list(resume_sweep.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
-        a_week_ago = time.time() - 7 * 86400
-        os.utime(folder / "sweep.json", (a_week_ago, a_week_ago))
-        told = {"rates": "./inv sweep rates.yaml"}
-        assert (
-            not resume_sweep.due(journal, settings) and resume_sweep.how_to_go_on(journal, settings, ["rates"]) == told
-        )
-        op = begun(journal, "rates.pod-1", vendor="lium", role="pod:rates")
-        trial.state = "succeeded"
-        result.write()
-        assert list(resume_sweep.due(journal, settings)) == ["rates"]  # its pod is to be given back
-        assert [one.run for one in resume_sweep.stop("rates", journal, settings, print)] == ["rates.pod-1"]
-        assert not resume_sweep.known(journal, settings) and not resume_sweep.due(journal, settings)
-        journal.advance(op, "gone")
 
 
 def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, settings, supervisor_of, tmp_path):

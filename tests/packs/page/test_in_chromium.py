@@ -22,7 +22,7 @@ from infra.agent.environments.environment import default_cache
 from scripts.project import debian
 from tests.world import ROOT, World
 
-pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.pack("sweeps"), pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1500)]
 ACTS = {"End", "Resume", "Scale"}
 SWEEP = "axes: {seed: [1, 2]}\neach: {phase: base}\n"
 

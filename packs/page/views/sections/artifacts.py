@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.reading.story import story_of
-from flows.trials import results
+from flows.runs import run_groups
 from packs.page.views.page_context import PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from store import credentials
@@ -14,6 +14,7 @@ from trainer.reporting import comparison, run_report
 
 REPORT = "report.html"
 MOST_REPORT_BYTES = 32 << 20
+UNDER_WAY = ("running", "detached")
 
 
 def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
@@ -27,20 +28,17 @@ def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the sweeps on record, the one that changed last first, with each trial as it is now."""
+    """Return the groups of runs on record, the one that changed last first, with each run as it is now."""
     views = {view.run: view for view in context.runs()}
     found = []
-    for one in results.kept(context.settings):
-        trials = []
-        for trial in one.trials.values():
-            view = views.get(trial.run)
-            state = view.state if view and trial.state in (results.RUNNING, results.DETACHED) else trial.state
-            trials.append({"run": trial.run, "arm": trial.arm, "pod": trial.pod, "state": state, "score": trial.score,
-                           "seconds": trial.seconds, "reason": trial.reason, "is_known": view is not None,
-                           "settings": trial.asked})  # fmt: skip
-        is_over = not any(trial.state in (results.WAITING, results.RUNNING) for trial in one.trials.values())
-        found.append({"name": one.name, "about": one.about, "by": one.rank["by"], "is_over": is_over,
-                      "is_least_best": one.rank["mode"] == "min", "trials": trials})  # fmt: skip
+    for group in run_groups.on_record(context.settings).values():
+        runs = []
+        for one in group.runs.values():
+            view = views.get(one.run)
+            state = view.state if view and one.state in UNDER_WAY else one.state
+            runs.append({"run": one.run, "state": state, "reason": one.reason, "is_known": view is not None,
+                         **one.details})  # fmt: skip
+        found.append({"name": group.name, "is_over": group.is_over, "trials": runs, **group.details})
     return {"sweeps": found, "command": "inv sweep FILE"}
 
 

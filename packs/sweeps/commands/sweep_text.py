@@ -1,0 +1,298 @@
+"""A sweep in words: configurations, the plan, the table, the page."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.planning.memory_check import phases_of
+from infra.money import in_usd, per_hour
+from infra.records import Offer
+from infra.settings import Settings
+from infra.units import about, estimated, moment
+from packs.sweeps.control import answer as answers
+from packs.sweeps.control import prices, rehearsed
+from packs.sweeps.control.answer import ArmRow, SweepAnswer
+from packs.sweeps.control.plan import SweepPlan
+from packs.sweeps.control.pods import SweepPods
+from packs.sweeps.control.prices import SweepPrice
+from packs.sweeps.control.rehearsed import Rehearsed
+from packs.sweeps.control.trials import results as kept
+from packs.sweeps.control.trials.records import SweepSpec, SweepTrial, shown
+from packs.sweeps.control.trials.results import SweepResult
+from scripts.cli import render
+from store import packs
+from trainer.records.rl_config import RlConfig
+from trainer.reporting import sweep_page
+from trainer.reporting.overlay import CurveLine
+from trainer.reporting.sweep_page import ArmStory, SweepStory
+
+CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
+
+
+def hours(spec: SweepSpec) -> str:
+    """Return the time for which its pods are taken, in words; "" where nobody says."""
+    low, high = spec.hours
+    return "" if not high else f"{low:g} h" if low == high else f"{low:g} to {high:g} h"
+
+
+def costs(spec: SweepSpec, price: SweepPrice, parts: int = 1) -> str:
+    """Return the price of its pods together, or of one of so many equal parts; "" where they have none."""
+    low, high = (price.total(one) for one in spec.hours)
+    return "" if low is None or high is None or not high else between(low // parts, high // parts)
+
+
+def between(low: int, high: int) -> str:
+    """Return two amounts in micro-dollars, or one where they are the same."""
+    return in_usd(low) if low == high else f"{in_usd(low)} to {in_usd(high)}"
+
+
+def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
+    """Yield its pods, or the machines of its runs, and their prices, a line for each kind."""
+    if not price.kinds:
+        return
+    runs = render.count(len(spec.trials), "run")
+    said = f"{render.count(len(spec.pods), 'pod')}, {runs}" if spec.pods else f"{runs}, a machine each"
+    if hours(spec):
+        each = "" if spec.pods else " each"
+        said += f", {spec.gpu_hours:g} GPU-hours ({hours(spec)}{each}): {costs(spec, price) or 'no price known'}"
+        said += f", {costs(spec, price, len(spec.trials))} a run" if costs(spec, price) else ""
+    yield said
+    for one in price.kinds:
+        if one.micro_usd_per_hour is not None and one.per_gpu is not None:
+            each = f"{per_hour(one.micro_usd_per_hour)} per pod, {per_hour(one.per_gpu)} per GPU"
+            yield f"{prices.in_words([one])}: {each} ({one.source})"
+        else:
+            yield f"{prices.in_words([one])}: {one.source}"
+    if not spec.pods:
+        return
+    on_each = {pod.name: [one.devices for one in spec.trials.values() if one.pod == pod.name] for pod in spec.pods}
+    if max(map(len, on_each.values())) > 1:
+        yield "runs of one pod follow one another, unless their GPUs are disjoint"
+    for said in dict.fromkeys(map(engine_words, spec.trials.values())):
+        if said:
+            yield said
+    if idle := spec.idle_pods:
+        yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
+
+
+def engine_words(trial: SweepTrial) -> str:
+    """Return which GPUs of its pod a run trains and answers on, and what vLLM takes of them; "" without vLLM."""
+    spec, own = trial.spec, trial.devices.split(",")
+    if spec.engine != "vllm" or not spec.engine_devices or not trial.devices:
+        return ""
+    answering, training = (
+        [own[int(one)] for one in some.split(",")] for some in (spec.engine_devices, spec.train_devices)
+    )
+    share = spec.options.get("rl.rl.engine_memory", f"{RlConfig().engine_memory:g}")
+    number = len(answering) // (spec.engine_tensor_parallel or 1)
+    return (
+        f"vLLM answers on GPU {','.join(answering)} of a pod: {render.count(number, 'process')}, the model over "
+        f"{render.count(len(answering) // number, 'GPU')} each (tensor parallel), {share} of their memory; GPU "
+        f"{','.join(training)} trains"
+    )
+
+
+def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
+    """Yield the pods that are rented for a sweep and held from its first run to its last, and their highest cost."""
+    for name, one in offers.items():
+        gpus = f"{one.num_gpus} {one.gpu}" if one.num_gpus else "no GPU"
+        yield f"{name}: {gpus} at {one.provider}, {per_hour(one.micro_usd_per_hour)}"
+    limit = f", {in_usd(shared.limit.amount)} together at most" if shared.limit else ""
+    rate = per_hour(sum(one.micro_usd_per_hour for one in offers.values()))
+    yield f"{render.count(len(offers), 'pod')}, {rate}{limit}; each is given back when nothing is left for it"
+
+
+def trials_table(spec: SweepSpec) -> str:
+    """Return the trials with what sets them apart."""
+    rows = [("pod", "run", "what is different")]
+    for one in spec.trials.values():
+        said = [f"{name}={value}" for name, value in one.asked.items()]
+        if one.env and "custom_env" not in one.asked:
+            said += [f"{name}={value}" for name, value in one.env.items()]
+        rows.append((one.pod, shown(one.run, spec.name), " ".join(said) or "the defaults"))
+    return render.columns(rows)
+
+
+def work_lines(planned: SweepPlan) -> Iterator[str]:
+    """Yield what a sweep is about, then the model and the phases of its first run that has something to make."""
+    if planned.spec.about:
+        yield planned.spec.about
+    for job in filter(None, (one.plan.job for one in planned.trials.values())):
+        if phases := list(phases_of(job.steps)):
+            steps = ", ".join(f"{one.phase} {one.steps:,}" for one in phases)
+            yield f"{phases[-1].model.num_params:,} parameters; steps of the first run: {steps}"
+        return
+
+
+def toy_lines(toys: Rehearsed) -> Iterator[str]:
+    """Yield what the runs of a rehearsed sweep would be on their machines, and which toys stand for them."""
+    rows = list(rehearsed.rows(toys))
+    if rows:
+        found = [("run", "on its machine", "in this rehearsal")]
+        yield render.columns([*found, *((shown(run, toys.spec.name), real, toy) for run, real, toy in rows)])
+        yield (
+            "the rehearsal rents the machines of the sweep, at their prices, and starts its runs in their order; this "
+            "machine trains toys of the same phases, and the times and limits below are those of the toys"
+        )
+
+
+def tracker_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
+    """Yield what trackers tell of the runs by the variables of each, such as the project of their figures."""
+    environs = [one.env for one in spec.trials.values()]
+    yield from filter(None, (one.about_runs(environs, settings) for one in packs.named_trackers().values()))
+
+
+def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
+    """Show what is to be made, which pod runs what, in which order, about how long, and at which cost, if any."""
+    for line in work_lines(planned):
+        render.say(line)
+    rows = [("pod", "run", "about", *(["cost"] if costs else []), "")]
+    for lane in planned.lanes:
+        for run in lane.runs:
+            one = planned.trials[run]
+            cost = [between(*costs[run]) if run in costs else "?"] if costs else []
+            state = "" if one.plan.job else "everything is here"
+            rows.append((lane.pod, shown(run, planned.spec.name), estimated(one.estimate_s), *cost, state))
+    render.say(render.columns(rows))
+    if costs and costs.keys() == planned.trials.keys():
+        low, high = (sum(each) for each in zip(*costs.values(), strict=True))
+        render.say(f"cost of all runs together: {between(low, high)} (estimates, on their machines)")
+    longest_s = max(lane.estimate_s for lane in planned.lanes)
+    machines = {lane.host or lane.pod for lane in planned.lanes}
+    beside = f", {len(planned.lanes)} at once" if len(planned.lanes) > len(machines) else ""
+    what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(machines), 'pod')}{beside}"
+    render.say(f"{what}, {about(longest_s)} (estimates, one by one)")
+    if planned.is_rented:
+        together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)
+        render.say(f"each on its own rented machine: {in_usd(together)} in all at most")
+
+
+def number(value: float | None) -> str:
+    """Return a score with the digits that tell scores apart."""
+    return "" if value is None else f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}"
+
+
+def numbers(values: Sequence[float]) -> str:
+    """Return the figures of an arm that stand beside its score: one, or one for each layer."""
+    return " ".join(f"{one:.0f}" if abs(one) >= 1000 else f"{one:.4g}" for one in values)
+
+
+def interval(row: ArmRow) -> str:
+    """Return a difference with its interval; "" where there is none."""
+    if row.apart is None:
+        return ""
+    half = "" if math.isnan(row.apart.half) else f" ± {row.apart.half:.4f}"
+    return f"{row.apart.mean:+.4f}{half}"
+
+
+def table(result: SweepResult, answer: SweepAnswer) -> str:
+    """Return a line for each run, and one for each arm where these are not the same."""
+    rows: list[tuple[str, ...]] = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
+    for one in result.trials.values():
+        steps = f"{one.at} of {one.steps}" if one.at < one.steps else str(one.steps or "")
+        seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
+        rows.append((shown(one.run, result.name), one.pod, one.state, steps, seconds, number(one.score), one.reason))
+    arms: list[tuple[str, ...]] = [
+        ("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "", *result.beside)
+    ]
+    for each in answer.rows:
+        seeds = f"{len(each.arm.scores)} of {each.arm.wanted}"
+        more = [numbers(each.beside(name)) for name in result.beside]
+        arms.append((each.arm.name, number(each.arm.mean), seeds, interval(each), each.verdict, *more))
+    return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
+
+
+def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
+    """Return the results of the whole, by name."""
+    ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
+    found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
+    if answer.saved_s:
+        share = answer.saved_s / (answer.seconds + answer.saved_s)
+        found.append(("saved by early stops", f"{render.duration(answer.saved_s)} ({share:.0%})"))
+    if answer.micro_usd or answer.limit_micro_usd:
+        limit = "" if answer.limit_micro_usd is None else f" of {in_usd(answer.limit_micro_usd)}"
+        found.append(("cost", f"{in_usd(answer.micro_usd)}{limit}"))
+    else:
+        found.append(("cost", "nothing"))
+    if edge := answers.at_an_end(answer):
+        found.append(("the best is at the end of what was tried", ", ".join(edge)))
+    if answer.saved_micro_usd:
+        found.append(("saved", in_usd(answer.saved_micro_usd)))
+    return found
+
+
+def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
+    """Write the page; return where it is."""
+    lines = {run: result.lines(run) for run in result.trials}
+    curves = []
+    for key, title in CURVES:
+        drawn = [
+            CurveLine(name=run, group=one.arm, is_stopped=one.state == kept.STOPPED,
+                 points=tuple((float(step["step"]), float(step[key])) for step in lines[run]
+                              if isinstance(step.get(key), (int, float))))
+            for run, one in result.trials.items()
+        ]  # fmt: skip
+        if any(one.points for one in drawn):
+            curves.append((title, drawn))
+    best = answer.best
+    trial = best.trials[0] if best else None
+    story = SweepStory(
+        name=result.name, about=result.about, figure=str(result.rank["by"]), against=answer.against,
+        facts=facts(answer, result), arms=[arm_story(one, result.beside) for one in answer.rows], curves=curves,
+        best=answers.command_line(trial) if trial else "", promote=promote_line(result, answer),
+        written=moment(time.time()),
+    )  # fmt: skip
+    target = result.folder / "page.html"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(sweep_page.page(story), encoding="utf-8")
+    return target
+
+
+def promote_line(result: SweepResult, answer: SweepAnswer) -> str:
+    """Return the command that keeps the best run under a name; "" while there is none."""
+    if answer.best is None:
+        return ""
+    return f"./inv sweep {result.name} --promote {best_run(answer.best, result)} --tag {result.name}"
+
+
+def best_run(row: ArmRow, result: SweepResult) -> str:
+    """Return the run of an arm that has the best score."""
+    sign = 1.0 if result.rank["mode"] == "min" else -1.0
+    scored = [one for one in row.trials if one.score is not None]
+    return min(scored, key=lambda one: sign * (one.score or 0.0)).run
+
+
+def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
+    """Return an arm as the page has it."""
+    seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
+    apart = None if row.apart is None else (row.apart.mean, row.apart.half)
+    return ArmStory(
+        name=row.arm.name, asked=row.trials[0].asked, score=number(row.arm.mean), seeds=seeds, apart=interval(row),
+        verdict=row.verdict, state=row.state, difference=apart,
+        beside={name: numbers(row.beside(name)) for name in beside},
+    )  # fmt: skip
+
+
+def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
+    """Return all of it for a program."""
+    rows = [
+        {"run": one.run, "arm": one.arm, "seed": one.seed, "pod": one.pod, "state": one.state, "seconds": one.seconds,
+         "steps": one.steps, "at": one.at, "score": one.score, "usd": render.usd(one.micro_usd),
+         "reason": one.reason or None}
+        for one in result.trials.values()
+    ]  # fmt: skip
+    arms = [
+        {"arm": one.arm.name, "mean": one.arm.mean, "scores": list(one.arm.scores.values()), "verdict": one.verdict,
+         "difference": one.apart.mean if one.apart else None,
+         "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
+         "beside": {name: one.beside(name) for name in result.beside}}
+        for one in answer.rows
+    ]  # fmt: skip
+    return {
+        "sweep": result.name, "runs": rows, "arms": arms, "against": answer.against, "idle_pods": idle, "page": page,
+        "best": answers.command_line(answer.best.trials[0]) if answer.best else None,
+        "seconds": round(answer.seconds, 1), "saved_s": round(answer.saved_s, 1),
+        "usd": render.usd(answer.micro_usd), "saved_usd": render.usd(answer.saved_micro_usd),
+    }  # fmt: skip

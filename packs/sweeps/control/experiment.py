@@ -1,0 +1,223 @@
+"""An experiment of reinforcement learning in the words of GRAIL's sweeps -> the launch that does it.
+
+A function of a sweep returns `(pods, {pod: [experiments]})`, made of `PodSpec` and `ExperimentConfig`. What an
+experiment says reaches the trainer as options of the phase rl, which the first line of its figures repeats.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from flows.specs import files, phase_words
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.names import check_name
+from infra.runs.keepers.pod_set import PodEntry
+from packs.sweeps.control.trials.records import Ranking, SweepTrial
+
+PodSpec = PodEntry  # the name that GRAIL uses
+DATASETS = ("gsm8k", "math", "mbpp")
+RANK = Ranking(by="reward", mode="max")
+GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt
+NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are of all runs
+    *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure", "self_end"),
+    *("with_missing", "remake", "keep_made", "budget", "devices"),
+    *("deploy_only", "no_deploy", "no_sync", "no_setup"),
+)
+
+
+def key(default: Any, about: str) -> Any:
+    """Return a field with its meaning."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """One experiment of reinforcement learning; the defaults are GRAIL's."""
+
+    name: str = field(metadata={"about": "name of the experiment; its run is called <configuration>.<name>"})
+    dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or any that --task takes")
+    model_id: str = key("Qwen/Qwen2.5-1.5B-Instruct", "model to start from: a repository of the hub, or a folder")
+    learning_rate: float = key(3e-6, "learning rate of AdamW")
+    batch_size: int = key(4, "answers per forward pass")
+    grad_accum_steps: int = key(128, "batches per optimizer step")
+    total_steps: int = key(100, "optimizer steps")
+    eval_every: int = key(40, "steps between measurements")
+    seed: int = key(42, "random seed of the training")
+    gpu_devices: str = key("1,2,3,4", "GPUs of the pod on which vLLM generates answers, if it has more than one GPU")
+    train_gpu_device: str = key("0", "GPUs of the pod that train, if it has more than one")
+    vllm_tensor_parallel: int = key(4, "GPUs of gpu_devices over which each process of vLLM spreads the model")
+    custom_env: Mapping[str, str] = field(
+        default_factory=dict, metadata={"about": "environment variables of the job; for a secret only its name"}
+    )
+    custom_args: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "about": "flags of launch, and options such as rl.schedule.warmup_steps; they override everything else"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "grad_accum_steps", "total_steps", "vllm_tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; it must be at least 1")
+        both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
+        if both:
+            raise UsageError(f"experiment {self.name}: device {', '.join(map(str, both))} is among gpu_devices and "
+                             "train_gpu_device; those that answer and those that train are different ones")  # fmt: skip
+
+    @property
+    def effective_batch(self) -> int:
+        """Return the answers of one optimizer step."""
+        return self.batch_size * self.grad_accum_steps
+
+    def engine(self, gpu_count: int) -> str:
+        """Return what generates answers on a pod with so many GPUs: vLLM where it has several, as in GRAIL's sweeps."""
+        return str(self.custom_args.get("engine") or ("vllm" if gpu_count > 1 else ""))
+
+    def devices(self, gpu_count: int) -> list[int]:
+        """Return the GPUs of a pod with so many that the experiment uses, in order; [] = all of them.
+
+        Raises UsageError for GPUs that the pod does not have.
+        """
+        if self.engine(gpu_count) != "vllm" or gpu_count < 2:
+            return []
+        own = sorted(_devices(self, self.gpu_devices) | _devices(self, self.train_gpu_device))
+        if beyond := [str(one) for one in own if one >= gpu_count]:
+            raise UsageError(
+                f"experiment {self.name}: there is no GPU {', '.join(beyond)}; its pod has GPUs 0 to {gpu_count - 1}. "
+                "Say which of them answer and train (gpu_devices, train_gpu_device, vllm_tensor_parallel), or let the "
+                "model in training answer: custom_args={'engine': 'embedded'}"
+            )
+        return own
+
+    def launch(self, gpu_count: int) -> LaunchSpec:
+        """Return the launch that does it on a pod with so many GPUs.
+
+        Raises UsageError for custom_args that no launch has, and for GPUs that the pod does not have.
+        """
+        where = f"experiment {self.name}: custom_args"
+        own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
+        words = [
+            f"rl.optimizer.lr={self.learning_rate!r}",
+            f"rl.rows={self.effective_batch}",
+            f"rl.micro_rows={self.batch_size}",
+            f"rl.sequence_len={ROW}",
+            f"rl.rl.group={GROUP}",
+            f"rl.rl.max_new={MAX_NEW}",
+            f"rl.rl.eval_every={self.eval_every}",
+            *own.pop("options", ()),
+        ]
+        is_folder = self.model_id.startswith(("/", ".", "hf://"))
+        said = {
+            "phase": "rl", "profile": "qwen3_0_6b", "task": self.dataset, "seed": self.seed,
+            "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
+        }  # fmt: skip
+        if self.engine(gpu_count) == "vllm":
+            said["engine"] = "vllm"
+        if own_gpus := self.devices(gpu_count):  # the run has these of its pod, and counts them from 0
+            answering, training = (_devices(self, some) for some in (self.gpu_devices, self.train_gpu_device))
+            if len(answering) % self.vllm_tensor_parallel:
+                raise UsageError(
+                    f"experiment {self.name}: vllm_tensor_parallel is {self.vllm_tensor_parallel}, which does not "
+                    f"divide the {len(answering)} GPUs of gpu_devices ({self.gpu_devices})"
+                )
+            said |= {
+                "engine_devices": _counted(answering, own_gpus), "train_devices": _counted(training, own_gpus),
+                "engine_tensor_parallel": self.vllm_tensor_parallel, "num_gpus": len(own_gpus),
+            }  # fmt: skip
+        return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
+
+
+def _devices(one: ExperimentConfig, words: str) -> set[int]:
+    found = [word.strip() for word in words.split(",") if word.strip()]
+    if odd := [word for word in found if not word.isdecimal()]:
+        raise UsageError(f"experiment {one.name}: {odd[0]!r} is not a GPU number; expected numbers such as 1,2,3,4")
+    return set(map(int, found))
+
+
+def _counted(some: Collection[int], all_of_them: Sequence[int]) -> str:
+    return ",".join(str(number) for number, one in enumerate(all_of_them) if one in some)
+
+
+def schema() -> list[tuple[str, Any, str]]:
+    """Return every field of an experiment, its default (None = it must be given), and what it means."""
+    found = []
+    for one in fields(ExperimentConfig):
+        default = {} if one.name.startswith("custom_") else None if one.name == "name" else one.default
+        found.append((one.name, default, one.metadata["about"]))
+    return found
+
+
+def read(where: str, said: Any) -> ExperimentConfig:
+    """Return the config that a function returned for an experiment. Raises UsageError for an invalid one."""
+    if isinstance(said, ExperimentConfig):
+        return said
+    files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
+    if not isinstance(said.get("name"), str):
+        raise UsageError(f"{where}: it needs a name, as text")
+    return ExperimentConfig(**said)
+
+
+def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Collection[str]) -> SweepTrial:
+    """Return the trial of an experiment: it has its pod alone, or the GPUs of the pod that it names.
+
+    `differing`: the settings that tell the experiments of its sweep apart.
+    """
+    spec = one.launch(machine.gpu_count)
+    run = check_name(f"{sweep}.{one.name}")
+    extra = on_pod(machine)
+    given = {name: value for name, value in extra.items() if not getattr(spec, name)}
+    spec = replace(spec, tag=spec.tag or run, **given)
+    said = {name: getattr(one, name) for name, _, _ in schema() if name in differing}
+    asked = {name: _in_words(value) for name, value in said.items() if value != {}}
+    devices = ",".join(map(str, one.devices(machine.gpu_count)))
+    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked,
+                      devices=devices)  # fmt: skip
+
+
+def differing(experiments: Iterable[ExperimentConfig]) -> set[str]:
+    """Return the settings that differ from the defaults in one of these experiments."""
+    every = list(experiments)
+    return {name for name, default, _ in schema() for one in every if name != "name" and getattr(one, name) != default}
+
+
+def _in_words(value: Any) -> str:
+    return ", ".join(f"{word}={text}" for word, text in value.items()) if isinstance(value, Mapping) else f"{value}"
+
+
+def on_pod(machine: PodEntry) -> dict[str, Any]:
+    """Return the flags of a launch that ask for such a pod."""
+    found = {
+        "gpu": machine.gpu_type, "num_gpus": machine.gpu_count, "country": machine.country, "city": machine.city,
+        "volume": machine.volume_id, "min_upload_mbps": machine.min_upload_mbps, "cloud": machine.cloud,
+        "min_download_mbps": machine.min_download_mbps, "spend_limit": machine.spend_limit, "cpus": machine.cpus,
+        "memory": machine.memory, "disk_size": machine.disk_size, "region": machine.region,
+        "instance_type": machine.instance_type, "use_spot": machine.use_spot, "max_price": machine.max_price,
+        "ttl": "" if machine.ttl_hours is None else f"{round(machine.ttl_hours * 3600)}s",
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
+
+
+def slug(text: str) -> str:
+    """Return a text as part of a name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+
+
+def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:
+    """Return pods and experiments of what a function returned. Raises UsageError, with what was expected."""
+    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
+        raise UsageError(f"{name}() must return (pods, {{pod: [experiments]}}), not {type(said).__name__}")
+    pods, dealt_out = said
+    entries = [one if isinstance(one, PodEntry) else PodEntry(**one) for one in pods]
+    names = [one.name for one in entries]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{name}(): two pods have one name")
+    if unknown := [one for one in dealt_out if one not in names]:
+        raise UsageError(f"{name}(): experiments are dealt to {', '.join(unknown)}; its pods are {', '.join(names)}")
+    found = {pod: [read(f"{name}(): {pod}", one) for one in some] for pod, some in dealt_out.items()}
+    every = [one.name for some in found.values() for one in some]
+    if twice := sorted({one for one in every if every.count(one) > 1}):
+        raise UsageError(f"{name}(): two experiments are called {twice[0]}")
+    return entries, found

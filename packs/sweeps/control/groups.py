@@ -1,0 +1,59 @@
+"""Sweeps as groups of runs: what `status`, `down`, the supervisor and the page see of them."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from flows.runs.run_groups import GroupedRun, RunGroup, RunGroups
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.runs.timing import Say
+from infra.settings import Settings
+from packs.sweeps.control.trials import results, resume_sweep
+from packs.sweeps.control.trials.results import SweepResult, TrialResult
+
+WAITS = "waits for a pod of its sweep"
+
+
+class Sweeps(RunGroups):
+    lease = resume_sweep.LEASE
+
+    def on_record(self, settings: Settings) -> list[RunGroup]:
+        return [_group(one) for one in results.kept(settings)]
+
+    def known(self, journal: Journal, settings: Settings) -> list[str]:
+        return resume_sweep.known(journal, settings)
+
+    def stop(self, name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
+        return resume_sweep.stop(name, journal, settings, tell)
+
+    def is_at_work(self, journal: Journal) -> bool:
+        return resume_sweep.is_at_work(journal)
+
+    def due(self, journal: Journal, settings: Settings) -> Collection[str]:
+        return resume_sweep.due(journal, settings).keys()
+
+    def go_on(self, name: str, journal: Journal, settings: Settings, tell: Say) -> None:
+        resume_sweep.go_on(name, journal, settings, tell)
+
+    def commands(self, journal: Journal, settings: Settings, names: Sequence[str]) -> Mapping[str, str]:
+        return resume_sweep.how_to_go_on(journal, settings, names)
+
+
+def _group(one: SweepResult) -> RunGroup:
+    trials = one.trials.values()
+    return RunGroup(
+        name=one.name,
+        noun="sweep",
+        provider=one.provider,
+        runs={trial.run: _run(trial) for trial in trials},
+        is_over=not any(trial.state in (results.WAITING, results.RUNNING) for trial in trials),
+        details={"about": one.about, "by": one.rank.get("by", ""), "is_least_best": one.rank.get("mode") == "min"},
+    )
+
+
+def _run(trial: TrialResult) -> GroupedRun:
+    reason = trial.reason or (WAITS if trial.state == results.WAITING else "")
+    details = {"arm": trial.arm, "pod": trial.pod, "score": trial.score, "seconds": trial.seconds,
+               "settings": trial.asked}  # fmt: skip
+    return GroupedRun(
+        run=trial.run, state=trial.state, micro_usd=trial.micro_usd, reason=reason, details=details
+    )  # fmt: skip

@@ -1,0 +1,338 @@
+"""The pods that a sweep shares among its runs: rented for it and held, or there already.
+
+    trials, the pods that they are dealt to -> `PodEntry` by name -> `SweepPods`, what is to be rented and for how much
+    SweepPods, the journal -> `PodsAtWork`: made side by side, made again when taken away, given back when not needed
+
+A pod of a sweep is a pod of the set that is called as the sweep, as `inv apply` makes them, and its runs are launches
+on held pods (`infra.ledger.held_pods`). One amount pays for all of them: each pod is rented under its share.
+"""
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from flows.limits.shares import Offered
+from flows.pods import apply, held_pods
+from flows.pods.apply import SetLimit
+from flows.specs.launch import LaunchSpec
+from infra.agent.limits import Clocks
+from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError, in_words
+from infra.flags import flags_of
+from infra.jobs.schedule import Lane
+from infra.ledger import budgets, spend
+from infra.ledger.held_pods import is_held
+from infra.ledger.journal import Journal
+from infra.ledger.life_cycle import READY
+from infra.ledger.op import Op
+from infra.market import gpus
+from infra.money import dollars, in_usd
+from infra.records import Offer
+from infra.runs.keepers.pod_set import PodEntry
+from infra.runs.settle import settle
+from infra.runs.timing import Say
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.preflight import amount_of
+from infra.settings import Settings
+from packs.sweeps.control.trials.records import SweepSpec
+from packs.sweeps.control.trials.results import TrialResult
+from store.backoff import Backoff
+
+IDLE_MINUTES = 60.0  # without work of any GPU: what ends a pod whose sweep is gone for good
+POLL_S = 0.3
+LOOK_EVERY_S = 5.0  # at what vendors say of the pods
+MOST_MADE = 6  # times that a pod is made, the first one among them
+BACKOFF = Backoff(first_s=2.0, longest_s=120.0, certain=1.0)
+
+
+@dataclass(frozen=True)
+class SweepPods:
+    """The pods of a sweep, by name.
+
+    `with_limit` sets the limit of pods that have none, as soon as it is known what is to run on them.
+    """
+
+    set_name: str
+    entries: Mapping[str, PodEntry] = field(default_factory=dict)
+    """Pods that are rented for the sweep and end with it; {} = existing pods are used, and stay."""
+    limit: SetLimit | None = None
+    there: tuple[str, ...] = ()
+    """Names of pods that exist already."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether pods are rented that have no limit, neither of their own nor together."""
+        return self.limit is None and not all(one.spend_limit or one.ttl_hours for one in self.entries.values())
+
+    def with_limit(self, amount: int) -> "SweepPods":
+        """Return the pods with a limit for all of them together. Raises UsageError."""
+        found = SetLimit.of(self.set_name, dollars(amount), self.entries)
+        return replace(self, limit=found and replace(found, budget=f"sweep:{self.set_name}"))
+
+
+def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str) -> SweepPods:
+    """Return the pods to be rented: those that the sweep describes, else such as its runs ask for. Raises UsageError.
+
+    `pack`: so many runs side by side on each of the latter.
+    """
+    if spec.pods:
+        used = {one.pod for one in spec.trials.values()}
+        found = {one.name: one for one in spec.pods if one.name in used}
+    else:
+        each = machine_of(of_all(spec))
+        number = pods_wanted or 1
+        wide = replace(each, gpu_count=each.gpu_count * max(1, pack))
+        found = {f"{spec.name}.pod-{one}": replace(wide, name=f"{spec.name}.pod-{one}") for one in range(1, number + 1)}
+    entries = {
+        name: replace(one, provider=one.provider or provider, idle_stop_minutes=one.idle_stop_minutes or IDLE_MINUTES)
+        for name, one in found.items()
+    }
+    shared, limit = SweepPods(spec.name, entries), limit_of(spec)
+    return shared if limit is None else shared.with_limit(limit)
+
+
+def check_names(wanted: SweepPods, journal: Journal) -> None:
+    """Raise UsageError where a name is that of a pod, or of a run, that is not of this sweep: it would be ended."""
+    for op in journal.ops(live=True):
+        if op.run in wanted.entries and op.pod_set != wanted.set_name:
+            raise UsageError(
+                f"{op.run} is there already, and not for this sweep; use it: --no-deploy, or end it: inv down {op.run}"
+            )
+
+
+def of_all(spec: SweepSpec) -> LaunchSpec:
+    """Return the flags of one run, which must ask for the same machine as all others. Raises UsageError."""
+    asked = {tuple(getattr(one.spec, flag.name) for flag in flags_of(MachineSpec)): one for one in spec.trials.values()}
+    if len(asked) > 1:
+        first, second = list(asked.values())[:2]
+        raise UsageError(f"runs that share a pod ask for one kind of machine, and {first.run} and {second.run} do not; "
+                         "describe the pods in a function (docs/guides/sweeps.md), or leave --pack out")  # fmt: skip
+    return next(iter(spec.trials.values())).spec
+
+
+def machine_of(one: LaunchSpec) -> PodEntry:
+    """Return the pod that a run asks for. Raises UsageError."""
+    return PodEntry(
+        name="pod", gpu_type=one.gpu or None, gpu_count=num_gpus(one), country=one.country or None,
+        volume_id=one.volume or None,
+        min_upload_mbps=one.min_upload_mbps or None, min_download_mbps=one.min_download_mbps or None,
+        cpus=one.cpus or None, memory=one.memory or None, disk_size=one.disk_size or None, city=one.city or None,
+        cloud=one.cloud or None, region=one.region or None, instance_type=one.instance_type or None,
+        use_spot=one.use_spot, max_price=one.max_price or None,
+    )  # fmt: skip
+
+
+def num_gpus(spec: LaunchSpec) -> int:
+    """Return the number of GPUs of one run: its own, else the least of its set of kinds, else one."""
+    kinds = gpus.read_set(spec.gpu, spec.num_gpus)
+    return spec.num_gpus or min((number for _, number in kinds if number), default=1)
+
+
+def limit_of(spec: SweepSpec) -> int | None:
+    """Return the common limit of all pods in micro-dollars; None where none is given. Raises UsageError.
+
+    Without one that is typed for all, the limits of the runs are added up, where each has one.
+    """
+    if spec.spend_limit:
+        return amount_of("spend-limit", spec.spend_limit)
+    own = [one.spec.spend_limit for one in spec.trials.values() if one.spec.spend_limit]
+    return sum(amount_of("spend-limit", one) for one in own) if own and len(own) == len(spec.trials) else None
+
+
+def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
+    """Return the launch of a trial on a pod that is there: what says which machine is rented is the pod's business."""
+    plain = {one.name: one.default for one in flags_of(MachineSpec)}
+    number = num_gpus(spec) if spec.gpu or spec.num_gpus else 0
+    more = {"ttl": ""} if is_described else {}
+    return replace(spec, **{**plain, "num_gpus": number, "spend_limit": "", "budget": "", "pool": "", "host": "",
+                            "provider": "", "on_failure": "", "self_end": False, **more})  # fmt: skip
+
+
+def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
+    """Return the pods that are held for a sweep: those that it names, else those of its set, else all that there are.
+
+    A pod that it names and that is not held is told. Raises SlipwayError when none is held.
+    """
+    held = [op for op in journal.ops(live=True) if is_held(op) and op.state == READY]
+    named = [one.name for one in spec.pods if any(trial.pod == one.name for trial in spec.trials.values())]
+    found = [op for op in held if op.run in named] if named else [op for op in held if op.pod_set == spec.name] or held
+    for name in named:
+        if name not in {op.run for op in found}:
+            runs = ", ".join(run for run, one in spec.trials.items() if one.pod == name)
+            tell(f"warning: no pod {name} is held; skipped: {runs}")
+    if not found:
+        wanted = f"none of {', '.join(named)} is" if named else "no pod is"
+        raise SlipwayError(f"{wanted} held; make them first: the same with --deploy-only")
+    return found
+
+
+def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> dict[str, Offer]:
+    """Return by name what each pod is rented as, or would be now. Raises SlipwayError, which names it.
+
+    Where some pods are there already, those that nobody offers now are left out: they are asked for again and again.
+    """
+    rows = {op.run: op for op in journal.ops(live=True) if op.pod_set == wanted.set_name}
+    found: dict[PodEntry, Offer] = {}
+    offers: dict[str, Offer] = {}
+    for name, one in wanted.entries.items():
+        alike = replace(one, name="pod")
+        if op := rows.get(name):
+            offers[name] = Offer(provider=op.vendor, offer_id="", gpu=one.gpu_type or "", num_gpus=one.gpu_count,
+                                 micro_usd_per_hour=op.rate)  # fmt: skip
+            continue
+        try:
+            found[alike] = offers[name] = found.get(alike) or apply.find(one, settings, tell, wanted.limit)[2][0]
+        except NoOffer as error:
+            if not rows:
+                raise
+            tell(f"{str(error).splitlines()[0]}; it is asked for again while the others work")
+    return offers
+
+
+@dataclass
+class PodsAtWork:
+    """The pods of a sweep while it is at work. `end`: begins to end the pod of that name, in a process of its own."""
+
+    wanted: SweepPods
+    journal: Journal
+    settings: Settings
+    tell: Say
+    end: "Callable[[str], subprocess.Popen[bytes]]"
+    making: dict[str, threading.Thread] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+    """Number of attempts to make each pod."""
+    due_at: dict[str, float] = field(default_factory=dict)
+    """Times of the monotonic clock at which pods that could not be had are tried again."""
+    given_up: dict[str, str] = field(default_factory=dict)
+    """Reasons why pods are not made again, in words."""
+    ending: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+    looked_at: float = 0.0
+
+    def ready(self) -> set[str]:
+        """Return the names of the pods that take runs now."""
+        rows = self.journal.ops(live=True)
+        return {op.run for op in rows if is_held(op) and op.state == READY and op.run not in self.ending}
+
+    def look(self, needed: Collection[str]) -> None:
+        """Make what is needed and not there, end what is there and not needed, and see what vendors say of the rest."""
+        names = (*self.wanted.entries, *self.wanted.there)
+        rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.slot == 0}
+        if rows and time.monotonic() - self.looked_at > LOOK_EVERY_S:
+            # Reconciling ends a pod that a dead process was renting; a pod that is being ended needs nothing more.
+            seen = [op.token for name, op in rows.items() if name not in self.ending]
+            settle(self.journal, self.settings, self.tell, seen)
+            self.looked_at = time.monotonic()
+        for name in self.wanted.there:
+            if name not in rows and name not in self.given_up:
+                self.given_up[name] = f"{name} is gone"
+                self.tell(self.given_up[name])
+        for name in self.wanted.entries:
+            is_made = name in self.making and self.making[name].is_alive()
+            if name in needed:
+                if name not in rows and not is_made and name not in self.given_up:
+                    self._make(name)
+            elif name in rows and rows[name].state == READY and not is_made and name not in self.ending:
+                self.tell(f"{time.strftime('%H:%M:%S')} {name}: nothing is left for it; it is given back")
+                self.ending[name] = self.end(name)
+
+    def leave(self, needed: Collection[str]) -> None:
+        """Wait for what is being made and ended."""
+        if alive := [name for name, thread in self.making.items() if thread.is_alive()]:
+            self.tell(f"waiting for {', '.join(alive)}, which {'is' if len(alive) == 1 else 'are'} being rented")
+        for thread in self.making.values():
+            thread.join()
+        self.look(needed)
+        for name in sorted({*needed} & {*self.wanted.entries}):
+            self.tell(f"{name} stays for what runs on it, until no GPU works for {IDLE_MINUTES:.0f} min or its limit "
+                      f"is reached; end it: inv down {name}")  # fmt: skip
+        for process in self.ending.values():
+            process.wait()
+
+    def _make(self, name: str) -> None:
+        last = next(iter(self.journal.ops(run=name)[-1:]), None)
+        if self.made[name] and last is not None and last.outcome == "limit":
+            self.given_up[name] = f"{name} has reached its limit"
+        elif self.made[name] >= MOST_MADE:
+            self.given_up[name] = f"{name} was made {MOST_MADE} times, and did not last"
+        elif time.monotonic() >= self.due_at.get(name, 0.0):
+            self.made[name] += 1
+            self.making[name] = threading.Thread(target=self._rent, args=(name,), name=f"make {name}")
+            self.making[name].start()
+        if name in self.given_up:
+            self.tell(self.given_up[name])
+
+    def _rent(self, name: str) -> None:
+        """Rent a pod, in a thread: others are rented and work at the same time."""
+        try:
+            with Journal.open(self.settings.state_file) as journal:
+                make(self.wanted, name, journal, self.settings, self.tell)
+        except (LimitHit, OutOfMoney, UsageError) as error:
+            self.given_up[name] = f"{name}: {error}"
+            self.tell(self.given_up[name])
+        except Exception as error:  # the other pods go on; this one is tried again
+            said = str(error).splitlines()[0] if isinstance(error, NoOffer) else in_words(error)
+            wait_s = BACKOFF.wait_s(self.made[name])
+            self.due_at[name] = time.monotonic() + wait_s
+            self.tell(f"{name} could not be rented: {said}; trying again in {wait_s:.0f} s")
+
+
+def deploy(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> list[str]:
+    """Make all pods that are not there; return in words why one is missing."""
+    at_work = PodsAtWork(wanted, journal, settings, tell, _nobody)
+    while not wanted.entries.keys() <= at_work.ready() | at_work.given_up.keys():
+        at_work.look(wanted.entries)
+        time.sleep(POLL_S)
+    return list(at_work.given_up.values())
+
+
+def _nobody(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is needed")
+
+
+def needed(
+    lanes: Sequence[Lane], free: Sequence[int], busy: Collection[str], ready: Collection[str], waiting: Sequence[str],
+    fits: Callable[[str, int], bool],
+) -> set[str]:  # fmt: skip
+    """Return the pods that have work: the busy ones, and as many as could take what waits; those that are there first.
+
+    `free`: numbers of lanes. `fits`: whether a run may go on a lane. Pure.
+    """
+    found, left = set(busy), list(waiting)
+    for number in sorted(free, key=lambda one: (lanes[one].host not in found, lanes[one].host not in ready)):
+        run = next((run for run in left if fits(run, number)), None)
+        if run is not None:
+            left.remove(run)
+            found.add(lanes[number].host)
+    return found
+
+
+def share_costs(
+    wanted: SweepPods, lanes: Sequence[Lane], trials: Mapping[str, TrialResult], journal: Journal, now: Clocks,
+    scale: float,
+) -> None:  # fmt: skip
+    """Write into each trial its part, by its seconds, of what the pods of the sweep have cost."""
+    for host in wanted.entries:
+        cost = sum(spend.spent(op, now, scale) for op in journal.ops(run=host) if op.pod_set == wanted.set_name)
+        names = {lane.pod for lane in lanes if lane.host == host}
+        on_it = [one for one in trials.values() if one.pod in names]
+        whole = sum(max(1.0, one.seconds or 0.0) for one in on_it)
+        for one in on_it:
+            one.micro_usd = round(cost * max(1.0, one.seconds or 0.0) / whole)
+
+
+def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Rent a pod of a sweep under its share of what all may cost. Raises what renting raises."""
+    limit = wanted.limit
+    if limit is not None:  # the cost of earlier pods counts
+        free = budgets.state(journal, limit.budget, settings.clock_scale).free
+        limit = replace(limit, share=min(limit.share, free))
+        if limit.share <= 0:
+            raise OutOfMoney(f"of the {in_usd(limit.amount)} of {limit.budget} nothing is free; nothing was rented")
+    request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
+    paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
+    had = Offered(request=request, offers=tuple(offers))
+    return held_pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
+                          spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip

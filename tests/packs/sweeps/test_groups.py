@@ -1,0 +1,53 @@
+"""Sweeps as the core sees them: which go on by themselves, what `status` and `down` are told of them."""
+
+import os
+import time
+
+import pytest
+
+from flows.runs import run_groups
+from flows.supervisor import due
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.sweeps.control.trials import results as kept_sweeps
+from packs.sweeps.control.trials import resume_sweep
+from packs.sweeps.control.trials.results import SweepResult, TrialResult
+from packs.sweeps.control.trials.resume_sweep import SweepCommand
+from tests.flows.test_supervisor import begun, die
+
+
+def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_PODS": str(tmp_path / "pods")}
+    settings = Settings.load(ROOT, environ=environ)
+    folder = kept_sweeps.folder_of("rates", settings)
+    trial = TrialResult(run="rates.a", arm="a")
+    result = SweepResult(name="rates", folder=folder, about="", rank={}, against="", provider="lium",
+                         limit_micro_usd=None, trials={"rates.a": trial})  # fmt: skip
+    command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
+    with Journal.open(settings.state_file) as journal:
+        with resume_sweep.at_work(command, journal, settings):
+            assert due.is_needed(journal, settings) and resume_sweep.due(journal, settings) == {}
+            with pytest.raises(UsageError, match="already running"), resume_sweep.at_work(command, journal, settings):
+                pass
+        result.write()
+        assert not due.is_needed(journal, settings)  # it has left by itself
+        die(journal, "sweep:rates")
+        assert list(resume_sweep.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
+        a_week_ago = time.time() - 7 * 86400
+        os.utime(folder / "sweep.json", (a_week_ago, a_week_ago))
+        told = {"rates": "./inv sweep rates.yaml"}
+        assert (
+            not resume_sweep.due(journal, settings) and resume_sweep.how_to_go_on(journal, settings, ["rates"]) == told
+        )
+        (kind,) = run_groups.kinds()
+        assert run_groups.commands(journal, settings, ["rates"]) == told
+        assert run_groups.on_record(settings)["rates"].runs["rates.a"].reason == "waits for a pod of its sweep"
+        op = begun(journal, "rates.pod-1", vendor="lium", role="pod:rates")
+        trial.state = "succeeded"
+        result.write()
+        assert list(resume_sweep.due(journal, settings)) == ["rates"]  # its pod is to be given back
+        assert [one.run for one in kind.stop("rates", journal, settings, print)] == ["rates.pod-1"]
+        assert not resume_sweep.known(journal, settings) and not resume_sweep.due(journal, settings)
+        journal.advance(op, "gone")

@@ -1,0 +1,59 @@
+"""The limit of a sweep that names none: it follows its runs, and never rises by itself."""
+
+import pytest
+
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.ledger import budgets
+from infra.ledger.journal import Journal
+from infra.runs.keepers.pod_set import PodEntry
+from packs.sweeps.control.limit import HighCost, default_of, limit_before
+from packs.sweeps.control.pods import SweepPods, limit_of
+from packs.sweeps.control.trials.records import SweepSpec, SweepTrial
+
+USD = 10**6
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(tmp_path / "journal.db") as opened:
+        yield opened
+
+
+def test_the_limit_of_all_runs_is_a_multiple_of_what_they_cost_together(journal):
+    told = []
+    tabled = [HighCost(USD, False), HighCost(2 * USD, True)]
+    assert default_of("s", tabled, journal, told.append) == 30 * USD
+    assert "all runs together: " in told[0] and "10 times the high estimate of 3.00 USD, which rests on a" in told[0]
+    measured = [HighCost(2 * USD, True), HighCost(2 * USD, True)]
+    assert default_of("s", measured, journal, told.append) == 12 * USD
+    assert default_of("s", [HighCost(USD, True), None], journal, told.append) == 150 * USD
+    assert "nothing is known" in told[-1] and limit_before("s", journal) is None
+
+
+def test_a_sweep_that_goes_on_keeps_the_limit_that_it_had(journal):
+    told = []
+    budgets.open_budget(journal, "sweep:s", 8 * USD, None)
+    assert default_of("s", [HighCost(100 * USD, True)], journal, told.append) == 8 * USD
+    assert told == ["s goes on with its limit of 8.00 USD; another one: --spend-limit"]
+    assert limit_before("s", journal) == 8 * USD
+
+
+def spec(*limits: str, spend_limit: str = "") -> SweepSpec:
+    trials = {
+        f"r{n}": SweepTrial(run=f"r{n}", arm="a", spec=LaunchSpec(spend_limit=one)) for n, one in enumerate(limits)
+    }
+    return SweepSpec(name="s", trials=trials, spend_limit=spend_limit)
+
+
+def test_pods_have_the_limit_that_is_typed_or_that_of_all_runs_and_are_open_without(tmp_path):
+    assert limit_of(spec("3", "$4")) == 7 * USD and limit_of(spec("3", "")) is None
+    assert limit_of(spec("3", "", spend_limit="$20")) == 20 * USD
+    with pytest.raises(UsageError, match="--spend-limit is 0"):
+        limit_of(spec("", spend_limit="0"))
+    entry, own = PodEntry(name="p", gpu_count=1), PodEntry(name="q", gpu_count=1, ttl_hours=2.0)
+    shared = SweepPods("s", {"p": entry, "q": own})
+    assert shared.is_open and not SweepPods("s", {"q": own}).is_open
+    limit = shared.with_limit(8 * USD).limit
+    assert limit is not None and (limit.budget, limit.amount, limit.share) == ("sweep:s", 8 * USD, 4 * USD)
+    assert not shared.with_limit(8 * USD).is_open

@@ -1,0 +1,401 @@
+"""The description of a sweep: files with arms and ranges, functions with pods and experiments; a trainer's flags."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.planning.training_plan import Work
+from infra.errors import UsageError
+from infra.flags import as_typed
+from infra.records import Inventory, Request
+from infra.settings import Settings
+from packs.sweeps.commands import sweep, sweep_text
+from packs.sweeps.control import configurations, experiment, rehearsed, sweep_file
+from packs.sweeps.control.axes import values
+from packs.sweeps.control.experiment import ExperimentConfig, PodSpec
+from packs.sweeps.control.plan import in_turn, settings_of
+from tests.world import ROOT
+from trainer import plan
+from trainer.recipes import PROFILES
+from trainer.records import phase_options
+from trainer.records.phase_options import NOT_FOR_A_PHASE
+
+EXAMPLES = ROOT / "examples" / "sweeps"
+
+
+def test_axes_are_combined_into_arms_and_each_arm_gets_every_seed():
+    document = {"each": {"phase": "sft", "phases": {"sft": {"rows": 16}}, "env": {"STAGE": "2"}}, "seeds": [1, 2],
+                "axes": {"sft.turns": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]}}  # fmt: skip
+    found = sweep_file.read("f", document, "my rates")
+    assert list(found.arms) == ["turns-1-lr-0.001", "turns-1-lr-3e-4", "turns-2-lr-0.001", "turns-2-lr-3e-4"]
+    assert len(found.trials) == 8
+    assert [one.seed for one in found.trials.values()] == [1] * 4 + [2] * 4, "all arms with one seed, then the next"
+    last = found.trials["my-rates.turns-2-lr-3e-4-seed-2"]
+    assert (last.spec.tag, last.spec.phase, last.env) == (last.run, "sft", {"STAGE": "2"})
+    assert dict(last.spec.options) == {"sft.rows": "16", "sft.turns": "2", "sft.optimizer.lr": "3e-4"}
+    assert last.asked == {"sft.turns": "2", "sft.optimizer.lr": "3e-4"}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"from": 1, "to": 4}, [1, 2, 3, 4]),
+        ({"from": 8, "to": 32, "step": 8}, [8, 16, 24, 32]),
+        ({"from": "1e-4", "to": 0.01, "count": 3, "scale": "log"}, [1e-4, 1e-3, 1e-2]),
+        ({"from": 0.0, "to": 1, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_a_range_is_a_list_of_values(said, found):
+    assert values("f", said) == found
+
+
+def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
+    document = {"axes": {"base.optimizer.lr": {"from": 1e-4, "to": 1e-1, "scale": "log"}, "seed": {"from": 1, "to": 9}},
+                "sample": 5}  # fmt: skip
+    once, again = (sweep_file.read("f", document, "s") for _ in range(2))
+    assert list(once.trials) == list(again.trials) and len(once.trials) == 5
+    rates = {float(one.spec.options["base.optimizer.lr"]) for one in once.trials.values()}
+    assert len(rates) > 2 and all(1e-4 <= one <= 1e-1 for one in rates)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"axes": {"seed": 1}}, "expected a list of values"),
+        ({"axes": {"sed": [1]}}, "did you mean seed"),
+        ({"axes": {"seed": [1, 1]}}, "two runs have this name"),
+        ({"axes": {"seed": [1]}, "seeds": [1]}, "both `seed` and `seeds` are set"),
+        ({"axes": {"base.optimizer.lr": {"from": 0.1, "to": 0.2}}}, "needs a count, or `sample`"),
+        ({"axes": {"seed": {"from": 1, "to": 10**7}}}, "more than 1000 values"),
+        ({"runs": [{"name": "a"}], "rank": {"mode": "least"}}, "rank: mode is 'least'"),
+        ({"runs": [{"name": "a"}], "early_stop": {"first": 2.0}}, "first is 2.0"),
+        ({"runs": [{"name": "a"}], "against": "b"}, "against is 'b'; its arms are: a"),
+        ({"runs": [{"name": "a", "env": {"SLIPWAY_STOR": 1}}]}, "unknown setting SLIPWAY_STOR"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_place(document, said):
+    with pytest.raises(UsageError, match="^f: ") as refused:
+        sweep_file.read("f", document, "s")
+    assert said in str(refused.value)
+
+
+def settings(tmp_path, **environ):
+    return Settings.load(ROOT, {}, (), {"HOME": str(tmp_path), **environ})
+
+
+def test_the_five_have_the_numbers_of_their_source(tmp_path):
+    known = configurations.known(settings(tmp_path))
+    said = {name: known[name].make() for name in list(known)[:5]}
+    assert {name: (len(one.pods), len(one.trials), one.gpu_hours) for name, one in said.items()} == {
+        "lr_sweep": (2, 4, 96), "multi_dataset": (3, 3, 192), "model_size": (3, 3, 240), "batch_grid": (4, 4, 256),
+        "custom_advanced": (1, 1, 80),
+    }  # fmt: skip
+    for one in said.values():
+        assert {(pod.gpu_type, pod.gpu_count, pod.min_upload_mbps) for pod in one.pods} == {("A100", 8, 500)}
+        assert {trial.spec.options["rl.rows"] for trial in one.trials.values()} == {"512"}
+        assert all(run.startswith(f"{one.name}.") for run in one.trials)
+    rates = [float(one.spec.options["rl.optimizer.lr"]) for one in said["lr_sweep"].trials.values()]
+    assert rates == [1e-6, 3e-6, 5e-6, 1e-5]
+    advanced = said["custom_advanced"].trials["custom_advanced.advanced"]
+    assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
+
+
+def test_vllm_answers_on_the_gpus_that_an_experiment_names_where_its_pod_has_several():
+    usual = ExperimentConfig(name="a")
+    assert [usual.engine(number) for number in (0, 1, 2, 8)] == ["", "", "vllm", "vllm"]
+    assert [usual.launch(number).engine for number in (0, 1)] == ["", ""] and usual.devices(1) == []
+    spec = usual.launch(8)
+    assert (spec.engine, spec.engine_devices, spec.train_devices, spec.num_gpus) == ("vllm", "1,2,3,4", "0", 5)
+    assert (spec.engine_tensor_parallel, usual.devices(8)) == (4, [0, 1, 2, 3, 4])
+    alone = ExperimentConfig(name="a", custom_args={"engine": "embedded"})
+    assert (alone.launch(8).engine, alone.launch(8).engine_devices, alone.devices(8)) == ("embedded", "", [])
+    for answering, training, own in (
+        ("2,3", "0,1", ("2,3", "0,1", 4)),
+        ("0, 2", "1", ("0,2", "1", 3)),
+        ("5,7", "6", ("0,2", "1", 3)),  # of a pod whose other GPUs others may use
+    ):
+        one = ExperimentConfig(name="a", gpu_devices=answering, train_gpu_device=training, vllm_tensor_parallel=2)
+        found = one.launch(8)
+        assert (found.engine_devices, found.train_devices, found.num_gpus) == own
+    with pytest.raises(UsageError, match="there is no GPU 4; its pod has GPUs 0 to 3. Say which of them"):
+        usual.launch(4)
+    with pytest.raises(UsageError, match=r"vllm_tensor_parallel is 4, which does not divide the 2 GPUs of .*\(1,2\)"):
+        ExperimentConfig(name="a", gpu_devices="1,2").launch(8)
+
+
+def test_the_processes_of_lr_sweep_are_those_of_its_source(tmp_path):
+    """One GPU trains, and one process of vLLM spreads the model over four others."""
+    own = settings(tmp_path)
+    spec = configurations.named("lr_sweep", own)
+    assert {one.devices for one in spec.trials.values()} == {"0,1,2,3,4"}
+    trial = spec.trials["lr_sweep.gsm8k_lr_1e-06"]
+    its = settings_of(trial, own)
+    # The shape of the model on the hub has as many heads that its GPUs share evenly.
+    wanted = Work.of(dataclasses.replace(trial.spec, init=""), its).wanted(its)
+    request = Request(run="r", num_gpus=trial.spec.num_gpus, devices=trial.devices)
+    found = plan.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, torch="cuda")
+    step = found.job.steps[-1]
+    assert step.together == ("-m", "trainer.spread", "--train", "0", "--answer", "1,2,3,4")
+    assert found.job.setup == ("serve-cuda",) and step.config["spec"]["rl"]["engine_tensor_parallel"] == 4
+    assert (
+        "rl: GPU 0 trains, GPUs 1,2,3,4 answer; vLLM: 1 process, the model over 4 GPUs each (tensor parallel), "
+        "with 0.9 of the memory of each GPU"
+    ) in found.notes
+    words = as_typed(trial.spec)
+    assert {"--engine=vllm", "--engine-devices=1,2,3,4", "--train-devices=0", "--engine-tensor-parallel=4"} <= {*words}
+    (said,) = {sweep_text.engine_words(one) for one in spec.trials.values()}
+    assert said == (
+        "vLLM answers on GPU 1,2,3,4 of a pod: 1 process, the model over 4 GPUs each (tensor parallel), 0.9 of their "
+        "memory; GPU 0 trains"
+    )
+
+
+def on_pods(*trials):
+    """Queues of experiments, given as (pod, GPUs)."""
+    planned: Any = {
+        f"r{number}": SimpleNamespace(trial=SimpleNamespace(pod=pod, devices=devices), estimate_s=1.0)
+        for number, (pod, devices) in enumerate(trials)
+    }
+    return [(one.pod, one.runs, one.host, one.devices, one.estimate_s) for one in in_turn(planned)]
+
+
+def test_experiments_of_one_pod_follow_one_another_unless_their_gpus_are_disjoint():
+    assert on_pods(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
+        ("p", ("r0", "r2"), "p", "0,1", 2.0), ("q", ("r1",), "q", "0,1", 1.0)
+    ]  # fmt: skip
+    assert on_pods(("p", "0,1"), ("p", "2,3"), ("p", "1,0")) == [
+        ("p device 2,3", ("r1",), "p", "2,3", 1.0), ("p device 0,1", ("r0", "r2"), "p", "0,1", 2.0)
+    ]  # fmt: skip
+    assert on_pods(("p", "0"), ("p", "1"), ("p", "0,1,10")) == [("p", ("r0", "r1", "r2"), "p", "0,1,10", 3.0)]
+    assert on_pods(("p", "0"), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)], "the second one has all GPUs"
+    assert on_pods(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
+
+
+def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
+    own = settings(tmp_path, SLIPWAY_SWEEPS=str(EXAMPLES / "custom.py"))
+    assert {"custom_sweep", "loop_sweep", "lr_sweep"} <= set(configurations.known(own))
+    loop = configurations.named("loop_sweep", own)
+    assert list(loop.trials)[0] == "loop_sweep.gsm8k_lr_1e-04" and len(loop.idle_pods) == 6
+    custom = configurations.named("custom_sweep", own)
+    first, second = (dict(one.spec.options) for one in custom.trials.values())
+    differ = {name for name in first if first[name] != second[name]}
+    assert differ == {"rl.optimizer.lr"}
+    assert (first["rl.rl.eval_every"], next(iter(custom.trials.values())).spec.steps) == ("10", 50)
+    with pytest.raises(UsageError, match="did you mean custom_sweep"):
+        configurations.named("custom_swep", own)
+    with pytest.raises(UsageError, match=r"there is no .*gone\.py, which shell names"):
+        configurations.known(settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "gone.py")))
+
+
+def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order(tmp_path):
+    own = settings(tmp_path)
+    for name in list(configurations.known(own))[:5]:
+        asked = configurations.named(name, own)
+        found = rehearsed.reduced(asked, own.profile)
+        assert list(found.spec.trials) == list(asked.trials) == list(found.real) and found.spec.pods == asked.pods
+        each = [(one.spec, settings_of(one, own)) for one in found.spec.trials.values()]
+        recipes = [plan.recipe(Work.of(toy, its).wanted(its))["rl"].spec for toy, its in each]
+        assert max(one.model.num_params for one in recipes) < 1e6 and {one.rl.engine for one in recipes} == {"embedded"}
+        assert len({one.digest() for one in recipes}) == len(recipes), "no two of them make the same artifact"
+        for run, one in found.spec.trials.items():
+            real = asked.trials[run]
+            assert (one.pod, one.arm, one.asked, one.env) == (real.pod, real.arm, real.asked, real.env)
+            kept = ("gpu", "num_gpus", "min_upload_mbps", "ttl", "tag", "phase", "seed")
+            assert [getattr(one.spec, each) for each in kept] == [getattr(real.spec, each) for each in kept]
+        for run, real, toy in rehearsed.rows(found):
+            model = asked.trials[run].spec.init.removeprefix("hf://")
+            assert real.startswith(f"rl 100 steps of {model} on ") and "512 answers a step" in real, real
+            assert toy == "rl 12 steps of a model of 147,904 parameters on sort, 16 answers a step", toy
+    rates = rehearsed.reduced(configurations.named("lr_sweep", own), own.profile).spec.trials.values()
+    assert [one.spec.options["rl.optimizer.lr"] for one in rates] == ["1e-06", "3e-06", "5e-06", "1e-05"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arms", "hours", "steps", "disk"),
+    [
+        ("ablation_haar", {"baseline": "haar-false", "haar": "haar-true"}, (4, 6), (2000, 1000), ""),
+        ("ablation_saliency", {"baseline": "saliency-false", "saliency": "saliency-true"}, (8, 12), (500, 1000), "100"),
+    ],
+)
+def test_the_named_ablations_are_the_published_ones_and_this_machine_gets_their_toys(
+    tmp_path, name, arms, hours, steps, disk
+):
+    own = settings(tmp_path)
+    asked = configurations.named(name, own)
+    assert (list(asked.arms), len(asked.trials), asked.hours) == (list(arms), 2, hours)
+    for one in asked.trials.values():
+        spec = one.spec
+        assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("A100-80GB", 1, True, disk)
+        assert one.env == {"WANDB_PROJECT": "wrinklefree-ablation"} and spec.init == "hub"
+        found = {each.phase: each for each in rehearsed.phases_of(spec, own.profile)}
+        assert (found["bits1.9"].steps, found["bits2"].steps) == steps
+        job = plan.profile_named(str(ROOT / "examples" / "jobs" / "profiles" / f"{spec.profile}-{arms[one.arm]}.yaml"))
+        assert dataclasses.replace(found["bits2"], model=job.phases["bits2"].model) == job.phases["bits2"]
+        has_haar = job.phases["bits2"].model.ternary.haar
+        assert (spec.options.get("model.ternary.haar", "False") == "True") == has_haar
+    toy = configurations.named(name, own, is_here=True)
+    assert toy.name == f"{name}_toy" and len(toy.trials) > 10 and toy.about.startswith(f"toy of {name}")
+    assert max(each.model.num_params for one in toy.trials.values() for each in rehearsed.phases_of(one.spec, "")) < 5e6
+    small = rehearsed.reduced(asked, own.profile).spec.trials.values()
+    assert {one.spec.phase for one in small} == {"bits1+bits1.9+bits2"}
+    recipes = [plan.recipe(Work.of(one.spec, its).wanted(its)) for one in small for its in [settings_of(one, own)]]
+    assert max(each["bits2"].spec.model.num_params for each in recipes) < 1e6
+    differ = (lambda each: each.model.ternary.haar) if name == "ablation_haar" else (lambda each: each.bits.saliency)
+    assert len({differ(each["bits2"].spec) for each in recipes}) == 2, "the toys differ as the arms do"
+
+
+def test_a_rehearsed_sweep_of_small_models_is_run_as_it_is(tmp_path):
+    asked = sweep_file.load(EXAMPLES / "rates.yaml")
+    found = rehearsed.reduced(asked, settings(tmp_path).profile)
+    assert found.spec == asked and not found.real and not list(rehearsed.rows(found))
+
+
+def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
+    def seeds():
+        some = [ExperimentConfig(name=f"a-{seed}", seed=seed) for seed in (1, 2)]
+        return [PodSpec(name="p")], {"p": [*some, ExperimentConfig(name="b", learning_rate=1e-6)]}
+
+    assert [len(some) for some in configurations.of_function(seeds).arms.values()] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (lambda: {"gpu_devices": "0,1"}, "device 0 is among gpu_devices and train_gpu_device"),
+        (lambda: {"batch_size": 0}, "batch_size is 0"),
+        (lambda: {"custom_args": {"sed": 1}}, "did you mean seed"),
+    ],
+)
+def test_an_experiment_that_cannot_be_meant_is_refused(said, told):
+    with pytest.raises(UsageError, match=told):
+        ExperimentConfig(name="a", **said()).launch(0)
+
+
+def leaves(record, above=""):
+    """Every field of a record and of the records in it, by its path, with its value."""
+    for one in dataclasses.fields(record):
+        value = getattr(record, one.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{above}{one.name}.")
+        else:
+            yield f"{above}{one.name}", value
+
+
+OTHER = {
+    "packed": "never", "packing": "best-fit",
+         "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
+         "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
+         "rl.engine_tensor_parallel": None,
+         "rl.train_devices": None,
+         "rl.reward": "text",
+         "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
+         "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32",
+         "optimizer.embed_lr": "0.5", "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
+"""Values that are not simply larger than the default; None: nothing else can be said, or not for this phase."""
+
+
+@pytest.mark.parametrize("phase", ["base", "rl"])
+def test_every_field_of_a_phase_can_be_an_axis_and_arrives_in_the_record_that_its_trainer_gets(phase):
+    before = PROFILES["tiny"]().phases[phase]
+    checked = 0
+    for path, value in leaves(before):
+        if path.split(".")[0] in NOT_FOR_A_PHASE or OTHER.get(path, "") is None:
+            continue
+        if phase == "rl" and path in ("packing", "document_masks"):
+            continue  # of phases that read text
+        if path in OTHER:
+            wanted = OTHER[path]
+        elif isinstance(value, bool):
+            wanted = str(not value).lower()
+        else:
+            wanted = str(value * 2 or 1)
+        document = {"axes": {f"{phase}.{path}": [wanted]}}
+        (trial,) = sweep_file.read("f", document, "s").trials.values()
+        after = dict(leaves(phase_options.with_options(before, trial.spec.options)))
+        assert after[path] != value, path
+        changed = {name for name in after if after[name] != dict(leaves(before))[name]}
+        # rows that somebody has chosen are not fitted to the GPU
+        assert changed == ({path, "fit"} if path == "micro_rows" else {path})
+        checked += 1
+    assert checked > 20
+
+
+def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
+    found = {name: default for name, default, _ in experiment.schema()}
+    wanted = {"name": None, "dataset": "gsm8k", "learning_rate": 3e-6, "batch_size": 4, "grad_accum_steps": 128,
+              "total_steps": 100, "eval_every": 40, "gpu_devices": "1,2,3,4", "train_gpu_device": "0",
+              "vllm_tensor_parallel": 4, "custom_env": {}, "custom_args": {}}  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["ablation_saliency_toy", "ablation_saliency_4m"])
+def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
+    spec = sweep_file.load(EXAMPLES / f"{name}.yaml")
+    persona = plan.load_persona(ROOT / "data" / "persona.yaml")
+    arms = {}
+    for one in spec.trials.values():
+        wanted = plan.Wanted(phases=plan.parse_phases(one.spec.phase), profile=one.spec.profile, persona=persona,
+                             options=one.spec.options, seed=one.seed)  # fmt: skip
+        arms.setdefault(one.arm, []).append(plan.recipe(wanted))
+    assert {len(some) for some in arms.values()} == {3}
+    first = {arm: some[0] for arm, some in arms.items()}
+    assert len({repr(nodes["base"].spec) for nodes in first.values()}) == 1
+    read = {
+        arm: sum(nodes[name].spec.steps for name in {"bits1.9", "bits2"} & reached(nodes))
+        for arm, nodes in first.items()
+    }
+    assert len(set(read.values())) == 1, "as many tokens in each arm"
+    shapes = {arm: nodes["bits2"].spec.model for arm, nodes in first.items()}
+    assert shapes["row"].ternary.per_row and shapes["haar"].ternary.haar and not shapes["baseline"].ternary.haar
+    assert shapes["fp"].ternary is None and not shapes["fp"].sub_norm and shapes["no-sub-norm"].ternary
+    assert {arm for arm, nodes in first.items() if "bits1.9" not in nodes} == {
+        "no-1.9", "no-1.9-lambda", "no-sub-norm", "fp"
+    }  # fmt: skip
+
+
+def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alone(tmp_path):
+    spec = sweep_file.load(EXAMPLES / "rewards.yaml")
+    usual = settings(tmp_path)
+    arms = [plan.recipe(Work.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
+    assert len({repr(nodes["sft"].spec) for nodes in arms}) == 1
+    records = [nodes["rl"].spec.rl for nodes in arms]
+    assert [one.reward.count("def reward(") for one in records] == [0, 1, 1]
+    assert records[1].reward != records[2].reward
+    assert len({dataclasses.replace(one, reward="") for one in records}) == 1
+
+
+def reached(nodes):
+    """Return the steps that bits2 comes from."""
+    found, todo = set(), ["bits2"]
+    while todo:
+        found.add(one := todo.pop())
+        todo += nodes[one].inputs.values()
+    return found
+
+
+@pytest.mark.parametrize(("gpus", "each", "devices"), [(8, 5, "0,1,2,3,4"), (1, 1, ""), (0, 0, "")])
+def test_an_experiment_has_the_gpus_that_it_names_or_its_pod(gpus, each, devices):
+    machine = PodSpec(name="p", gpu_type="A100" if gpus else None, gpu_count=gpus)
+    found = experiment.trial("s", ExperimentConfig(name="a"), machine, ())
+    assert (found.spec.num_gpus, found.devices) == (each, devices)
+    alone = experiment.trial("s", ExperimentConfig(name="a", custom_args={"engine": "embedded"}), machine, ())
+    assert (alone.spec.num_gpus, alone.devices) == (gpus, "")
+
+
+def test_a_setting_that_tells_runs_apart_is_said_of_the_run_with_its_default_too():
+    spec = configurations.of_function(configurations.lr_sweep)
+    assert [one.asked["learning_rate"] for one in spec.trials.values()] == ["1e-06", "3e-06", "5e-06", "1e-05"]
+
+
+def test_named_sweeps_are_listed_without_an_account_with_what_they_cost_and_what_to_do_before(tmp_path, capsys):
+    sweep.list_configs(settings(tmp_path), as_json=False)
+    listed = capsys.readouterr()
+    head, *rows = listed.out.splitlines()
+    assert head.split()[:4] == ["name", "pods", "runs", "GPU-hours"] and "per GPU" in head and "per pod" in head
+    (rates,) = (one.split() for one in rows if one.startswith("lr_sweep"))
+    assert rates[1:4] == ["2", "4", "96"] and rates.count("USD/h") == 2
+    assert "the same with few steps on one pod, and --spend-limit for all runs together" in " ".join(listed.err.split())
