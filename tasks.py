@@ -7,7 +7,6 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 from invoke import Collection  # noqa: E402
 
 from scripts.cli import command, invoke_patch  # noqa: E402
-from scripts.control import tasks as control  # noqa: E402
 from scripts.data import tasks as data  # noqa: E402
 from scripts.market import tasks as market  # noqa: E402
 from scripts.models import tasks as models  # noqa: E402
@@ -51,7 +50,6 @@ namespace = Collection(
         *(services.doctor, services.bench, services.export),
     ),
     Collection("store", store.gc),
-    Collection("control", control.up, control.down, control.start, control.pull),
     *(project.init, project.config, project.doctor, project.test, project.check),
 )
 command.add_packs(namespace)

@@ -26,13 +26,13 @@ from infra.agent.shortage import is_full
 from infra.errors import SlipwayError
 from infra.installation import JournalClaim
 from infra.units import size
-from store import local_files
+from store import local_files, packs
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
 ROOM_BYTES = 1 << 20  # with more of it free, a disk that fails is not a full one
 MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no version of Slipway writes to it
-MOVED_KEY = "moved"  # in `meta`: JSON, what `infra.journal_moves` knows of that
+MOVED_KEY = "moved"  # in `meta`: JSON with `host`, and whether it `is_home` there
 NETWORK_FILE_SYSTEMS = frozenset(
     [
         "nfs",
@@ -163,10 +163,11 @@ class Moved(JournalError):
     def __init__(self, path: Path, host: str, is_home: bool = False) -> None:
         self.host = host
         if is_home:
-            what = f"is on its way home to {host}; wait for ./inv control.down there, or type it again"
+            what = f"is on its way home to {host}; wait for {packs.typed('./inv control.down')} there, or "
+            what += "type it again"
         else:
             what = f"has moved to {host}, and nothing is written here; add --control {host}, or bring it home: "
-            what += "./inv control.down"
+            what += packs.typed("./inv control.down")
         super().__init__(f"journal {path} {what}")
 
 

@@ -128,7 +128,6 @@ class Settings:
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept; all checkouts share them")
     installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of rented machines, one per installation")
-    control: str = row("SLIPWAY_CONTROL", "always-on machine that runs the commands, reached by SSH; here: none")
     reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "work stops when less disk is free than this", str(1 << 30))
     accept_url: str = row("SLIPWAY_ACCEPT_URL", "URL that a new pod downloads for some seconds as a test; empty: none")
     accept_download_mb_s: int = row("SLIPWAY_ACCEPT_DOWNLOAD_MB_S", "minimum download speed of a new pod", "2")
@@ -197,6 +196,7 @@ class Settings:
         folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
         if folder:
             layers.insert(0, ("rehearsal", _read_overlay(Path(folder))))
+        _refuse_lacking(environ, "shell")
         written = _read_yaml(root / "slipway.yaml")
         found = SettingLayers(root, typed, layers, written, environ)
         values, sources = found.read(Settings)
@@ -362,14 +362,21 @@ def _read_overlay(folder: Path) -> dict[str, str]:
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
     """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
+    _refuse_lacking(read, where)
     known = [one.metadata["variable"] for one in table()]
-    own = {row["variable"]: name for name, row in of_packs()}
+    own = [row["variable"] for _, row in of_packs()]
     for name in read:
-        if name.startswith("SLIPWAY_") and name in own and (why := packs.lacking("settings", own[name])):
-            raise UsageError(f"{where}: {name}: {why}")
         if name.startswith("SLIPWAY_") and name not in (*known, *own) and not name.startswith(HOOK):
             near = difflib.get_close_matches(name, known, 1) or ["inv config lists all"]
             raise UsageError(f"{where}: unknown setting {name}; did you mean {near[0]}?")
+
+
+def _refuse_lacking(read: Mapping[str, str], where: str) -> None:
+    """Refuse a variable with our prefix that a pack reads which is not there: it may say where things run."""
+    for setting, row in of_packs():
+        variable = row["variable"]
+        if variable.startswith("SLIPWAY_") and read.get(variable) and (why := packs.lacking("settings", setting)):
+            raise UsageError(f"{where}: {variable}: {why}")
 
 
 def _read_yaml(path: Path) -> dict[str, str]:

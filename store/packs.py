@@ -11,7 +11,7 @@ module and each `pack.py`, and nothing else of a pack.
 import functools
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,10 @@ class Pack:
     """Answers to words of other tools, by "command word": the text names our word."""
     config_paths: Mapping[str, str] = field(default_factory=dict)
     """Functions `(settings) -> iterable of (name, path, state)`: files that the settings of the pack name."""
+    line_flags: Mapping[str, str] = field(default_factory=dict)
+    """Records that extend `scripts.cli.line_runner.LineFlags`, by the flag of every command, such as `--control`."""
+    always_on: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `AlwaysOn`, by the kind of machine."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `NamedTracker`, by the name that is typed in `--track`."""
     model_formats: Mapping[str, str] = field(default_factory=dict)
@@ -130,6 +134,32 @@ class NamedTracker:
         return ""
 
 
+class AlwaysOn:
+    """A kind of machine that stays on, and that follows runs and ends their pods while the laptop is off.
+
+    settings: `infra.settings.Settings`, which this module cannot import.
+    """
+
+    suggestion = ""
+    """The sentence of a plan that says what to type for such a machine."""
+    end = ""
+    """The clause of a plan that names such a machine as an end of a pod that hangs."""
+    letter, answer = "", ""
+    """An answer to the question which offer to rent: its letter and its text."""
+
+    def name_here(self, settings: Any) -> str:
+        """Return what a plan calls this machine where it is such a machine; "" elsewhere."""
+        return ""
+
+    def state_here(self, settings: Any) -> str:
+        """Return the line of `inv status` on such a machine; "" elsewhere."""
+        return ""
+
+    def how(self, again: Callable[..., str]) -> str:
+        """Return what to type after that answer. again: returns the line that was typed, with more words."""
+        return ""
+
+
 @functools.cache
 def installed() -> Mapping[str, Pack]:
     """Return the packs that are on, by name. Raises ValueError for a folder whose record has another name."""
@@ -176,6 +206,11 @@ def named_trackers() -> dict[str, NamedTracker]:
     return {name: load(where)() for name, where in entries("trackers").items()}
 
 
+def always_on_machines() -> list[AlwaysOn]:
+    """Return the kinds of machines that stay on, of all installed packs."""
+    return [load(where)() for where in entries("always_on").values()]
+
+
 @functools.cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Return the words of every pack, installed or not, by pack and kind: see `scripts.project.packs_index`."""
@@ -191,7 +226,8 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `settings`, `providers`, `schemas`, `trackers` or `model_formats`.
+    kind: a key of the index: `commands`, `line_flags`, `settings`, `providers`, `schemas`, `trackers` or
+    `model_formats`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

@@ -59,6 +59,10 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         process = world.begin(command)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2 and f"{command} belongs to the pack {name}, and packs/{name} is not there" in err
+    for flag in packs.known()[name]["line_flags"]:
+        process = world.begin("status", flag, "word")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and f"{flag} belongs to the pack {name}" in err
     for setting, row in packs.known()[name]["settings"].items():
         (checkout / "slipway.yaml").write_text(f"{setting}: 1\n")
         process = world.begin("config")

@@ -63,16 +63,16 @@ class Command(Task):
 
     @functools.cached_property
     def flags(self) -> tuple[Any, ...]:
-        """Return its flags (`infra.flags.Flag`): of its record, then those that choose its world and environment."""
+        """Return its flags (`infra.flags.Flag`): of its record, of its world and environment, then those of packs."""
         from infra.flags import flags_of
-        from scripts.cli import flags
+        from scripts.cli import flags, line_runner
 
         more: list[type] = [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
         more += [flags.Apart] if self.world else []
-        more += [] if self.is_here else [flags.ThroughHost]
         own = flags_of(self.record) if self.record else ()
-        return (*own, *(one for record in more for one in flags_of(record)))
+        of_line = () if self.is_here else line_runner.flags()
+        return (*own, *(one for record in more for one in flags_of(record)), *of_line)
 
     @property
     def word(self) -> str:
@@ -146,8 +146,8 @@ def command(
     and has `--env`. `flag_file`: the flag that names a file with more flags. `file_word`: the flag that a bare word is
     for where it names a YAML file. `speed`: of the rehearsal that it begins, where that is not the usual one. `rents`:
     it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word. `is_here`: it is
-    about this very machine, and no control host does it. `listens`: the flag that names the port on which it listens,
-    which is forwarded from a control host. Other options are invoke's.
+    about this very machine, and no other one can run it. `listens`: the flag that names the port on which it listens,
+    which is forwarded where a line runs on another machine. Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
@@ -188,7 +188,8 @@ def _is_dry(c: Any) -> bool:
 
 def _choose_world(made: Command, values: dict[str, Any]) -> None:
     """Step into what the flags of the world say, and take them away. Raises UsageError."""
-    values.pop("control", "")  # `scripts.cli.control_host` has read it
+    for one in importlib.import_module("scripts.cli.line_runner").flags():  # they have been read for the whole line
+        values.pop(one.name, None)
     env_file, env = values.pop("env_file", ""), values.pop("env", ())
     if env or env_file:
         importlib.import_module("scripts.cli.context").give(env, env_file)

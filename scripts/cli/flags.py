@@ -44,15 +44,6 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughHost:
-    """A command that a control host can do."""
-
-    control: str = flag(
-        "", "run the whole line on that machine, over SSH; here: on this machine", group=WORLD, unit="HOST"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """A command that runs something."""
 

@@ -39,7 +39,6 @@ ROOMS = {  # folders of scripts/, as the list names and orders them; those with 
     "pools": "Pods and own machines",
     "services": "Services",
     "store": "Models and data",
-    "control": "This installation",
     "project": "This installation",
 }
 OTHER, PACKS = "Other", "Packs"
@@ -56,7 +55,6 @@ COLLECTIONS = {
     "pod": "Pods, one step at a time",
     "pool": "Own machines",
     "serve": "A model at an address",
-    "control": "An always-on machine",
 }
 
 

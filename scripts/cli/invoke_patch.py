@@ -221,10 +221,13 @@ class Polite(Program):
         command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
         as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
         with manners(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
-            from scripts.cli import control_host
+            from scripts.cli import line_runner
 
             dry = ["--dry"] if self.args.dry.value else []  # the core flags are not among the others
-            control_host.run_there(self.tasks, self.collection, [*dry, *self.core.unparsed], words_after_dashes())
+            line = line_runner.CommandLine(
+                self.tasks, self.collection, [*dry, *self.core.unparsed], words_after_dashes()
+            )
+            line_runner.run_elsewhere(line)
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
             with manners(self.logs, one.name or "", as_json), heed(), last_words():
@@ -338,7 +341,7 @@ class Words:
         self.collection = collection
         self.help_for = ""
         self.is_help_of_all = False
-        self.control = ""  # the control host in front of all commands
+        self.in_front: dict[str, str] = {}  # flags of packs in front of all commands, by the names of arguments
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
@@ -352,8 +355,9 @@ class Words:
             else:
                 self.read_bare(word)
         for one in self.read_so_far:
-            if self.control and "control" in one.args and one.args["control"].raw_value is None:
-                one.args["control"].value = self.control
+            for name, value in self.in_front.items():
+                if name in one.args and one.args[name].raw_value is None:
+                    one.args[name].value = value
             self.read_file(one)
         return self.read_so_far
 
@@ -404,9 +408,11 @@ class Words:
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
         """Read one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
-        if not self.read_so_far and flag == "--control" and (equals or self.words):
-            self.control = value if equals else self.words.pop(0)
+        if not self.read_so_far and flag in packs.entries("line_flags") and (equals or self.words):
+            self.in_front[flag[2:].replace("-", "_")] = value if equals else self.words.pop(0)
             return
+        if why := packs.lacking("line_flags", flag):
+            raise Exit(f"inv: {why}", code=2)
         if not self.read_so_far:
             raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
         here = self.read_so_far[-1]

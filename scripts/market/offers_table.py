@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.agent.job import Limits
-from infra.control.places import HostPlaces
 from infra.market.catalogue import Priced
 from infra.market.expected import evidence
 from infra.money import dollars
@@ -18,11 +17,11 @@ from infra.settings import Settings
 from infra.units import estimated
 from scripts.cli import prompts, render
 from scripts.cli.render import columns
+from store import packs
 
 GB = 10**9
 MOST_NAMED = 3  # kinds of GPU in the title of a table
-FOLLOWS = "An always-on machine of yours can follow instead: inv control.up HOST"
-ITSELF = "The pod can delete itself when its work is over: --self-end. "
+ITSELF = "The pod can delete itself when its work is over: --self-end."
 
 
 def show(
@@ -70,16 +69,16 @@ def show_ends(
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
-    is_control_host = HostPlaces.of_world(settings).is_control_host
-    rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
+    here = always_on_here(settings)
+    rows = [("when", "ended by", f"and with {here or 'the laptop'} off, by")]
     can = vendor.can_at(abilities.api_of(offer))
     ends = ends_of(vendor.name, can, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
     for sentence in caveats_of(vendor.name, vendor.documented, can, offer.volume):
         render.say(sentence)
-    if not is_control_host:
+    if not here:
         is_open = vendor.takes_self_end and not stays and not self_end
-        render.say(f"the laptop is to be off? {ITSELF if is_open else ''}{FOLLOWS}")
+        tell_of_laptop_off([ITSELF] if is_open else [])
 
 
 def show_laptop_off(
@@ -87,9 +86,9 @@ def show_laptop_off(
 ) -> None:  # fmt: skip
     """Show what becomes of several pods with the laptop off: `what`, and for each vendor what ends one.
 
-    is_followed: a process follows them, which a control host could run instead.
+    is_followed: a process follows them, which an always-on machine could run instead.
     """
-    if not pods or HostPlaces.of_world(settings).is_control_host:
+    if not pods or always_on_here(settings):
         return
     render.say(f"with the laptop off {what}")
     first: dict[str, tuple[Offer, Limits]] = {}
@@ -100,7 +99,18 @@ def show_laptop_off(
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
             render.say(f"  {when_nobody_looks(name, vendor.can_at(abilities.api_of(offer)), priced)}")
     if is_followed:
-        render.say(f"the laptop is to be off? {FOLLOWS}")
+        tell_of_laptop_off([])
+
+
+def always_on_here(settings: Settings) -> str:
+    """Return what a plan calls this machine where it is one that stays on; "" = it is a laptop."""
+    return next(filter(None, (one.name_here(settings) for one in packs.always_on_machines())), "")
+
+
+def tell_of_laptop_off(ways: Sequence[str]) -> None:
+    """Print what can be done where the laptop is to be off: these ways, and those of packs."""
+    if said := " ".join([*ways, *(one.suggestion for one in packs.always_on_machines())]):
+        render.say(f"the laptop is to be off? {said}")
 
 
 def table(found: Sequence[Offer], now: float) -> str:

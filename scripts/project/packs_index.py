@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from infra.flags import Flag, flags_of
 from infra.settings import table
 from store import packs
 from store.packs import Pack, PackProvider
@@ -22,6 +23,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "about": pack.about,
             "needs": list(pack.needs),
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
+            "line_flags": {f"--{one.spelled}": _about_flag(one) for one in line_flags(pack)},
             "settings": dict(_settings(pack)),
             "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
             "schemas": [*pack.schemas],
@@ -41,6 +43,9 @@ def page(
 ) -> str:  # fmt: skip
     """Return the page of a pack. sections: the lines of its commands; settings_table: makes lines of its settings."""
     lines = [f"# The pack `{pack.name}`", "", f"{pack.about}.", "", *sections]
+    if pack.line_flags:
+        lines += ["## Flags of every command", ""]
+        lines += [*(f"- `--{one.spelled} {one.unit}`: {one.about}" for one in line_flags(pack)), ""]
     if found := dict(_settings(pack)):
         lines += ["## Settings", "", *settings_table([{"name": name, **row} for name, row in found.items()])]
     if pack.model_formats:
@@ -70,6 +75,15 @@ def _about_provider(entry: PackProvider) -> dict[str, Any]:
 def packs_summary(task: Any) -> str:
     """Return the first line of a command's help. The command's module is loaded."""
     return str(task.loaded.__doc__).strip().splitlines()[0]
+
+
+def line_flags(pack: Pack) -> list[Flag]:
+    """Return the flags that a pack adds to every command. The modules of their records are loaded."""
+    return [one for where in dict.fromkeys(pack.line_flags.values()) for one in flags_of(packs.load(where))]
+
+
+def _about_flag(one: Flag) -> dict[str, str]:
+    return {"unit": one.unit, "about": one.about}
 
 
 def _settings(pack: Pack) -> Iterator[tuple[str, dict[str, Any]]]:

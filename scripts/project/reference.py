@@ -36,7 +36,6 @@ COMMON = (
     "env",
     "rehearse",
     "state-file",
-    "control",
 )  # flags that mean the same in every command: told once
 PLACES = (  # where something is written, its setting or "", what lies there, whether it may be removed
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
@@ -98,7 +97,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def is_common(one: Flag) -> bool:
     """Return whether a flag is one of those that are told once."""
-    return one.spelled in COMMON and (one.spelled != "yes" or one.about == "ask nothing")
+    return one.spelled in COMMON and (one.spelled != "yes" or one.about == "ask nothing") or is_of_line(one)
+
+
+def is_of_line(one: Flag) -> bool:
+    """Return whether a flag is one that a pack adds to every command."""
+    return f"--{one.spelled}" in packs.words("line_flags")
 
 
 def flag_row(one: Flag) -> tuple[str, str, str]:
@@ -129,7 +133,10 @@ def commands() -> str:
     ]
     every = [one for name in found.task_names for one in found[name].flags if is_common(one)]
     common = {one.spelled: one for one in every}
-    lines += table(("flag", "meaning"), [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON])
+    meant = [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON]
+    meant += [(f"`{flag} {row['unit']}`", cell(row["about"])) for pack in packs.known().values()
+             for flag, row in pack["line_flags"].items()]  # fmt: skip
+    lines += table(("flag", "meaning"), meant)
     for title, tasks in front_page.groups(found).items():
         if title != front_page.PACKS:
             lines += [f"## {title}", "", *command_sections(found, tasks)]
@@ -152,7 +159,8 @@ def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) ->
         lines += [f"Example: `./{task.example}`", ""] if task.example else []
         for group, rows in flag_rows(task).items():
             lines += table((group, "default", "meaning"), rows)
-        taken = [f"`--{one.spelled}`" for one in flags if is_common(one)]
+        taken = [f"`--{one.spelled}`" for one in flags if is_common(one) and not is_of_line(one)]
+        taken += [] if task.is_here else [f"`{one}`" for one in packs.words("line_flags")]
         lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
     return lines
 

@@ -28,7 +28,6 @@ from flows.specs import variables
 from flows.supervisor import due, supervisor_client
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
-from infra.control.places import HostPlaces
 from infra.errors import UsageError
 from infra.flags import given
 from infra.jobs.job_file import JobFile
@@ -53,7 +52,7 @@ from scripts.runs.deploy import deploy
 from scripts.runs.flags import NOT_OF_THE_PLAN, KeepFlags, LaunchFlags
 from scripts.runs.logs import tell_steps
 from serve.processes import controller_client, controller_process
-from store import moving_line
+from store import moving_line, packs
 from trainer.records.phase_registry import PHASES, USUAL
 
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
@@ -133,11 +132,12 @@ def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> 
     is_named = bool(spec.cloud and spec.region and spec.instance_type)
     while True:
         takes_self_end = use_case.takes_self_end(found, settings)
-        is_followed_here = takes_self_end and not HostPlaces.of_world(settings).is_control_host
+        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
+        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
         others = (
             {"s": "the pod deletes itself when its work is over, also with the laptop off"} if takes_self_end else {}
         )
-        others |= {"c": "an always-on machine follows the run instead of the laptop"} if is_followed_here else {}
+        others |= {letter: one.answer for letter, one in machines.items()}
         picked = prompts.pick_or(list(found.offers), is_named, spec.yes, others)
         if picked == "s":
             try:
@@ -145,12 +145,11 @@ def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> 
                 render.say("--self-end: the pod deletes itself when its work is over")
             except UsageError as error:
                 render.say(f"{error}; nothing was rented yet")
-        elif picked == "c":
-            again = context.again("--control", "HOST")
-            render.say(f"make the machine a control host once: ./inv control.up HOST; then launch there: {again}")
+        elif isinstance(picked, str):
+            render.say(machines[picked].how(context.again))
             return use_case.picked(found, [], settings)
         else:
-            return use_case.picked(found, [one for one in picked if not isinstance(one, str)], settings)
+            return use_case.picked(found, picked, settings)
 
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.ResolvedLaunch:

@@ -11,7 +11,6 @@ from flows.reading import status as use_case
 from flows.runs import run_groups
 from flows.supervisor import supervisor_client
 from flows.supervisor.over_limit import OverLimit
-from infra.control import host_side
 from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.providers.offers import own_names
@@ -25,7 +24,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
-from store import moving_line
+from store import moving_line, packs
 
 WATCH_S = 60.0  # vendors are asked at each look
 SHOWN = 4  # runs of a budget that are shown
@@ -54,8 +53,9 @@ def status(spec: StatusFlags) -> None:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             for line in () if spec.json else budget_lines(journal, settings):
                 render.say(line)
-            if not spec.json and (said := host_side.state_of(settings.state_file)):
-                render.say(said)
+            for said in () if spec.json else (one.state_here(settings) for one in packs.always_on_machines()):
+                if said:
+                    render.say(said)
             leave(found_over_limit(journal))
             return
         redraw(journal, settings, spec.run, every_s, spec.json)

@@ -12,7 +12,6 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.rehearsal import attach
 from infra.rehearsal.clock import parse_iso
-from tests.end_to_end.test_street_control import renting as renting
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.faults.ends import end_timer, stop_machine
 from tests.hosts import sshd as sshd
@@ -88,13 +87,3 @@ def test_a_pod_that_its_timer_has_ended_is_not_told_as_one_past_its_limit(user):
     said = " ".join(process.communicate(timeout=120)[1].split())
     assert process.returncode == 0, said
     assert "the limit has passed, and the machine was gone already" in said and "over its limit" not in said, said
-
-
-@pytest.mark.parametrize("renting", [SPEED], indirect=True)
-def test_a_control_host_ends_a_machine_that_hangs_at_its_limit(renting):
-    renting.up()
-    renting.laptop.json("launch", *LAUNCH)  # its process on the laptop is over
-    (pod,) = renting.world.truth()["pods"]
-    stop_machine(renting.world.folder / "pods", pod["id"], pod["name"])
-    limit_s = 0.45 / (pod["micro_usd_per_hour"] / 1e6) * 3600
-    assert ended(renting.world, limit_s) == "client"

@@ -408,6 +408,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     assert user.calls("create") == before
 
 
+@pytest.mark.pack("control_host")
 def test_the_question_offers_what_ends_a_finished_pod_and_dry_runs_do_nothing(user):
     before = user.calls("create")
     words = ("--phase", "base", "--steps", "33", "--run-name", "itself", "--spend-limit", "5", "--detach")

@@ -14,9 +14,11 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 
 
-def rig(module: str, *words: str, timeout_s: float = 1100) -> subprocess.CompletedProcess[str]:
+def rig(
+    module: str, *words: str, package: str = "tests.faults", timeout_s: float = 1100
+) -> subprocess.CompletedProcess[str]:
     needs("sshd", "ssh-keygen")  # of its market
-    command = [sys.executable, "-m", f"tests.faults.{module}", *words]
+    command = [sys.executable, "-m", f"{package}.{module}", *words]
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
     )

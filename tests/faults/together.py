@@ -28,7 +28,7 @@ from serve.load import LoadTest
 from tests import seeds
 from tests.end_to_end.services import PROBE, Traffic
 from tests.end_to_end.services import say as ask
-from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.packs.control_host.host_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
 
 SPEED = 20.0
 TOKENS = 8
@@ -42,7 +42,7 @@ VICTIMS = {
     "supervisor": ("scripts.runs.supervisor",),
     "controller": ("serve.controller ",),
     "gateway": ("serve.gateway_process",),
-    "relay": ("infra.control", " relay "),
+    "relay": ("packs.control_host.control", " relay "),
     "connection": (),
     "launcher": ("invoke", " launch "),
     "sweep": ("invoke", " sweep "),

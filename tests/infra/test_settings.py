@@ -9,6 +9,7 @@ import pytest
 from infra import settings
 from infra.errors import UsageError
 from infra.settings import Settings, is_secret
+from store import packs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -112,6 +113,21 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, ya
     with pytest.raises(UsageError) as refused:
         Settings.load(tmp_path, overrides=overrides, environ={})
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("where", ["shell", "-e", ".env"])
+def test_a_variable_of_a_pack_that_is_not_there_is_refused_with_its_name(tmp_path, monkeypatch, where):
+    """It may say where commands run."""
+    monkeypatch.setattr(packs, "installed", lambda: {})
+    monkeypatch.setattr(packs, "FOLDER", tmp_path)
+    if where == ".env":
+        (tmp_path / ".env").write_text("SLIPWAY_CONTROL=box\n")
+    given = ["SLIPWAY_CONTROL=box"] if where == "-e" else []
+    environ = {"SLIPWAY_CONTROL": "box"} if where == "shell" else {}
+    with pytest.raises(
+        UsageError, match=f"^{re.escape(where)}: SLIPWAY_CONTROL: control belongs to the pack control_host"
+    ):
+        Settings.load(tmp_path, overrides=given, environ=environ)
 
 
 @pytest.mark.parametrize("name", [".env", "slipway.yaml"])

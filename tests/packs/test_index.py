@@ -1,6 +1,7 @@
 """The words of all packs, and each pack's page of reference, are as the generator writes them."""
 
 import tasks
+from scripts.cli.line_runner import LineFlags
 from scripts.project import packs_index, reference
 from store import packs
 from trainer.records.model_formats import ModelFormat
@@ -22,6 +23,9 @@ def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_recor
         for kind in ("account_notes", "config_paths"):
             assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
         assert all(issubclass(packs.load(where), packs.NamedTracker) for where in pack.trackers.values()), name
+        assert all(issubclass(packs.load(where), packs.AlwaysOn) for where in pack.always_on.values()), name
+        assert {f"--{one.spelled}" for one in packs_index.line_flags(pack)} == pack.line_flags.keys(), name
+        assert all(issubclass(packs.load(where), LineFlags) for where in pack.line_flags.values()), name
         for where in pack.model_formats.values():
             found = packs.load(where)
             assert isinstance(found, ModelFormat), name

@@ -176,8 +176,8 @@ def test_tab_completes_what_is_typed_in_a_real_shell(tmp_path, name):
             one.type(typed)
             said = one.wait_for(completed.split()[-1] + " ")
             assert "rror" not in said and "not found" not in said
-        one.type("\x15./inv pipeline --input in\t")  # of the whole line nothing is left; a value is a file
-        one.wait_for("--input inv ")
+        one.type("\x15./inv launch --env-file in\t")  # of the whole line nothing is left; a value is a file
+        one.wait_for("--env-file inv ")
 
 
 MAKING = """

@@ -95,11 +95,17 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
             "this account has seen each of their requests delete a pod alone, they count as one end, not proven "
             f"({packs.typed('inv drill')}); the only other end is a process elsewhere."
         )
+    others = [one.end for one in packs.always_on_machines()]
+    who = (
+        f"the launch while it runs here, the supervisor of this machine, or {' or '.join(others)}"
+        if others
+        else "the launch while it runs here or the supervisor of this machine, neither of which does that with the "
+        "laptop off"
+    )
     return [
         *found,
-        f"A machine of {name} that hangs is ended only by a process elsewhere: the launch while it runs here, the "
-        "supervisor of this machine, or an always-on machine (inv control.up), which alone does that with the laptop "
-        "off; a shorter limit (--ttl, --spend-limit) does not.",
+        f"A machine of {name} that hangs is ended only by a process elsewhere: {who}; a shorter limit (--ttl, "
+        "--spend-limit) does not.",
     ]
 
 

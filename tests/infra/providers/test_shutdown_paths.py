@@ -7,6 +7,7 @@ from infra.providers import Abilities, market
 from infra.providers.promises.shutdown_paths import caveats_of, when_nobody_looks
 from infra.selection import registry
 from infra.settings import VENDORS, Settings
+from store import packs
 from tests.world import ROOT
 
 BOTH = Limits(time_s=7200, spend_micro_usd=3_000_000, micro_usd_per_hour=1_000_000)
@@ -36,8 +37,9 @@ def test_a_plan_says_that_a_volume_which_is_billed_apart_is_not_counted():
     assert caveats_of("shadeform", Abilities(), Abilities(), "vol-1") == []
 
 
-def test_what_ends_a_machine_that_hangs_is_named_where_its_vendor_keeps_no_timer():
+def test_what_ends_a_machine_that_hangs_is_named_where_its_vendor_keeps_no_timer(monkeypatch):
     can = Abilities(start_timer=True, self_terminate="pod_credential")
-    said = caveats_of("runpod", can, can)[-1]
-    for who in ("the launch while it runs here", "the supervisor of this machine", "an always-on machine"):
-        assert who in said
+    monkeypatch.setattr(packs, "installed", lambda: {})
+    assert "with the laptop off; a shorter limit" in caveats_of("runpod", can, can)[-1]
+    for who in ("the launch while it runs here", "the supervisor of this machine, neither of which"):
+        assert who in caveats_of("runpod", can, can)[-1]

@@ -12,6 +12,7 @@ from tests.world import World
 
 
 @pytest.mark.process
+@pytest.mark.pack("pipeline")
 def test_of_the_files_that_a_file_names_it_is_said_which_are_there(tmp_path):
     (tmp_path / "talk.jsonl").write_text("{}\n")
     (tmp_path / "none.jsonl").write_text("")

@@ -1,0 +1,38 @@
+"""The command `inv control.down`: an installation comes home from its control host."""
+
+from dataclasses import dataclass
+
+from infra.flags import flag
+from packs.control_host.control import move
+from scripts.cli import context, prompts, render
+from scripts.cli.command import APART, command
+from scripts.cli.flags import Output, Questions
+from scripts.cli.invoke_patch import print_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlDownFlags(Output, Questions):
+    lost: bool = flag(
+        False, "the control host is lost: rebuild its journal from the last copy and the vendors' listings"
+    )
+
+
+@command(record=ControlDownFlags, world=APART, is_here=True, example="inv control.down")
+def down(spec: ControlDownFlags) -> None:
+    """Bring the journal and its keys home from the control host.
+
+    The processes that look after runs there are stopped, and started here.
+    """
+    settings = context.settings()
+    if spec.lost:
+        render.say("a control host that still lives somewhere goes on by itself: switch it off first")
+        prompts.confirm(spec.yes)
+        home = move.lost(settings, render.tell)
+    else:
+        home = move.down(settings, render.tell)
+    if spec.json:
+        print_json(home)
+    elif spec.lost:
+        render.say(f"the journal of {home.host} is here again; look at ./inv status, then have a run kept: ./inv keep")
+    else:
+        render.say(f"the journal is home from {home.host}, and commands run here")

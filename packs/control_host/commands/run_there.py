@@ -1,0 +1,134 @@
+"""A line that runs on a control host: from the words that were typed here to the exit code from there.
+
+In: the commands of a line, parsed, and what `--control` says. Out: nothing where they run here, else the end of this
+program.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.settings import Settings
+from infra.transport.protocol import Lost, Unreachable
+from packs.control_host.control.settings import HERE, ControlHostSettings
+from scripts.cli import context, render
+from scripts.cli.line_runner import CommandLine
+
+
+def run_there(typed: str, line: CommandLine) -> None:
+    """Run the line on its control host, where it has one, and leave with its exit code. typed: what `--control` says.
+
+    Raises Exit then; UsageError for a line that belongs to two machines, SlipwayError when the host is not there.
+    """
+    tasks, collection, words = line.commands, line.namespace, line.words
+    is_here = [getattr(collection[one.name], "is_here", False) for one in tasks]
+    if all(is_here):
+        return
+    settings = context.settings()
+    name = chosen(typed, settings)
+    if name in ("", HERE):
+        return
+    if any(is_here):
+        one = next(one.name for one, here in zip(tasks, is_here, strict=True) if here)
+        raise UsageError(f"{one} is about this machine, and the rest of the line runs on {name}; type two lines")
+    from packs.control_host.control.host import ControlHost
+
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        try:
+            there = host.ask()
+            if not there.about:
+                raise UsageError(f"{name} is not a control host{_what_then(host)}")
+            host.send_code(there)
+            with forwarded(host.machine, tasks, collection) as more:
+                after_dashes = ["--", *line.after_dashes] if line.after_dashes else []
+                done = host.run(there, [*without_control(words), *more, *after_dashes])
+        except Lost as error:
+            raise SlipwayError(
+                f"the connection to {name} was lost, and what was started there goes on ({error}); check: ./inv status"
+            ) from None
+        except Unreachable as error:
+            tell_of_copy(host)
+            raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
+    if done.code and (left := left_here(words)):
+        render.tell(
+            f"only files of this checkout are sent to {name}, and not {', '.join(left)}: copy it into here first"
+        )
+    if done.problem:
+        render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
+    raise Exit(code=done.code)
+
+
+def left_here(words: Sequence[str]) -> list[str]:
+    """Return the files outside of the checkout that a line names: the machine that it runs on does not get them."""
+    said = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    return [path for path in dict.fromkeys(said) if path and _is_outside(os.path.expanduser(path))]
+
+
+def _is_outside(path: str) -> bool:
+    return os.path.isfile(path) and not Path(path).resolve().is_relative_to(ROOT)
+
+
+@contextlib.contextmanager
+def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
+    """Forward the port on which the last command of a line listens, where it does: the same number here and there.
+
+    Yields what is added to the line: the port, where none was typed.
+    """
+    flag = getattr(collection[tasks[-1].name], "listens", "") if tasks else ""
+    if not flag:
+        yield []
+        return
+    from serve.replicas.replica_pod import free_port
+
+    typed = tasks[-1].args[flag].value
+    port = typed or free_port(())
+    with machine.forward(port, port):
+        yield [] if typed else [f"--{flag}={port}"]
+
+
+def chosen(typed: str, settings: Settings) -> str:
+    """Return the control host of a line: as typed, by the settings, or where the journal has moved to."""
+    from packs.control_host.control import journal_moves
+
+    return typed or settings.of(ControlHostSettings).control or journal_moves.moved_to(settings.state_file)
+
+
+def without_control(words: Sequence[str]) -> list[str]:
+    """Return the words of a line but for `--control HOST`."""
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--control":
+            waiting = waiting[1:]
+        elif not word.startswith("--control="):
+            kept.append(word)
+    return kept
+
+
+def tell_of_copy(host: Any) -> None:
+    """Print when it was last seen alive, and what was at work then."""
+    from packs.control_host.control import archive
+
+    copy = host.copy
+    if copy.seen_at is not None:
+        ago = render.duration(max(0.0, time.time() - copy.seen_at))
+        render.say(f"control host {host.name}: last seen alive {render.iso(copy.seen_at)}, {ago} ago")
+    if not copy.digest:
+        return
+    for one in archive.at_work(copy.path.read_text()):
+        cost = f", {render.usd(one.rate)} USD/h" if one.rate else ""
+        render.tell(f"  {one.run}: {one.state} on {one.vendor}{cost} then")
+
+
+def _what_then(host: Any) -> str:
+    if host.copy.digest:
+        return "; what runs goes on without it. Gone for good? ./inv control.down --lost"
+    return f"; make it one: ./inv control.up {host.name}"

@@ -1,0 +1,37 @@
+"""The control host among the machines that stay on: what a plan suggests, and what `inv status` says on such a host."""
+
+import time
+from collections.abc import Callable
+
+from infra.installation import this_machine
+from infra.settings import Settings
+from infra.units import duration
+from packs.control_host.control import at_boot
+from packs.control_host.control.places import HostPlaces
+from store import outside
+from store.packs import AlwaysOn
+
+
+class ControlHostMachine(AlwaysOn):
+    suggestion = "An always-on machine of yours can follow instead: inv control.up HOST"
+    end = "an always-on machine (inv control.up), which alone does that with the laptop off"
+    letter = "c"
+    answer = "an always-on machine follows the run instead of the laptop"
+
+    def name_here(self, settings: Settings) -> str:
+        return "this control host" if HostPlaces.of_world(settings).is_control_host else ""
+
+    def state_here(self, settings: Settings) -> str:
+        places = HostPlaces.beside(settings.state_file)
+        if not places.is_control_host:
+            return ""
+        last = outside.mapping(places.started.read_bytes())
+        ago = duration(max(0.0, time.time() - float(last["at"])))
+        return (
+            f"on the control host {this_machine().host}, alive now; keepers and controllers were looked after {ago} "
+            f"ago; after a boot: {places.read_about().get('boot', at_boot.NOBODY)}"
+        )
+
+    def how(self, again: Callable[..., str]) -> str:
+        there = again("--control", "HOST")
+        return f"make the machine a control host once: ./inv control.up HOST; then launch there: {there}"

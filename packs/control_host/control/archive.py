@@ -1,0 +1,215 @@
+"""An installation as one text that travels: its journal, and what lies beside it.
+
+In: the path of a journal. Out: a text with the journal, the SSH keys of pods, the host keys that were pinned and the
+memory of machines; and the same put in place on another machine, where the journal has another path.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError
+from infra.journal_file import JournalError
+from infra.machines.host_memory import HostMemory
+from infra.providers.pod_keys import PodKeys
+from infra.records import Address
+from infra.units import size
+from packs.control_host.control import journal_moves
+from store import local_files, outside
+from store.outside import Unreadable
+
+KNOWN_HOSTS = "known_hosts"
+MOST_TEXT = 128 << 20  # bytes of an archive on its way
+MOST_UNPACKED = 256 << 20
+PIECE_BYTES = 1 << 20
+NOT_READ = "the copy of the journal cannot be read"
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A live row, as a copy of a journal has it. `rate`: micro-USD per hour."""
+
+    run: str
+    vendor: str
+    state: str
+    rate: int
+
+
+def pack(state_file: Path) -> str:
+    """Return the archive of the installation whose journal is at `state_file`. Raises JournalError."""
+    keys = PodKeys.beside(state_file).folder
+    memory = HostMemory.beside(state_file).path
+    document = {
+        "keys_folder": str(keys),
+        "journal": _text(journal_moves.content(state_file)),
+        "keys": _folder(keys),
+        "known_hosts": _folder(state_file.parent / KNOWN_HOSTS),
+        "hosts": _text(memory.read_bytes()) if memory.is_file() else None,
+    }
+    unpacked = json.dumps(document, sort_keys=True).encode()
+    if len(unpacked) > MOST_UNPACKED:
+        raise JournalError(f"journal {state_file}: the journal and its keys have {size(len(unpacked))} as text, and at "
+                           f"most {size(MOST_UNPACKED)} move between machines")  # fmt: skip
+    return base64.b64encode(zlib.compress(unpacked, 6)).decode()
+
+
+def check(archive: str) -> None:
+    """Raise SlipwayError for what is no archive of an installation, or one that is too large to be unpacked."""
+    with _opened(archive):
+        pass
+
+
+def digest(archive: str) -> str:
+    """Return a digest of the archive's content, the same for two archives of the same content."""
+    return sha256(archive.encode()).hexdigest()[:32]
+
+
+def unpack(
+    archive: str, state_file: Path, change: Callable[[sqlite3.Connection], None] = lambda _: None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:  # fmt: skip
+    """Install an archive: the journal last, after `change`. Raises JournalError when there is one in use."""
+    document = _read(archive)
+    keys = PodKeys.beside(state_file).folder
+    _write(document["keys"], keys)
+    _write(document["known_hosts"], state_file.parent / KNOWN_HOSTS)
+    if document["hosts"]:
+        local_files.replace(HostMemory.beside(state_file).path, _bytes(document["hosts"]), mode=0o600)
+
+    def settle_in(db: sqlite3.Connection) -> None:
+        _move_keys(db, document["keys_folder"], keys)
+        change(db)
+
+    journal_moves.install(_bytes(document["journal"]), state_file, settle_in, environ)
+
+
+def keys_of(state_file: Path) -> Path:
+    """Return the folder of the keys of pods."""
+    return PodKeys.beside(state_file).folder
+
+
+def installation_of(archive: str) -> str:
+    """Return the id of the installation. Raises SlipwayError."""
+    with _opened(archive) as db:
+        (found,) = db.execute("SELECT value FROM meta WHERE key = 'installation'").fetchone()
+    return str(found)
+
+
+def runs_at_work(archive: str) -> list[str]:
+    """Return the runs that are live, or whose keeper has left them between two pods."""
+    with _opened(archive) as db:
+        rows = db.execute("SELECT DISTINCT run FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED') OR outcome = ''")
+        return [run for (run,) in rows.fetchall()]
+
+
+def runs_over(archive: str) -> list[str]:
+    """Return all other runs."""
+    at_work = runs_at_work(archive)
+    with _opened(archive) as db:
+        return [run for (run,) in db.execute("SELECT DISTINCT run FROM ops").fetchall() if run not in at_work]
+
+
+def at_work(archive: str) -> list[AtWork]:
+    """Return the rows that were live when the archive was made."""
+    with _opened(archive) as db:
+        rows = db.execute("SELECT run, vendor, state, rate FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED')")
+        return [AtWork(*row) for row in rows.fetchall()]
+
+
+@contextlib.contextmanager
+def _opened(archive: str) -> Iterator[sqlite3.Connection]:
+    document = _read(archive)
+    with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+        path = Path(folder, "journal.sqlite")
+        path.write_bytes(_bytes(document["journal"]))
+        try:
+            with contextlib.closing(sqlite3.connect(path)) as db:
+                _refuse_odd_tables(db)
+                yield db
+        except (sqlite3.Error, TypeError, ValueError) as error:
+            raise SlipwayError(f"{NOT_READ}: its journal: {error}") from None
+
+
+def _refuse_odd_tables(db: sqlite3.Connection) -> None:
+    """Raise Unreadable where a name of ours stands for a query of somebody else's."""
+    found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
+    if found != {"ops": "table", "meta": "table"}:
+        raise Unreadable(f"expected the tables ops and meta, found {outside.shown(found)}")
+
+
+def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
+    """Rewrite the addresses of pods, which name the private key that lets us in."""
+    rows = db.execute("SELECT token, address FROM ops WHERE address LIKE 'ssh://%'").fetchall()
+    for token, text in rows:
+        address = Address.parse(text)
+        if os.path.dirname(address.key) == before:
+            moved = replace(address, key=str(keys / os.path.basename(address.key)))
+            db.execute("UPDATE ops SET address = ? WHERE token = ?", (str(moved), token))
+
+
+def _read(archive: str) -> dict[str, Any]:
+    """Return what an archive holds: untrusted input, of the kinds that `pack` writes. Raises SlipwayError."""
+    try:
+        if len(archive) > MOST_TEXT:
+            raise Unreadable(f"it has {size(len(archive))}, at most {size(MOST_TEXT)} are read")
+        document = outside.mapping(_unzipped(base64.b64decode(archive)), most_bytes=MOST_UNPACKED)
+        for key in ("keys_folder", "journal"):
+            outside.typed(document, key, str)
+        for key in ("keys", "known_hosts"):
+            _check_files(outside.typed(document, key, dict))
+        _bytes(document["journal"])
+        _bytes(document["hosts"] or "")
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise SlipwayError(f"{NOT_READ}: {error}") from None
+    return document
+
+
+def _unzipped(packed: bytes) -> bytes:
+    found, unzip = bytearray(), zlib.decompressobj()
+    for start in range(0, len(packed), PIECE_BYTES):
+        piece = packed[start : start + PIECE_BYTES]
+        while piece and not unzip.eof:
+            found += unzip.decompress(piece, PIECE_BYTES)
+            piece = unzip.unconsumed_tail
+            if len(found) > MOST_UNPACKED:
+                raise Unreadable(f"it unpacks to more than {size(MOST_UNPACKED)}")
+    while not unzip.eof:
+        piece = unzip.decompress(b"", PIECE_BYTES)
+        if not piece:
+            raise Unreadable("it is cut off")
+        found += piece
+    return bytes(found)
+
+
+def _check_files(files: dict[str, Any]) -> None:
+    for name in files:
+        if "/" in outside.relative(name):
+            raise Unreadable(f"{outside.shown(name)} is no name of a file")
+        _bytes(outside.typed(files, name, str))
+
+
+def _folder(folder: Path) -> dict[str, str]:
+    return {one.name: _text(one.read_bytes()) for one in sorted(folder.glob("*")) if one.is_file()}
+
+
+def _write(files: Mapping[str, str], folder: Path) -> None:
+    for name, text in files.items():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        local_files.replace(folder / name, _bytes(text), mode=0o600)
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

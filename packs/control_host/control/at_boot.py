@@ -1,0 +1,104 @@
+"""The start at boot of a control host: by a systemd user service where there is one, else by cron's @reboot.
+
+Where neither can be had, whoever connects starts it (`packs.control_host.control.host_side.settle_in`).
+"""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from infra.transport.protocol import ThisMachine
+from packs.control_host.control.places import BOOT_LINE, HostPlaces
+from packs.control_host.control.settings import HERE
+
+SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"
+UNIT = "slipway-control.service"
+ANSWER_S = 30.0
+# Keepers and controllers are started by it and outlive it.
+UNIT_TEXT = """\
+[Unit]
+Description=Slipway: start again what must go on
+After=network-online.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+KillMode=process
+ExecStart="{start}"
+
+[Install]
+WantedBy=default.target
+"""
+START_TEXT = """\
+#!/bin/sh
+# Starts again what must go on; written by: inv control.up
+{exports}
+cd {code} && exec {python} -m packs.control_host.agent.begin invoke --search-root . control.start >> {log} 2>&1
+"""
+
+
+def arm(places: HostPlaces) -> str:
+    """Run `places.start` at every boot; return the name of the service that does it."""
+    exports = [f"export SLIPWAY_CONTROL={HERE}"]
+    if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
+        exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
+    text = START_TEXT.format(exports="\n".join(exports), code=shlex.quote(f"{places.current}/code"),
+                             log=shlex.quote(str(places.log)), python=shlex.quote(ThisMachine.python))  # fmt: skip
+    places.start.write_text(text)
+    places.start.chmod(0o700)
+    return SYSTEMD if _arm_systemd(places) else CRON if _arm_cron(places) else NOBODY
+
+
+def disarm(places: HostPlaces) -> None:
+    """Undo that."""
+    places.start.unlink(missing_ok=True)
+    if _unit().exists():
+        _said("systemctl", "--user", "disable", UNIT)
+        _unit().unlink()
+    table = _said("crontab", "-l")
+    if table and BOOT_LINE in table:
+        _write_cron([line for line in table.splitlines() if BOOT_LINE not in line])
+
+
+def _arm_systemd(places: HostPlaces) -> bool:
+    """Return whether the user's systemd runs it at boot, also while nobody is logged in."""
+    if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
+        return False
+    _unit().parent.mkdir(parents=True, exist_ok=True)
+    _unit().write_text(UNIT_TEXT.format(start=places.start))
+    return (
+        _said("systemctl", "--user", "daemon-reload") is not None
+        and _said("systemctl", "--user", "enable", UNIT) is not None
+    )
+
+
+def _arm_cron(places: HostPlaces) -> bool:
+    table = _said("crontab", "-l", none="no crontab")
+    if table is None:
+        return False
+    others = [line for line in table.splitlines() if BOOT_LINE not in line]
+    return _write_cron([*others, f"@reboot {shlex.quote(str(places.start))} {BOOT_LINE}"])
+
+
+def _write_cron(lines: list[str]) -> bool:
+    return _said("crontab", "-", stdin="".join(f"{line}\n" for line in lines)) is not None
+
+
+def _unit() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "systemd" / "user" / UNIT
+
+
+def _said(*words: str, stdin: str = "", none: str = "") -> str | None:
+    """Return the output of a program, None when it is not here, fails, or does not answer.
+
+    `none`: words on stderr by which it says that there is nothing to say; then it is "".
+    """
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if none and done.returncode and none in done.stderr:
+        return ""
+    return done.stdout if done.returncode == 0 else None

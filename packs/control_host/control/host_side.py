@@ -1,0 +1,160 @@
+"""The part of the pack that runs on the control host, in the code that a laptop has pushed there."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import write_durably
+from infra.agent.process import boot_id
+from infra.agent.shortage import is_full
+from infra.errors import UsageError
+from infra.journal_file import installation_file
+from infra.ledger.dismissal import dismiss
+from infra.ledger.journal import Journal
+from packs.control_host.control import archive, at_boot, journal_moves, run_files
+from packs.control_host.control.local_pods import refuse_ties
+from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.settings import HERE
+from store import local_files, outside
+
+LOOK_AGAIN_S = 60.0  # between looks, whenever somebody connects, at whether all that must go on does
+OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
+
+
+def settle_in(places: HostPlaces, code: Path) -> None:
+    """Make a pushed checkout one of this host's: its settings are those of the host, and a boot begins with it.
+
+    Whatever must go on and has stopped is started again, in the background.
+    """
+    _link(code / ".env", places.env)
+    if not (code / ".git").exists():  # so that what the checkout ignores is ignored here, too
+        with contextlib.suppress(OSError):  # without git every file is taken for the checkout's
+            subprocess.run(["git", "init", "-q", str(code)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if not places.read_about():
+        return
+    _link(places.current, code.parent)
+    if is_due(places):
+        look_after(places, code)
+
+
+def look_after(places: HostPlaces, code: Path) -> None:
+    """Start again what must go on and has nobody, in the background."""
+    note_start(places)
+    with places.log.open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"], cwd=code,
+            env=_environ({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def is_due(places: HostPlaces) -> bool:
+    """Return whether keepers and services are to be checked now: after a boot, or a minute after the last check."""
+    try:
+        last = outside.mapping(places.started.read_bytes())
+        return last["boot_id"] != boot_id() or not 0 <= time.time() - float(last["at"]) < LOOK_AGAIN_S
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return True
+
+
+def note_start(places: HostPlaces) -> None:
+    """Write down that what must go on is looked after now; on a full disk the next command does the same again."""
+    try:
+        write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str, str]]:
+    """Return the words, the folder and the variables of a command that a laptop asks for."""
+    folder = code / about["cwd"]
+    words = [sys.executable, "-m", "invoke", "--search-root", str(code), *about["words"]]
+    return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
+
+
+def is_in_use(places: HostPlaces) -> bool:
+    """Return whether there is a journal here that has not moved away."""
+    return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
+
+
+def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Accept an installation, or new keys for the one that is here. Raises UsageError where another one is here."""
+    before = places.read_about()
+    if before and before["installation"] != said["installation"]:
+        raise UsageError(
+            f"it is the control host of another installation ({before['installation']}); to work through that one, "
+            "type --control with each command, or set SLIPWAY_CONTROL"
+        )
+    given = {"SLIPWAY_STATE_FILE": str(places.state_file)}
+    given |= {variable: str(places.var / name) for variable, name in OF_PLACES.items()}
+    lines = [f"{variable}={_quoted(value)}" for variable, value in (given | said["settings"]).items()]
+    local_files.replace(places.env, ("\n".join(lines) + "\n").encode(), mode=0o600)
+    if not is_in_use(places):
+        archive.unpack(said["archive"], places.state_file)
+    with Journal.open(places.state_file) as journal:
+        if journal.installation != said["installation"]:
+            raise UsageError(f"{places.state_file} is the journal of another installation, {journal.installation}")
+    _link(code / ".env", places.env)
+    _link(places.current, code.parent)
+    how = at_boot.arm(places)
+    about = {"installation": said["installation"], "at": time.time(), "boot": how}
+    write_durably(places.about, json.dumps(about))
+    return about
+
+
+def release(places: HostPlaces, to: str) -> dict[str, Any]:
+    """Stop whatever looks after runs here, leave the journal as one that has moved `to`, and give all of it out.
+
+    May be repeated. Raises UsageError when something of this machine's own is at work.
+    """
+    left: list[str] = []
+    if is_in_use(places):
+        with Journal.open(places.state_file) as journal:
+            refuse_ties(journal, "this control host")
+            run_files.gather(journal, places.homes)
+            left = dismiss(journal.leases.holders(), f"looks after it from here, and {to} will", lambda _: None)
+        journal_moves.move_away(places.state_file, to, is_home=True)
+    return {"archive": archive.pack(places.state_file), "left": left}
+
+
+def forget(places: HostPlaces) -> dict[str, Any]:
+    """Remove keys, settings and what a boot starts; the journal stays beside what it told of, and is not used again."""
+    at_boot.disarm(places)
+    places.about.unlink(missing_ok=True)
+    places.env.unlink(missing_ok=True)
+    places.current.unlink(missing_ok=True)
+    if journal_moves.moved_to(places.state_file):
+        installation_file(places.state_file, os.environ).unlink(missing_ok=True)
+        keys = archive.keys_of(places.state_file)
+        for one in keys.glob("*"):
+            one.unlink()
+        kept = places.state_file.with_name(time.strftime(f"{places.state_file.name}.moved-%Y%m%d-%H%M%S"))
+        places.state_file.rename(kept)
+        for suffix in ("-wal", "-shm", ".lock"):
+            places.state_file.with_name(places.state_file.name + suffix).unlink(missing_ok=True)
+    return {}
+
+
+def _environ(more: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a command: those of the connection, those that were sent along, and that it runs here."""
+    return {**os.environ, **more, "SLIPWAY_CONTROL": HERE}
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make `link` lead to `target`, at once."""
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return
+    draft = link.with_name(f".{link.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    os.replace(draft, link)
+
+
+def _quoted(value: str) -> str:
+    """Return a value as .env holds it."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,193 @@
+"""A control host: an installation moves to an always-on machine, works there, and comes home again.
+
+    up      this checkout, keys and the journal go to HOST; here a journal is left that says so
+    down    all of that comes home
+    lost    HOST is gone for good: the journal is rebuilt from its last copy, and from what vendors list
+
+In: the name of the machine, as `--control` takes it. Out: where everything is now. At every moment one journal at most
+may be written to: the one that moves is marked first, and sent afterwards, so that each step may be repeated.
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.supervisor import supervisor_client
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.installation import this_machine
+from infra.journal_file import installation_file
+from infra.ledger.dismissal import dismiss
+from infra.ledger.journal import Journal
+from infra.runs.settle import settle
+from infra.runs.timing import Say
+from infra.settings import Settings
+from infra.transport.protocol import Unreachable
+from infra.units import duration
+from packs.control_host.control import archive, journal_moves, run_files
+from packs.control_host.control.host import ControlHost, settings_to_send
+from packs.control_host.control.local_pods import refuse_ties
+from packs.control_host.control.places import checkout_id
+from packs.control_host.control.settings import HERE, ControlHostSettings
+
+
+@dataclass(frozen=True)
+class Up:
+    """A control host that is ready. `boot`: who starts again what must go on after a boot there."""
+
+    host: str
+    installation: str
+    boot: str
+
+
+@dataclass(frozen=True)
+class CameHome:
+    """An installation that is home again. `started`: the leases of what looks after its runs from here."""
+
+    host: str
+    started: tuple[str, ...]
+
+
+def up(name: str, settings: Settings, tell: Say) -> Up:
+    """Move this machine's installation to that host, or bring keys and code there anew where it has moved already.
+
+    Raises UsageError when it may not move, SlipwayError when a step fails; the same again goes on from there.
+    """
+    if name in ("", HERE):
+        raise UsageError("name the machine: an alias of ~/.ssh/config, [user@]host[:port], or one of the inventory")
+    state_file = settings.state_file
+    before = journal_moves.moved_to(state_file)
+    if before and before != name:
+        raise UsageError(f"the journal has moved to {before}; first: inv control.down")
+    installation = _installation(settings) if not before else ""
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        try:
+            there = host.ask()
+        except Unreachable as error:
+            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}") from error
+        if before and not there.about and host.copy.digest:
+            raise SlipwayError(f"{name} has no journal any more, and had one; run: inv control.down --lost")
+        if there.about and not before and there.about["installation"] != installation:
+            raise UsageError(f"{name} is the control host of another installation; commands can work through it: "
+                             f"add --control {name} to each, or set SLIPWAY_CONTROL={name}")  # fmt: skip
+        tell(f"{name}: sending this checkout")
+        host.send_code(there)
+        left = []
+        if not before:
+            if host.told(host.call(there, "state"), "is_in_use", bool):
+                kept = there.places.state_file
+                raise UsageError(
+                    f"{name} already has a journal, which was declared lost or put there by hand; if nothing uses it "
+                    f"any more, move it away there: mv {kept} {kept}.old"
+                )
+            with Journal.open(state_file) as journal:
+                run_files.gather(journal, settings.homes)
+            with Journal.open(state_file) as journal:
+                left = dismiss(journal.leases.holders(), f"looks after it from here, and {name} will", tell)
+            journal_moves.move_away(state_file, name)
+            installation_file(state_file, os.environ).unlink(missing_ok=True)
+        text = archive.pack(state_file)
+        if not (before and there.about):
+            run_files.send(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
+                       archive.runs_over(text))  # fmt: skip
+        about = host.call(there, "accept", {
+            "archive": text, "installation": installation or archive.installation_of(text),
+            "settings": settings_to_send(settings),
+        })  # fmt: skip
+        host.copy.keep(host.told(host.call(there, "give"), "archive", str))
+        host.run_quietly(there, ["control.start", *left], tell)
+    return Up(name, host.told(about, "installation", str), host.told(about, "boot", str))
+
+
+def down(settings: Settings, tell: Say) -> CameHome:
+    """Bring the installation home from its control host. Raises SlipwayError; the same again goes on from there."""
+    name = _moved(settings)
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        try:
+            there = host.ask()
+        except Unreachable as error:
+            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}; "
+                               "if it is lost for good: inv control.down --lost") from error  # fmt: skip
+        if not there.about:
+            raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
+        host.send_code(there)
+        released = host.call(there, "release", {"to": this_machine().host})
+        text, left = host.told(released, "archive", str), host.told(released, "left", list)
+        host.copy.keep(text)
+        run_files.fetch(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
+                    archive.runs_over(text))  # fmt: skip
+        archive.unpack(text, settings.state_file)
+        host.call(there, "forget")
+    host.copy.forget()
+    return CameHome(name, tuple(supervisor_client.look_after(settings, [str(one) for one in left])))
+
+
+def lost(settings: Settings, tell: Say) -> CameHome:
+    """Rebuild the journal from the last copy that came from a control host which is gone, and from vendors' listings.
+
+    Pods that the copy does not know are kept: they may be at work. Raises UsageError while the host answers.
+    """
+    name = _moved(settings)
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        if _still_there(host):
+            raise UsageError(f"{name} answers, and has the journal; run: inv control.down")
+    try:
+        text = host.copy.path.read_text()
+    except FileNotFoundError:
+        text = archive.pack(settings.state_file)
+        tell(f"there is no copy from {name}; the journal is restored as it was when it moved there")
+    current_at = host.copy.current_at
+    if current_at is not None:
+        ago = duration(max(0.0, time.time() - current_at))
+        tell(f"the copy is from {ago} ago; runs may have started or ended since")
+    archive.unpack(text, settings.state_file, journal_moves.note_replacement)
+    with Journal.open(settings.state_file) as journal:
+        settle(journal, settings, tell)
+    host.copy.forget()
+    return CameHome(name, ())
+
+
+def pull(path: str, to: str, settings: Settings) -> str:
+    """Bring a file or a folder here from the control host; return where it is. Raises SlipwayError."""
+    chosen = settings.of(ControlHostSettings).control
+    name = _moved(settings) if chosen in ("", HERE) else chosen
+    if not Path(path).name or ".." in Path(path).parts:
+        raise UsageError(f"{path!r} names nothing to bring; expected a file or a folder there, such as var/reports/RUN")
+    if Path(path).is_absolute() and not to:
+        raise UsageError(f"{path} is not inside the checkout; name the destination: --to PATH")
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        there = host.ask()
+        if not there.about:
+            raise UsageError(f"{name} is no control host")
+        target = Path(to) if to else ROOT / path
+        source = there.places.find(path, checkout_id(ROOT))
+        return str(run_files.fetch_path(host.machine, source, target, there.places.root))
+
+
+def _still_there(host: ControlHost) -> bool:
+    try:
+        return bool(host.ask().about)
+    except SlipwayError:
+        return False
+
+
+def _moved(settings: Settings) -> str:
+    name = journal_moves.moved_to(settings.state_file)
+    if not name:
+        raise UsageError(f"the journal {settings.state_file} is here; it has not moved to a control host")
+    return name
+
+
+def _installation(settings: Settings) -> str:
+    """Return whose journal it is, which is made where there is none. Raises UsageError when it may not move."""
+    with Journal.open(settings.state_file) as journal:
+        if journal.problem:
+            raise UsageError(journal.problem)
+        refuse_ties(journal, "this machine")
+        return journal.installation

@@ -1,0 +1,285 @@
+"""Copying what is kept of runs, between a laptop and a control host.
+
+Of a run at work that is its code as it was launched, with which it goes on elsewhere, and its logs; of one that is over
+its logs and last words. In: the folders with the logs of runs, here and there, and the names of runs.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.runs.pods import folder_of
+from infra.runs.run_home import RunHome
+from infra.runs.sync import mirror
+from infra.transport import large_files
+from infra.transport.meter import Meter
+from infra.transport.protocol import ThisMachine, Transport
+from packs.control_host.control import bounded_tar
+from store import outside
+from store.outside import Unreadable
+
+BASE_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+MOST_NAMED = 20  # links that are left out
+TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
+# Whole folders by their names as words; by their names on stdin only receipts, logs and reports.
+GIVE = """
+cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
+{ for one in "$@"; do [ ! -d "$one" ] || printf '%s\\n' "$one"; done
+  while read -r one; do for folder in "$one" "$one/pod/logs" "$one/pod/state"; do
+      [ ! -d "$folder" ] || find "$folder" -maxdepth 1 -type f
+  done; done; } > "$draft.list"
+[ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
+code=$?; rm -f "$draft.list"; [ ! -f "$draft" ] || wc -c < "$draft"; exit $code
+"""
+# A file or a folder as an archive of all that is not large, which is listed with its size.
+PACK = """
+import json, os, sys, tarfile
+top, draft, least, large = sys.argv[1], sys.argv[2], int(sys.argv[3]), []
+if not os.path.exists(top):
+    sys.exit(3)
+with tarfile.open(draft, "w:gz", compresslevel=1) as tar:
+    def small(one):
+        tar.inodes = {}  # a second name of a file is a file
+        if not (one.isfile() or one.isdir() or one.issym()):
+            return None
+        if not one.isfile() or one.size <= least:
+            return one
+        large.append([one.name, one.size, one.mode & 0o777])
+    tar.add(os.path.realpath(top), os.path.basename(top), filter=small)
+print(json.dumps({"is_folder": os.path.isdir(top), "large": large, "bytes": os.path.getsize(draft)}))
+"""
+NOT_THERE = 3
+
+
+def gather(journal: Journal, here: Path) -> None:
+    """Copy the logs and last words of runs on this machine to what is kept, which is read wherever the journal is."""
+    for run in journal.runs():
+        op = journal.ops(run=run)[-1]
+        if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
+            home = RunHome.of(run, here)
+            mirror.bring_logs(op, ThisMachine(), home)
+            mirror.bring_words(op, ThisMachine(), home)
+
+
+def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
+    """Copy the kept files of these runs there; of those that are over no folders. Raises SlipwayError."""
+    names = [name for name in runs if (here / name).is_dir()]
+    files = [one for name in over for one in _files_of(RunHome.of(name, here))]
+    if not (names or files):
+        return
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
+            for name in names:
+                tar.add(here / name, name)
+            for one in files:
+                tar.add(one, one.relative_to(here))
+        limit_s = BASE_S + file.tell() / SLOWEST_BYTES_PER_S
+        file.seek(0)
+        done = machine.run(["sh", "-c", TAKE, "sh", str(there)], stdin=_pieces(file), timeout_s=limit_s)
+    if done.exited != 0:
+        raise SlipwayError(
+            f"what is kept of {', '.join(names) or 'earlier runs'} cannot be sent: {done.stderr.strip()}"
+        )
+
+
+def _files_of(home: RunHome) -> list[Path]:
+    """Return the files that are kept of a run that is over: its receipt, its logs and its reports."""
+    folders = [one for one in (home.folder, home.pod.logs, home.pod.state) if one.is_dir()]
+    return [one for folder in folders for one in sorted(folder.iterdir()) if one.is_file() and not one.is_symlink()]
+
+
+def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
+    """Bring what is kept there of these runs; of those that are over no folders. Raises SlipwayError."""
+    draft = f"{there}/.{secrets.token_hex(4)}.tgz"
+    done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10,
+                       stdin="".join(f"{name}\n" for name in over).encode())  # fmt: skip
+    if done.exited != 0:
+        raise SlipwayError(f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: "
+                           f"{done.stderr.strip()}")  # fmt: skip
+    if not done.stdout.strip():
+        return
+    with _in_words(str(there)), _draft(here) as folder:
+        size = _size(done.stdout)
+        bounded_tar.refuse_without_room(str(there), size, folder)
+        _fetch_whole(machine, draft, folder / "packed", size)
+        machine.run(["rm", "-f", draft], timeout_s=BASE_S)
+        kept = bounded_tar.made(folder, "all")
+        links = _extract(folder / "packed", kept, lambda name: _is_kept(name, runs, over), bounded_tar.ArchiveBounds())
+        _tell_left_out(bounded_tar.make_links(kept, links))
+        bounded_tar.put(kept, here)
+
+
+def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Path:
+    """Bring a file or a folder; return where it is. One that is here is replaced file by file.
+
+    A file goes into `here` where that is a folder. A link comes as a link; one that leads out of what is brought is
+    left out and named. `drafts`: a folder there that is ours. Raises SlipwayError.
+    """
+    draft = f"{drafts}/.{secrets.token_hex(4)}.tgz"
+    try:
+        with _in_words(str(there)):
+            packed = _pack(machine, there, draft)
+        target = here if packed.is_folder or not here.is_dir() else here / there.name
+        if target.exists() and target.is_dir() is not packed.is_folder:
+            kinds = ("a folder", "a file") if target.is_dir() else ("a file", "a folder")
+            raise UsageError(f"{target} is {kinds[0]}, and {there} is {kinds[1]}; name another place: --to PATH")
+        with _in_words(str(there)), _draft(target if target.is_dir() else target.parent) as folder:
+            bounded_tar.refuse_without_room(str(there), packed.num_bytes, folder)
+            _fetch_whole(machine, draft, folder / "small", packed.small_bytes)
+            bounded_tar.put(_unpacked(machine, folder, there, packed), target)
+    finally:
+        with contextlib.suppress(SlipwayError):  # a connection that is lost has been told already
+            machine.run(["rm", "-f", draft], timeout_s=BASE_S)
+    return target
+
+
+@dataclass(frozen=True)
+class _Large:
+    """A file that is fetched by itself; `name`: relative to the folder of what is brought."""
+
+    name: str
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The control host's description of what it has packed."""
+
+    is_folder: bool
+    small_bytes: int
+    large: tuple[_Large, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.small_bytes + sum(one.size for one in self.large)
+
+
+def _pack(machine: Transport, there: Path, draft: str) -> _Packed:
+    words = [machine.python, "-c", PACK, str(there), draft, str(large_files.LARGE_BYTES)]
+    done = machine.run(words, timeout_s=BASE_S * 10)
+    if done.exited == NOT_THERE:
+        raise UsageError(f"there is no {there} on the control host")
+    if done.exited != 0:
+        raise SlipwayError(f"{there} cannot be copied: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    said = outside.mapping(done.stdout, half_pairs="surrogateescape")
+    large = tuple(_large(one, there.name) for one in outside.typed(said, "large", list))
+    return _Packed(outside.typed(said, "is_folder", bool), _size(outside.typed(said, "bytes", int)), large)
+
+
+def _large(said: Any, top: str) -> _Large:
+    if type(said) is not list or [type(one) for one in said] != [str, int, int]:
+        raise Unreadable(f"it lists {outside.shown(said)}, expected a name, a size and a mode")
+    name, size, mode = said
+    if not _is_under(outside.relative(name), top):
+        raise Unreadable(f"it lists {outside.shown(name)}, which was not asked for")
+    return _Large(name, _size(size), mode)
+
+
+def _size(said: str | int) -> int:
+    text = str(said).strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < outside.INTEGER_DIGITS):
+        raise Unreadable(f"{outside.shown(said)} is no size of a file")
+    return int(text)
+
+
+def _unpacked(machine: Transport, folder: Path, there: Path, packed: _Packed) -> Path:
+    """Return the draft of what is brought: all small files, then the large ones, then the links."""
+    kept = bounded_tar.made(folder, "all")
+    bounds = bounded_tar.ArchiveBounds(file_bytes=large_files.LARGE_BYTES)
+    links = _extract(folder / "small", kept, lambda name: _is_under(name, there.name), bounds)
+    for one in packed.large:
+        path = bounded_tar.made(kept, os.path.dirname(one.name)) / os.path.basename(one.name)
+        if os.path.lexists(path):
+            raise Unreadable(f"it holds {outside.shown(one.name)} twice")
+        _fetch_whole(machine, str(there.parent / one.name), path, one.size)
+        path.chmod(bounded_tar.harmless(one.mode))
+    _tell_left_out(bounded_tar.make_links(kept, links))
+    top = kept / there.name
+    if not top.exists() or top.is_dir() is not packed.is_folder:
+        raise Unreadable(f"it does not hold {outside.shown(there.name)}")
+    return top
+
+
+def _extract(
+    packed: Path, kept: Path, is_wanted: Callable[[str], bool], bounds: bounded_tar.ArchiveBounds
+) -> dict[str, str]:
+    bounds = replace(bounds, bytes=min(bounds.bytes, bounded_tar.room_of(kept)))
+    with packed.open("rb") as file:
+        return bounded_tar.extract(file, kept, is_wanted, bounds)
+
+
+def _is_under(name: str, top: str) -> bool:
+    return name == top or name.startswith(f"{top}/")
+
+
+def _is_kept(name: str, runs: Sequence[str], over: Sequence[str]) -> bool:
+    """Return whether `fetch` has asked for it: all of a run at work, the files of one that is over."""
+    run, *rest = name.split("/")
+    return run in runs or run in over and (len(rest) <= 1 or rest[0] == "pod" and len(rest) <= 3)
+
+
+def _tell_left_out(sentences: Sequence[str]) -> None:
+    for one in sentences[:MOST_NAMED]:
+        _log(f"left out: {one}")
+    if len(sentences) > MOST_NAMED:
+        _log(f"left out: {len(sentences) - MOST_NAMED} more links like these")
+
+
+@contextlib.contextmanager
+def _draft(folder: Path) -> Iterator[Path]:
+    """Yield a folder for drafts on the disk of `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".slipway-") as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Raise SlipwayError for an answer that cannot be used, and for a disk that takes no more."""
+    try:
+        yield
+    except Unreadable as error:
+        raise SlipwayError(
+            f"{what}: the control host's answer cannot be used: {error}; nothing was changed here"
+        ) from None
+    except OSError as error:
+        raise SlipwayError(f"{what} cannot be brought: {error}; run the same again") from None
+
+
+def _fetch_whole(machine: Transport, source: str, path: Path, size: int) -> None:
+    """Copy the first `size` bytes of a file, also over a connection that is cut on the way."""
+    meter = Meter()
+    large_files.persist(lambda: _fetch(machine, source, path, size, meter), meter, mirror.PATIENCE_S, _log)
+
+
+def _fetch(machine: Transport, source: str, path: Path, size: int, meter: Meter) -> None:
+    if large_files.applies(machine, size):
+        large_files.fetch(machine, source, path, size, meter)
+        return
+    with path.open("wb") as file:
+        while (left := size - file.tell()) > 0:
+            piece = machine.read(source, file.tell())[:left]
+            if not piece:
+                raise SlipwayError(f"{source} has shrunk while it was read; run the same again")
+            file.write(piece)
+            meter.count(len(piece))
+
+
+def _log(words: str) -> None:
+    logging.getLogger(__name__).warning("%s", words)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(1 << 20):
+        yield piece

@@ -1,0 +1,17 @@
+"""Everything at once on a control host, and a thousand kills: the rig, at night."""
+
+import pytest
+
+from tests.faults.test_crash import rig
+from tests.needs import PRIVILEGE
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
+@pytest.mark.timeout(14500)
+@pytest.mark.pack("control_host")
+def test_a_thousand_kills_of_everything_at_once_lose_no_run_no_machine_and_no_answer():
+    done = rig("together", "--kills", "1000", timeout_s=14000)
+    assert done.returncode == 0
+    assert "kills, 0 orphans, 0 duplicates, 0 early ends, 0 cut answers called whole" in done.stdout

@@ -1,0 +1,185 @@
+"""The floors of the house: which modules there are, what each may import, and what it does import."""
+
+import ast
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from store import packs
+
+ROOT = Path(__file__).parent.parent
+FLOORS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "bench")
+FLOORS += ("tasks",)
+PLAN = (
+    "trainer.config",
+    "trainer.memory",
+    "trainer.records",
+    "trainer.profiles",
+    "trainer.recipes",
+    "trainer.reuse",
+    "trainer.fingerprints",
+)
+PLAN += (
+    "data.config",
+    "data.errors",
+    "data.manifest",
+    "data.references",
+    "data.verify",
+    "store.manifest",
+    "store.extensions",
+    "infra.records",
+    "infra.errors",
+    "infra.agent.job",
+)
+# What control code may import of training: its plan, its figures, and the light records beside that.
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
+LIGHT += (
+    "trainer.reporting.jsonl_log",
+    "trainer.reporting.run_report",
+    "trainer.reporting.compared",
+    "trainer.reporting.comparison",
+    "trainer.rewards.jail",
+)
+# From the most special to the most general: whose files, what they may import of the house.
+TABLE = (
+    ("infra.agent", ("infra.agent",)),
+    ("store", ("store",)),
+    ("sdk", ("sdk",)),
+    ("infra", ("infra", "store")),
+    ("data", ("data", "store")),
+    ("trainer.plan", (*PLAN, "trainer.plan")),
+    ("trainer", ("trainer", "data", "store")),
+    ("serve", ("serve", "infra", "store")),
+    ("flows", ("flows", "infra", "serve", "store", *LIGHT)),
+    ("scripts", ("scripts", "flows", "infra", "data", "trainer", "serve", "store")),
+    ("tasks", ("scripts",)),
+)
+# The rooms of a pack: what each may import of the core, and which rooms of its own pack and of those that it needs.
+ROOMS = {
+    "pack": (("store.packs",), ()),
+    "records": (("trainer.records", "infra.records", "data.errors", "store.outside"), ("records",)),
+    "agent": (("infra.agent",), ("agent",)),
+    "data": (("data", "store"), ("data", "records")),
+    "trainer": (("trainer", "data", "store"), ("trainer", "data", "records")),
+    "serve": (("serve", "infra", "store"), ("serve", "records")),
+    "control": (("flows", "infra", "serve", "store", *LIGHT), ("control", "serve", "records", "agent")),
+    "commands": (
+        ("scripts", "flows", "infra", "data", "trainer", "serve", "store"),
+        ("commands", "control", "serve", "records"),
+    ),
+    "views": (("flows", "infra", "serve", "store", *LIGHT), ("views", "control", "serve", "records")),
+}
+
+
+def sources() -> list[Path]:
+    found = [ROOT / "tasks.py"]
+    for floor in FLOORS:
+        found += sorted((ROOT / floor).rglob("*.py"))
+    return found
+
+
+def is_by_text(node: ast.AST) -> bool:
+    """Return whether it is a call of `import_module`."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+
+
+def texts(node: ast.AST) -> list[str]:
+    """Return the texts among the arguments of a call."""
+    given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
+    return [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
+    """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`.
+
+    A module that `import_module` gets as a text is among them, and what a table of commands names: "a.b:Flags".
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif is_by_text(node):
+            yield from texts(node)[:1]
+        elif isinstance(node, ast.Call) and lies_in(module, "scripts"):
+            yield from (one.replace(":", ".") for one in texts(node) if re.fullmatch(r"scripts(\.\w+)+(:\w+)?", one))
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level + is_package or None] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{one.name}" for one in node.names)
+
+
+def lies_in(name: str, floor: str) -> bool:
+    return name == floor or name.startswith(floor + ".")
+
+
+def of_pack(module: str) -> tuple[str, ...]:
+    """Return what a module of a pack may import of the project: by its room, and by the packs that its pack needs."""
+    _, name, room = [*module.split("."), "", ""][:3]
+    core, own = ROOMS.get(room, ((), ()))
+    # A pack whose needs are not there is off, and its folder is held all the same.
+    needs = packs.installed()[name].needs if name in packs.installed() else packs.known().get(name, {}).get("needs", ())
+    reachable = (name, *needs)
+    return (*core, *(f"packs.{one}.{each}" for one in reachable for each in own))
+
+
+def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
+    """Return the modules that a module imports although its floor may not."""
+    allowed = of_pack(module) if lies_in(module, "packs") else None
+    if allowed is None:
+        allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
+    bad = []
+    for name in imports(module, text, is_package):
+        ours = name.split(".")[0] in FLOORS
+        wrong = ours and not any(lies_in(name, one) for one in allowed)
+        room = module.split(".")[2:3] if lies_in(module, "packs") else []
+        is_training = lies_in(module, "trainer") or room == ["trainer"]
+        wrong |= is_training and not lies_in(module, "trainer.plan") and lies_in(name, "trainer.plan")
+        is_bare = lies_in(module, "infra.agent") or room in (["agent"], ["pack"])
+        wrong |= not ours and is_bare and name.split(".")[0] not in sys.stdlib_module_names
+        bad += [f"{module} imports {name}"] if wrong else []
+    return bad
+
+
+@functools.cache
+def tree() -> dict[str, set[str]]:
+    """Return what each module of the product imports of it, by their dotted names; a package counts as a module."""
+    found = {}
+    for path in sources():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not module.startswith(("tests.", "bench.")):
+            found[module] = path
+    edges: dict[str, set[str]] = {}
+    for module, path in found.items():
+        names = imports(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        known = (next((one for one in (name, name.rpartition(".")[0]) if one in found), module) for name in names)
+        edges[module] = {*known} - {module}
+    return edges
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Return nodes that lead to each other, [] when there are none."""
+    open_, done = list[str](), set[str]()
+
+    def visit(node: str) -> list[str]:
+        if node in open_:
+            return [*open_[open_.index(node) :], node]
+        if node in done:
+            return []
+        open_.append(node)
+        found = next((way for after in sorted(edges.get(node, ())) if (way := visit(after))), [])
+        open_.pop()
+        done.add(node)
+        return found
+
+    return next((way for node in sorted(edges) if (way := visit(node))), [])
+
+
+def loaded_by(*modules: str) -> list[str]:
+    """Return the modules that a process has loaded which imports these."""
+    probe = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout)
+    return found

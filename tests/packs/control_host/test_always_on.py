@@ -1,0 +1,64 @@
+"""The control host in the words of a plan, of the question which offer to rent, and of `inv status`."""
+
+import json
+
+import pytest
+
+from infra.installation import this_machine
+from infra.journal_file import Moved
+from infra.providers import Abilities
+from infra.providers.promises.shutdown_paths import caveats_of
+from infra.settings import Settings
+from packs.control_host.control.always_on import ControlHostMachine
+from scripts.market import offers_table
+from store import packs
+from tests.world import ROOT
+
+
+@pytest.fixture
+def settings(tmp_path):
+    state_file = tmp_path / "host" / "state" / "journal.sqlite"
+    state_file.parent.mkdir(parents=True)
+    return Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(state_file)})
+
+
+def test_a_laptop_is_told_of_a_control_host_and_a_control_host_is_not(settings, capsys):
+    assert offers_table.always_on_here(settings) == ControlHostMachine().state_here(settings) == ""
+    offers_table.tell_of_laptop_off([offers_table.ITSELF])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.replace("./inv", "inv") == (
+        "the laptop is to be off? The pod can delete itself when its work is over: --self-end. An always-on machine of "
+        "yours can follow instead: inv control.up HOST"
+    )
+    places = settings.state_file.parent.parent
+    (places / "about.json").write_text(json.dumps({"boot": "cron"}))
+    (places / "started.json").write_text(json.dumps({"at": 0}))
+    assert offers_table.always_on_here(settings) == "this control host"
+    said = ControlHostMachine().state_here(settings)
+    assert said.startswith(f"on the control host {this_machine().host}, alive now; ") and said.endswith(": cron")
+
+
+def test_a_plan_names_the_control_host_as_an_end_of_a_machine_that_hangs():
+    can = Abilities(start_timer=True, self_terminate="pod_credential")
+    assert caveats_of("runpod", can, can)[-1] == (
+        "A machine of runpod that hangs is ended only by a process elsewhere: the launch while it runs here, the "
+        "supervisor of this machine, or an always-on machine (inv control.up), which alone does that with the laptop "
+        "off; a shorter limit (--ttl, --spend-limit) does not."
+    )
+
+
+def test_the_answer_to_the_question_says_what_to_type():
+    said = ControlHostMachine().how(lambda *more: " ".join(["./inv launch", *more]))
+    assert said == (
+        "make the machine a control host once: ./inv control.up HOST; then launch there: ./inv launch --control HOST"
+    )
+
+
+def test_a_journal_that_has_moved_is_answered_with_the_pack_where_it_is_not_there(tmp_path, monkeypatch):
+    assert str(Moved(tmp_path, "box")).endswith("add --control box, or bring it home: ./inv control.down")
+    assert str(Moved(tmp_path, "box", is_home=True)).endswith(
+        "is on its way home to box; wait for ./inv control.down there, or type it again"
+    )
+    monkeypatch.setattr(packs, "installed", lambda: {})
+    monkeypatch.setattr(packs, "FOLDER", tmp_path)
+    assert "control.down belongs to the pack control_host" in str(Moved(tmp_path, "box"))

@@ -1,0 +1,191 @@
+"""An installation that moves: one journal at most may be written to, and everything arrives."""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given, settings
+
+from infra.agent.limits import read_clocks
+from infra.errors import SlipwayError, UsageError
+from infra.journal_file import JournalError, Moved
+from infra.ledger.journal import Journal
+from infra.ledger.reconcile import Claim, Listing, decide
+from infra.names import new_token
+from infra.providers.pod_keys import PodKeys
+from infra.records import Address, Pod
+from packs.control_host.control import archive, journal_moves
+from packs.control_host.control.host import JournalCopy
+from packs.control_host.control.local_pods import refuse_ties
+from tests.hostile import mistyped, spliced
+
+
+@pytest.fixture
+def environ(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def laptop(tmp_path, environ):
+    return tmp_path / "laptop" / "journal.db"
+
+
+@pytest.fixture
+def host(tmp_path):
+    return tmp_path / "host" / "journal.sqlite"
+
+
+def begin(path, run="brave-otter-1", vendor="runpod"):
+    """A journal with one pod at work, whose key lies beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Journal.open(path) as journal:
+        token = new_token(journal.installation)
+        keys = PodKeys.beside(path)
+        keys.folder.mkdir(mode=0o700, exist_ok=True)
+        keys.private(token).write_text("a private key")
+        address = Address("root", "192.0.2.7", 22, str(keys.private(token)), f"/root/.slipway/pods/{token}")
+        op = journal.plan(token=token, run=run, vendor=vendor)
+        op = journal.advance(op, "sending")
+        return journal.advance(op, "created", remote_id="pod-1", address=str(address)), journal.installation
+
+
+def test_an_installation_arrives_whole_and_is_not_written_to_where_it_was(laptop, host):
+    op, installation = begin(laptop)
+    old = Journal.open(laptop)  # a process that has it open all the while
+    journal_moves.move_away(laptop, "box")
+    assert journal_moves.moved_to(laptop) == "box"
+    with pytest.raises(JournalError, match="moved away or replaced"):
+        old.note(op, reason="by somebody who did not know")
+    with pytest.raises(Moved, match=re.escape("has moved to box, and nothing is written here; add --control box")):
+        Journal.open(laptop)
+    text = archive.pack(laptop)
+    assert archive.installation_of(text) == installation and archive.runs_at_work(text) == [op.run]
+    archive.unpack(text, host)
+    old.close()
+    with Journal.open(host) as journal:
+        (there,) = journal.ops()
+        assert (there.token, there.state, journal.installation) == (op.token, op.state, installation)
+        key = Address.parse(there.address).key
+        assert key == str(PodKeys.beside(host).private(op.token))
+        assert os.stat(key).st_mode & 0o777 == 0o600
+        journal.note(there, reason="by the control host")
+    assert archive.digest(archive.pack(host)) == archive.digest(archive.pack(host)) != archive.digest(text)
+
+
+def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, host):
+    op, _ = begin(laptop)
+    text = archive.pack(laptop)
+    with pytest.raises(JournalError, match="in use"):
+        archive.unpack(text, laptop)
+    journal_moves.move_away(laptop, "box")
+    archive.unpack(archive.pack(laptop), host)
+    with Journal.open(host) as journal:
+        journal.note(journal.ops()[0], reason="by the control host")
+    journal_moves.move_away(host, "laptop", is_home=True)
+    with pytest.raises(Moved, match=r"is on its way home to laptop; wait for \./inv control\.down there, or type it"):
+        Journal.open(host)
+    archive.unpack(archive.pack(host), laptop)
+    with Journal.open(laptop) as journal:
+        (home,) = journal.ops()
+        assert home.reason == "by the control host"
+        assert Address.parse(home.address).key == str(PodKeys.beside(laptop).private(op.token))
+        journal.note(home, reason="at home")
+
+
+def test_what_a_copy_does_not_know_is_kept_and_not_ended(laptop):
+    _, installation = begin(laptop)
+    text = archive.pack(laptop)
+    journal_moves.move_away(laptop, "box")
+    archive.unpack(text, laptop, journal_moves.note_replacement)
+    with Journal.open(laptop) as journal:
+        now = read_clocks()
+        unknown = Pod(provider="runpod", pod_id="x", token=new_token(installation), run="", address="",
+                      micro_usd_per_hour=1, created_at=int(now.wall_s) - 3600)  # fmt: skip
+        (claim,) = decide((), Listing(began=now, pods=(unknown,)), prefix=f"sw1-{installation}-", settle_s=600.0,
+                          replaced_ago_s=journal.replaced_ago_s(now))  # fmt: skip
+        assert claim == Claim(unknown, is_kept=True)
+
+
+def test_what_only_this_machine_can_look_after_keeps_the_installation_here(laptop):
+    begin(laptop)
+    begin(laptop, run="calm-heron-2", vendor="local")
+    with Journal.open(laptop) as journal, pytest.raises(UsageError, match=r"calm-heron-2 \(local\)"):
+        refuse_ties(journal, "this machine")
+
+
+GOOD = {"keys_folder": "/k", "journal": "YQ==", "keys": {"a": "YQ=="}, "known_hosts": {}, "hosts": None}
+
+
+def text_of(document):
+    raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def test_an_archive_that_unpacks_to_more_than_it_may_is_refused_before_it_fills_the_memory(laptop, host, monkeypatch):
+    assert archive.MOST_UNPACKED == 256 << 20
+    monkeypatch.setattr(archive, "MOST_UNPACKED", 32 << 20)
+    bomb = base64.b64encode(zlib.compress(b" " * (archive.MOST_UNPACKED + (8 << 20)), 9)).decode()
+    for read in (archive.installation_of, archive.check, lambda text: archive.unpack(text, host)):
+        tracemalloc.start()
+        with pytest.raises(SlipwayError, match="the copy of the journal cannot be read: .*unpacks to more than"):
+            read(bomb)
+        assert tracemalloc.get_traced_memory()[1] < archive.MOST_UNPACKED * 1.3
+        tracemalloc.stop()
+    with pytest.raises(SlipwayError, match="at most .* are read"):
+        archive.check("A" * (archive.MOST_TEXT + 4))
+    begin(laptop)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(JournalError, match="at most 1.0 kB move between machines"),
+    ):
+        patch.setattr(archive, "MOST_UNPACKED", 1000)
+        archive.pack(laptop)
+
+
+@pytest.mark.parametrize("name", ["../authorized_keys", "/etc/x", "", "..", "a/b", "a\0"])
+@pytest.mark.parametrize("kind", ["keys", "known_hosts"])
+def test_files_of_an_archive_have_plain_names(host, kind, name):
+    with pytest.raises(SlipwayError, match="the copy of the journal cannot be read"):
+        archive.unpack(text_of({**GOOD, kind: {name: "YQ=="}}), host)
+    assert not host.parent.exists()
+
+
+@settings(max_examples=300, deadline=None)
+@given(mistyped(GOOD) | spliced(GOOD))
+def test_any_archive_is_read_or_refused_in_words(raw):
+    for read in (archive.check, archive.at_work, archive.runs_over):
+        with contextlib.suppress(SlipwayError):
+            read(text_of(raw))
+
+
+def test_a_journal_whose_tables_are_queries_of_somebody_else_is_refused(laptop):
+    begin(laptop)
+    document = json.loads(zlib.decompress(base64.b64decode(archive.pack(laptop))))
+    path = laptop.with_name("odd")
+    path.write_bytes(base64.b64decode(document["journal"]))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE ops")
+        db.execute(
+            "CREATE VIEW ops AS WITH RECURSIVE n(run) AS (SELECT 1 UNION ALL SELECT run FROM n) SELECT run FROM n"
+        )
+        db.commit()
+    text = text_of({**document, "journal": base64.b64encode(path.read_bytes()).decode()})
+    with pytest.raises(SlipwayError, match="expected the tables ops and meta"):
+        archive.runs_over(text)
+
+
+def test_a_copy_that_cannot_be_read_does_not_replace_the_one_before(laptop, tmp_path):
+    begin(laptop)
+    copy = JournalCopy(tmp_path / "box")
+    copy.folder.mkdir()
+    copy.keep(archive.pack(laptop))
+    before = copy.digest
+    with pytest.raises(SlipwayError, match="cannot be read"):
+        copy.keep("no archive")
+    assert copy.digest == before

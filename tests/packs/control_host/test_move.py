@@ -1,0 +1,50 @@
+"""Words about a control host that name nothing there or no machine, and a copy of its journal that has an age."""
+
+import json
+import os
+import time
+
+import pytest
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from packs.control_host.control import archive, journal_moves, move
+from packs.control_host.control.host import ControlHost
+from tests.hosts import make_key
+from tests.world import ROOT
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "..", "../env", "var/../../env"])
+def test_only_a_file_or_a_folder_can_be_brought(path, tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "box", "HOME": str(tmp_path)}
+    with pytest.raises(UsageError, match="names nothing to bring"):
+        move.pull(path, str(tmp_path / "to"), Settings.load(ROOT, environ=environ))
+
+
+def test_here_is_no_control_host(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_CONTROL": "here", "HOME": str(tmp_path)}
+    with pytest.raises(UsageError, match="it has not moved to a control host"):
+        move.pull("var/reports", "", Settings.load(ROOT, environ=environ))
+
+
+@pytest.mark.process
+@pytest.mark.needs("ssh-keygen")
+def test_a_journal_is_rebuilt_from_a_copy_whose_age_is_told_whenever_its_host_was_seen_last(tmp_path):
+    box = {"ip": "127.0.0.1", "port": 1, "user": "me", "identity_file": str(make_key(tmp_path / "key"))}
+    (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": "me", "hosts": [box]}}))
+    paths = {"SLIPWAY_STATE_FILE": "journal.db", "SLIPWAY_POOLS": "pools.yaml", "SLIPWAY_STORE": "store", "HOME": "."}
+    environ = {name: str(tmp_path / path) for name, path in paths.items()}
+    settings = Settings.load(ROOT, environ=environ)
+    with Journal.open(settings.state_file, environ) as journal:
+        installation = journal.installation
+    journal_moves.move_away(settings.state_file, "127.0.0.1:1")
+    copy = ControlHost.of("127.0.0.1:1", settings).copy
+    copy.keep(archive.pack(settings.state_file))
+    os.utime(copy.path, (time.time() - 7200, time.time() - 7200))
+    copy.note_seen()  # it answered, and no more than that
+    told = []
+    assert move.lost(settings, told.append).host == "127.0.0.1:1"
+    assert "the copy is from 2 h 00 min ago; runs may have started or ended since" in told
+    with Journal.open(settings.state_file, environ) as journal:
+        assert journal.installation == installation

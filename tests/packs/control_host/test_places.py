@@ -1,0 +1,20 @@
+"""The control host that a command runs on."""
+
+import json
+
+from infra.rehearsal import attach
+from infra.settings import Settings
+from packs.control_host.control.places import HostPlaces
+from tests.world import ROOT
+
+
+def test_a_rehearsal_on_a_control_host_is_on_one(tmp_path):
+    places = HostPlaces(tmp_path)
+    world = attach.beside(places.state_file) / "world-1"
+    world.mkdir(parents=True)
+    (world / "overlay.json").write_text(json.dumps({"SLIPWAY_STATE_FILE": str(world / attach.JOURNAL)}))
+    for environ in ({"SLIPWAY_STATE_FILE": str(places.state_file)}, {attach.INSIDE: str(world)}):
+        assert not HostPlaces.of_world(Settings.load(ROOT, environ=environ)).is_control_host
+        places.about.touch()
+        assert HostPlaces.of_world(Settings.load(ROOT, environ=environ)).is_control_host
+        places.about.unlink()
