@@ -37,12 +37,12 @@ EACH = 60  # kills in a round, at least
 QUIET_S = 600.0  # for a round to come to its end when nobody kills any more
 CRASH_LOOP = "the agent ended 5 times"
 MOST_RECOVERIES = 5  # a run that was begun again so often is given up, as is promised
-SELDOM = ("connection", "relay", "agent", "guard")  # of which there is always one, or which end a whole command
+SELDOM = ("connection", "session", "agent", "guard")  # of which there is always one, or which end a whole command
 VICTIMS = {
     "supervisor": ("scripts.runs.supervisor",),
     "controller": ("serve.controller ",),
     "gateway": ("serve.gateway_process",),
-    "relay": ("packs.control_host.control", " relay "),
+    "session": ("packs.control_host.control ", " run "),
     "connection": (),
     "launcher": ("invoke", " launch "),
     "sweep": ("invoke", " sweep "),
