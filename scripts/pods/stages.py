@@ -24,7 +24,7 @@ from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.pods.flags import CreateFlags, OnPodFlags, RunFlags
 from scripts.runs import down as ending
-from scripts.runs import launch
+from scripts.runs import following, launch
 from scripts.runs.deploy import about, deploy
 from scripts.runs.flags import DownFlags
 
@@ -47,7 +47,7 @@ def setup(spec: OnPodFlags) -> None:
         settle(journal, settings, render.tell)
         op = find_pod(journal, spec.run)
         op = held_pods.set_up(op, journal, settings, render.tell)
-        launch.conclude(op, journal, settings, spec.json)
+        following.conclude(op, journal, settings, spec.json)
 
 
 def run(spec: RunFlags) -> None:
@@ -73,9 +73,9 @@ def run(spec: RunFlags) -> None:
             plan = replace(plan, job=replace(plan.job, no_setup=True))
         op = held_pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
         if spec.detach:
-            launch.leave(op, settings, spec.json)
+            following.leave(op, settings, spec.json)
             return
-        launch.conclude(op, journal, settings, spec.json)
+        following.conclude(op, journal, settings, spec.json)
 
 
 def down(spec: OnPodFlags) -> None:

@@ -8,7 +8,7 @@ from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.runs import launch
+from scripts.runs import following
 from scripts.runs.flags import ResumeFlags
 
 
@@ -34,9 +34,9 @@ def resume(spec: ResumeFlags) -> None:
             return
         op = resuming.resume(found, journal, settings, render.tell)
         if spec.detach:
-            launch.leave(op, settings, spec.json)
+            following.leave(op, settings, spec.json)
         else:
-            launch.conclude(op, journal, settings, spec.json)
+            following.conclude(op, journal, settings, spec.json)
 
 
 def report(found: resuming.Resumption, as_json: bool) -> None:

@@ -2,11 +2,11 @@
 
 from scripts.cli.command import APART, BEGIN, command
 
-LAUNCH, DOWN, FLAGS = "scripts.runs.launch", "scripts.runs.down", "scripts.runs.flags"
+DOWN, FLAGS = "scripts.runs.down", "scripts.runs.flags"
 
 
 @command(
-    LAUNCH, f"{FLAGS}:LaunchFlags", world=BEGIN, env=True, flag_file="file",
+    "scripts.runs.launch", f"{FLAGS}:LaunchFlags", world=BEGIN, env=True, flag_file="file",
     example="inv launch --phase sft --gpu H100 --num-gpus 8 --spend-limit 100",
     rents=True,
 )  # fmt: skip
@@ -59,7 +59,7 @@ def report(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:KeepFlags", name="keep", example="inv keep brave-otter-3 --detach", rents=True)
+@command("scripts.runs.keep", f"{FLAGS}:KeepFlags", name="keep", example="inv keep brave-otter-3 --detach", rents=True)
 def keep_(c, spec):
     """Follow a run, and bring it back when its pod dies.
 

@@ -1,0 +1,152 @@
+"""A run on the screen: its progress to the verdict, and what to type when it has ended or is left at work."""
+
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from invoke import Exit
+
+from flows.pods.held_pods import scale_of
+from flows.runs import follow
+from flows.supervisor import supervisor_client
+from infra.agent.limits import read_clocks
+from infra.agent.state import NODE_LOST
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.runs import pods
+from infra.runs.follow import Seen
+from infra.settings import Settings
+from scripts.cli import context, render, steps_text
+from scripts.cli.invoke_patch import print_json
+from scripts.runs.logs import tell_steps
+from store import moving_line
+from trainer.records.phase_registry import PHASES, USUAL
+
+THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
+
+
+def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
+    """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
+    with hang_up() as hung_up:
+        try:
+            with follow.keeping(op, journal, settings, render.tell) as seen:
+                progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
+        except (KeyboardInterrupt, OSError) as error:
+            if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
+                raise
+            kept = supervisor_client.hand_on(op, settings)  # before anything is said, which may fail
+            render.say(f"\ndetached; {op.run} goes on. {kept}")
+            say_how(op, as_json)
+            raise Exit(code=follow.DETACHED) from None
+    with moving_line.waiting(f"{op.run}: its end is written down and told"):
+        follow.conclude(op, verdict["state"], journal, settings, render.tell)
+    succeeded = verdict["state"] == "succeeded"
+    if as_json:
+        print_json(
+            {
+                "run": op.run,
+                "state": verdict["state"],
+                "ran": [step["name"] for step in progress.get("steps", ()) if step["state"] == "done"],
+                "steps": steps_text.steps_json(progress),
+                "reason": verdict["reason"] or None,
+                "recoveries": progress["recoveries"],
+            }
+        )
+    elif succeeded:
+        scale, rows = scale_of(op, settings), journal.ops(run=op.run)
+        total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
+        steps = op.read_job().steps
+        making = steps[-1].config.get("making") if steps else None
+        then = talk_to(making["name"], op.store) if making else f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
+        render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
+    if not succeeded:
+        logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
+        if verdict.get("tail") and not as_json:
+            render.say(render.clean(verdict["tail"]))
+        reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
+        code = 5 if verdict["state"] == "limit" else 1
+        then = THEN.get(verdict["state"], "go on with ") + f"./inv resume {op.run}"
+        if journal.op(op.token).is_live and op.stays:
+            then = f"mend that, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
+
+
+@contextlib.contextmanager
+def hang_up() -> Iterator[list[int]]:
+    """Treat the closing of the terminal as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
+    heard: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, note)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def talk_to(artifact: str, store: str) -> str:
+    """Return the command that talks to a model just made, which need not be the one that is meant by default."""
+    usual = context.settings()
+    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
+    model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
+    return f"Talk to it: {where}./inv chat{model}"
+
+
+def show_progress(
+    op: Op, seen: Iterator[Seen], quiet: bool, scale: float
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Show bars on a terminal, a line per step elsewhere; return the last progress and the verdict.
+
+    `scale`: how many times faster than ours the clock of the run's cost is, by which its times are told, too.
+    """
+    if not quiet:
+        render.say(f"run {op.run} in {pods.where(op)}")
+    if quiet:
+        return _last(seen)
+    if not sys.stderr.isatty():
+        return _last(_lines(seen, scale))
+    from rich.live import Live
+
+    with Live(console=render.console(), refresh_per_second=8) as live:
+        return _last(_redraw(seen, live, scale))
+
+
+def _last(seen: Iterator[Any]) -> Any:
+    return deque(seen, maxlen=1).pop()
+
+
+def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
+    for progress, verdict in seen:
+        live.update(steps_text.steps_table(progress, time.time(), scale))
+        yield progress, verdict
+
+
+def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
+    """Yield the observations, and print a line when a step begins and ends, and now and then between."""
+    told: dict[str, tuple[str, float]] = {}
+    for progress, verdict in seen:
+        tell_steps(progress, told, scale)
+        yield progress, verdict
+
+
+def leave(op: Op, settings: Settings, as_json: bool) -> None:
+    """Hand the run on, as nobody follows it from here on, and say how to look at it again."""
+    render.say(supervisor_client.hand_on(op, settings))
+    say_how(op, as_json)
+
+
+def say_how(op: Op, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": op.run, "state": "running"})
+    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")

@@ -1,0 +1,53 @@
+"""The command `keep`: this process looks after a run or a service that no other process keeps."""
+
+from flows.runs import resume as resuming
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.service_rows import service_lease
+from infra.runs import pods
+from infra.runs.lookup import find_run
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs import following
+from scripts.runs.flags import KeepFlags
+from serve.processes import controller_client, controller_process
+
+
+def keep_(spec: KeepFlags) -> None:
+    run = spec.run
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        if run and service_rows.find(journal, run):
+            look_after(run, settings, journal, spec.json)
+            return
+        op = find_run(journal, run)
+        holder = journal.leases.holder(keeper_lease(op.run))
+        if holder:
+            state, said = "kept", f"{op.run} is kept by process {holder.pid}"
+        elif resuming.is_idle(op, settings):
+            state, said = "idle", f"{op.run} is idle; its guard holds it"
+        elif pods.is_over(op):
+            state, said = "over", f"{op.run} is over; run: inv status {op.run}"
+        elif spec.detach:
+            following.leave(op, settings, spec.json)
+            return
+        else:
+            following.conclude(op, journal, settings, spec.json)
+            return
+        render.say(said)
+        if spec.json:
+            print_json({"run": op.run, "state": state, "keeper": holder.pid if holder else None})
+
+
+def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
+    """Look after a service: another controller takes over where one has died."""
+    was_kept = controller_process.is_kept(name, journal)
+    seen = controller_client.ensure(name, settings, journal, render.tell)
+    holder = journal.leases.holder(service_lease(name))
+    if was_kept and holder:
+        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
+    if as_json:
+        print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})
