@@ -27,16 +27,16 @@ import torch
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
 from data.tokens.token_file import token_files
+from packs.bits.trainer.conversion import converted
+from packs.bits.trainer.objective import Bits
+from packs.bits.trainer.ternary import layers_of, relative_error
 from packs.sweeps.control.trials.ranking import student
 from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
-from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise
-from trainer.model.ternary import layers_of, relative_error
 from trainer.objectives import CrossEntropy, Objective
-from trainer.objectives.bits import Bits
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.plan import profile_named
 from trainer.records.model_config import ModelConfig, Ternary

@@ -28,7 +28,7 @@ from infra.selection import registry
 from infra.selection.default_limit import MOST_USD
 from infra.selection.preflight import amount_of
 from infra.settings import Settings, is_rented
-from serve import engines
+from serve import engines, model_kinds
 from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.gateway.http import certificate
@@ -37,7 +37,6 @@ from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.service import Service
-from store.artifacts import model_files
 from store.manifest import StoreError
 
 CONFIG = ROOT / "serve" / "service.yaml"
@@ -147,17 +146,15 @@ def version_of(
 ) -> Version:  # fmt: skip
     """Return the version, numbered 1. `source`: where the weights are. Raises UsageError for an unknown engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
-    in_blocks, is_ternary = is_in_blocks(source), is_of_1_58_bits(source)
+    kind = model_kinds.kind_of(source)
+    unfit = {"vllm", "vllm-cpu", engines.LLAMA} - {*kind.engines} if kind else set[str]()
     usual = "vllm" if has_gpu else "vllm-cpu"
     usual = old.engine if old else usual
-    usual = engines.LLAMA if is_ternary and usual in ("vllm", "vllm-cpu") else usual
-    usual = "fake" if is_scripted(source) else "torch" if in_blocks else usual
+    usual = kind.engines[0] if kind and usual in unfit else usual
+    usual = "fake" if is_scripted(source) else usual
     chosen = engine or usual
-    if in_blocks and chosen in ("vllm", "vllm-cpu", engines.LLAMA):
-        raise UsageError(f"--engine {chosen}: {source} decodes in blocks, which only --engine torch does")
-    if is_ternary and chosen in ("vllm", "vllm-cpu"):
-        raise UsageError(f"--engine {chosen}: {source} is a model of 1.58 bits; --engine llama.cpp and --engine torch "
-                         "compute with those")  # fmt: skip
+    if kind and chosen in unfit:
+        raise UsageError(f"--engine {chosen}: {source} {kind.about}")
     if chosen not in engines.ENVIRONMENTS:
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
     return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
@@ -176,25 +173,6 @@ def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
 
 def is_scripted(source: str) -> bool:
     return "://" not in source and (Path(source) / models.FAKE).is_file()
-
-
-def is_in_blocks(source: str) -> bool:
-    """Return whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
-    path = Path(source) / models.CONFIG
-    try:
-        return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
-    except (OSError, ValueError):
-        return False  # its reader reports what is wrong with it
-
-
-def is_of_1_58_bits(source: str) -> bool:
-    """Return whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
-    try:
-        config = {} if "://" in source else model_files.load(Path(source))
-    except (OSError, ValueError):
-        return False  # as above
-    said = config.get("quantization_config")
-    return bool(config.get("ternary")) or isinstance(said, Mapping) and said.get("quant_method") == "bitnet"
 
 
 def weights_of(source: str) -> str:

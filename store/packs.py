@@ -86,6 +86,20 @@ class Pack:
     """Classes that extend `NamedTracker`, by the name that is typed in `--track`."""
     model_formats: Mapping[str, str] = field(default_factory=dict)
     """Records `trainer.records.model_formats.ModelFormat` by the name of the format that import specs hold."""
+    phases: Mapping[str, str] = field(default_factory=dict)
+    """Records `trainer.records.phase.Phase` by the name that is typed in `--phase`."""
+    profiles: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(profiles of the core) -> Profile` by the name that is typed in `--profile`."""
+    profile_phases: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(profile) -> phases by name` by the profile of the core that has them with this pack; "*" = each."""
+    model_features: Mapping[str, str] = field(default_factory=dict)
+    """Classes that extend `trainer.records.model_config.ModelFeature`, by the field of `ModelConfig`."""
+    model_layouts: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(config.json) -> the same in our spelling`, by a word in it: see `trainer.records.model_layouts`."""
+    served_models: Mapping[str, str] = field(default_factory=dict)
+    """Records `serve.model_kinds.ModelKind` by a word of config.json: which engines compute with a model."""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(model folder, new folder, dtype)` by the name that is typed in `inv export --bits`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +240,7 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `line_flags`, `settings`, `providers`, `schemas`, `trackers` or
-    `model_formats`.
+    kind: a key of the index: `commands`, `settings`, `phases` and so on; see `scripts.project.packs_index`.
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

@@ -31,6 +31,7 @@ PLAN += (
     "data.verify",
     "store.manifest",
     "store.extensions",
+    "store.packs",
     "infra.records",
     "infra.errors",
     "infra.agent.job",
@@ -61,7 +62,17 @@ TABLE = (
 # The rooms of a pack: what each may import of the core, and which rooms of its own pack and of those that it needs.
 ROOMS = {
     "pack": (("store.packs",), ()),
-    "records": (("trainer.records", "infra.records", "data.errors", "store.outside"), ("records",)),
+    "records": (
+        (
+            "trainer.records",
+            "trainer.config",
+            "infra.records",
+            "data.errors",
+            "store.outside",
+            "store.artifacts.model_files",
+        ),
+        ("records",),
+    ),
     "agent": (("infra.agent",), ("agent",)),
     "data": (("data", "store"), ("data", "records")),
     "trainer": (("trainer", "data", "store"), ("trainer", "data", "records")),

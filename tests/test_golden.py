@@ -1,5 +1,6 @@
 """Every step makes what is recorded under its version."""
 
+from store import packs
 from tests import golden
 from trainer.fingerprints import VERSIONS
 
@@ -16,4 +17,4 @@ def test_a_changed_output_is_noticed_until_its_version_is_raised_and_recorded():
 
 
 def test_every_step_has_a_version_and_a_record_of_its_output():
-    assert VERSIONS.keys() == golden.recorded().keys()
+    assert VERSIONS.keys() == {step for step in golden.recorded() if not packs.lacking("phases", step)}

@@ -1,5 +1,6 @@
 """The core works without packs, and without each pack alone: clones whose folders of packs were deleted, by night."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -76,8 +77,16 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
         process = world.begin(*launch, *flags)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
+    for flag, kind in (("phase", "phases"), ("profile", "profiles")):
+        for word in packs.known()[name][kind]:
+            process = world.begin("launch", f"--{flag}", word, "--provider", "local", "--dry-run")
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     # A row with words of its own and none for this machine begins with a published model, which is on the hub.
     for file, here in [(file, here) for file, usual, here in example_jobs.ROWS if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")
-        assert world.json("launch", *words)["steps"], file
+        process = world.begin("launch", *words, "--json")
+        out, err = process.communicate(timeout=300)
+        is_of_pack = f"belongs to the pack {name}" in out + err
+        assert is_of_pack or json.loads(out)["steps"], file
     assert " passed" in tests_of(checkout, "--fast", "-n", "2")

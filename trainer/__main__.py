@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 from data.config import ConfigError, Making, load
 from data.errors import DataError
 from data.single_writer import PARENT, die_with
-from store import extensions, outside
+from store import extensions, outside, packs
 from store.manifest import StoreError
-from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
+from trainer.config import EvalSpec, ImportSpec, Keeping, load_phase
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError
 from trainer.parallel.allocator import let_segments_grow
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     one.add_argument(
-        "--packed", action="store_true", help="of a ternary model: four numbers to a byte, as transformers packs"
+        "--layout", choices=tuple(packs.entries("exports")), help="a form of the weights that a pack writes"
     )
     return top
 
@@ -126,7 +126,7 @@ def train(flags: argparse.Namespace) -> None:
             raise Refused(f"{flags.config}: the extension of its phase is not in it")
         adopt(own)
     making = load(Making, raw.get("making", {}), "making")
-    config = load(PhaseConfig, raw.get("spec", {}), "spec")
+    config = load_phase(raw.get("spec", {}), "spec")
     keeping = load(Keeping, raw.get("keeping", {}), "keeping")
     if config.phase != flags.command and not config.extension:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
@@ -139,7 +139,6 @@ def train(flags: argparse.Namespace) -> None:
 
 
 def take_tokenizer(flags: argparse.Namespace) -> None:
-    from store import packs
     from trainer.records import model_formats
 
     packs.load(model_formats.known(flags.format).convert_tokenizer)(flags.file, flags.out)
@@ -226,11 +225,11 @@ def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
     from trainer.checkpoints.checkpoint import masters
-    from trainer.model import export, packed
+    from trainer.model import export
 
     dtype = getattr(torch, flags.dtype)
-    if flags.packed:
-        packed.write(flags.model, flags.out, dtype)
+    if flags.layout:
+        packs.load(packs.entries("exports")[flags.layout])(flags.model, flags.out, dtype)
     else:
         export.copy(flags.model, flags.out, dtype, masters(flags.model) if dtype == torch.float32 else None)
 

@@ -4,14 +4,17 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
-from data.config import ConfigError
-from trainer.records.bits import BitsConfig
+from data.config import ConfigError, load
+from store import packs
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
-from trainer.records.model_config import ModelConfig
-from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
+from trainer.records.model_config import KIND, ModelConfig, feature
+from trainer.records.phase import PROMPTS, TALK, TEXT
+from trainer.records.phase_registry import PHASES, listed, phases_reading
 from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
@@ -76,6 +79,8 @@ class ScheduleConfig:
 class PhaseConfig:
     """One phase of training. What changes the result is in the fingerprint: all but the fields made by `rounding`."""
 
+    WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule",)
+    """Fields whose lengths follow the number of steps, unless the user sets them."""
     phase: str
     """Name in the registry of phases, such as `base` or `sft`."""
     model: ModelConfig
@@ -128,8 +133,6 @@ class PhaseConfig:
     turns: int = newer(1)
     """Number of our own questions and answers that follow one another in a sequence of a chat phase, as far as they fit
     into `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
-    bits: BitsConfig | None = newer(None)
-    """Settings of the stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
     blocks: BlocksConfig | None = newer(None)
     """Settings of dlm: the blocks in which the model learns to decode."""
     extension: str = newer("")
@@ -138,7 +141,7 @@ class PhaseConfig:
     def __post_init__(self) -> None:
         in_bounds(self, "rows micro_rows sequence_len turns", 1)
         in_bounds(self, "steps", 1 if self.trains else 0)
-        self._check_bits()
+        self._check_kind()
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):
@@ -179,22 +182,14 @@ class PhaseConfig:
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
             raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
-    def _check_bits(self) -> None:
-        model, bits = self.model, self.bits
+    def _check_kind(self) -> None:
+        if not isinstance(self, config_of(self.phase)):
+            raise ConfigError(f"phase {self.phase} has a configuration of its own: {PHASES[self.phase].config}")
         if not self.trains and self.steps:
             raise ConfigError(f"steps is {self.steps}; {self.phase} changes a model without training it: steps is 0")
-        if self.dtype == "float8" and model.ternary:
-            raise ConfigError("dtype is float8; matrices of 1.58 bits are multiplied in bfloat16 or float32")
-        if bits and bits.saliency and not model.ternary:
-            raise ConfigError(f"{self.phase}: saliency is {bits.saliency}, and its model says no `ternary`")
-        if bits is None:
-            return
-        if bits.has_teacher and not self.num_frozen:
-            parts = "divergence, layers and relations"
-            raise ConfigError(f"{self.phase} has no teacher; {parts} of its bits are 0")
-        heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.num_hidden_layers)
-        if problem := bits.problem(*heads):
-            raise ConfigError(f"{self.phase}: {problem}")
+        if self.dtype == "float8":
+            for problem in filter(None, (one.float8_problem for one in self.model.features)):
+                raise ConfigError(f"dtype is float8; {problem}")
 
     def digest(self) -> str:
         """Return the sha256 over what counts; a checkpoint carries it."""
@@ -209,8 +204,7 @@ class PhaseConfig:
             return self
         warmup = self.schedule.warmup_steps
         scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
-        bits = self.bits.in_steps(steps / self.steps) if self.bits else None
-        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled), bits=bits)
+        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))
 
     @property
     def trains(self) -> bool:
@@ -225,8 +219,7 @@ class PhaseConfig:
     @property
     def can_pack(self) -> bool:
         """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
-        reads_talk = self.phase in phases_reading(TALK) and self.blocks is None
-        return reads_talk and not (self.bits and self.bits.relations)
+        return self.phase in phases_reading(TALK) and self.blocks is None
 
     def is_packed(self, device: str) -> bool:
         """Return whether conversations share rows on such a device: `cuda` or `cpu`."""
@@ -266,6 +259,34 @@ class PhaseConfig:
         They are the model's, as often as a token goes through it, and a third of those of frozen ones beside it.
         """
         return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
+
+
+P = TypeVar("P", bound=PhaseConfig)
+
+
+def config_of(phase: str) -> type[PhaseConfig]:
+    """Return the record of a phase's configuration: `PhaseConfig`, or what a pack extends it by."""
+    found: type[PhaseConfig] = packs.load(PHASES[phase].config) if phase in PHASES else PhaseConfig
+    return found
+
+
+def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
+    """Return the configuration of a phase from plain values, by its `phase`. Raises ConfigError."""
+    phase = str(raw.get("phase"))
+    if said := packs.lacking("phases", phase):
+        raise ConfigError(f"{where}: {said}")
+    return load(config_of(phase), raw, where)
+
+
+def phases_for(engine: str) -> tuple[str, ...]:
+    """Return the phases that train models which this engine is meant for, the last one first."""
+    meant = {name for name in packs.entries(KIND) if feature(name).engine == engine}
+    return tuple(name for name, one in reversed(PHASES.items()) if one.feature in meant and one.trains)
+
+
+def as_phase(kind: type[P], before: PhaseConfig, **changes: Any) -> P:
+    """Return a configuration of another kind, with what it shares with `before` but for the changes."""
+    return kind(**{**{one.name: getattr(before, one.name) for one in fields(PhaseConfig)}, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.records import model_formats
-from trainer.records.bitnet_layouts import is_stored_rounded
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 
@@ -62,7 +61,8 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
         if convert is not None:
             source = convert(spec, source, Path(scratch) / "converted")
-        model, dtype = export.read(source), stored_dtype(source)
+        model = export.read(source)
+        dtype = stored_dtype(source, model.config)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
             raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
         own = own_words(source, Path(scratch) / "own") if spec.has_tokenizer else source
@@ -111,13 +111,13 @@ def fetch(spec: ImportSpec) -> Path:
     return Path(found)
 
 
-def stored_dtype(folder: Path) -> torch.dtype:
+def stored_dtype(folder: Path, config: ModelConfig) -> torch.dtype:
     """Return bfloat16 for weights that are stored so, else float32; older configs do not say which they are.
 
     Masters that are made of stored symbols keep their scale in float32 alone.
     """
     raw = model_files.load(folder)  # was read as a config just now
-    if is_stored_rounded(raw):
+    if any(one.is_made_of_symbols(raw) for one in config.features):
         return torch.float32
     said = raw.get("dtype") or raw.get("torch_dtype")
     if said is None:

@@ -102,8 +102,7 @@ def estimate(
     compiled = device == "cuda" and config.pays_to_compile("cuda")
     inputs = 0 if compiled and config.dtype == "float8" else 2 * d + (1 if compiled else 2) * f
     block = products + inputs + (q + kv if model.qk_norm else 0)
-    if model.ternary:  # the rounded input of each matrix is kept
-        block += 3 * d + q + (f if model.sub_norm else 0)
+    block += sum(one.kept_numbers(model) for one in model.features)
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
@@ -113,7 +112,7 @@ def estimate(
     else:
         kept = blocks * (d * width if config.recompute else per_token)
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
-    copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
+    copies = 0 if width == 4 and not model.has_masters else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers
     if config.dtype == "float8":  # both ways, for all passes of a step
@@ -134,7 +133,7 @@ def estimate(
         waiting += 4 * head  # the embedding's share of the same gradient is dense too
 
     if parts > 1:  # a block comes together to compute, the next one already behind it; what is outside of them stays
-        ends_params, as_sent = model.num_params - in_blocks, 4 if model.ternary else width
+        ends_params, as_sent = model.num_params - in_blocks, 4 if model.has_masters else width
         together = as_sent * (2 * in_blocks // model.num_hidden_layers + ends_params)
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
         copies = together + reduced

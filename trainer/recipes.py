@@ -5,23 +5,32 @@ stand in dev/log; shapes and sizes of the others are those of the models that th
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
-from store import strict_records
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, RecipeMachine, ScheduleConfig
-from trainer.profiles import bits
+from store import packs, strict_records
+from trainer.config import (
+    Keeping,
+    OptimizerConfig,
+    PhaseConfig,
+    Profile,
+    RecipeMachine,
+    ScheduleConfig,
+    config_of,
+    load_phase,
+)
 from trainer.profiles.shapes import llama, qwen3
 from trainer.profiles.street import TALK, cosine, dial
 from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import ModelConfig
+from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase_options import changed
+from trainer.records.phase_registry import PHASES
 from trainer.records.rl_config import RlConfig
 
-OF_STAGES = ("ternary", "sub_norm")  # fields of a shape that are those of the stages of 1.58 bits alone
 OF_FILES = ("profile", "name", "model", "phases", "keeping", "machine")  # keys of a profile's file
 
 
@@ -98,17 +107,6 @@ def smoke() -> Profile:
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
-def smoke_bits() -> Profile:
-    """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
-    whole = smoke()
-    model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
-    steps = {"base": 144, "mid": 180, "sft": 216}  # a model in 1.58 bits needs more of them
-    phases = {
-        name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
-    }
-    return replace(whole, name="smoke_bits", phases={**phases, **bits.small_stages(phases["base"], phases["sft"])})
-
-
 def tiny() -> Profile:
     """Return all that smoke does, in seconds: for tests and rehearsals. It learns its name and nothing else."""
     whole = smoke()
@@ -168,21 +166,19 @@ def smollm2_135m() -> Profile:
         max_position_embeddings=8192,
         rope_theta=1e5,
     )
-    return bits.with_stages(cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16))
+    return cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16)
 
 
 def qwen3_0_6b() -> Profile:
     """Return Qwen3-0.6B's shape."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
-    return bits.with_stages(cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8))
+    return cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8)
 
 
 def qwen3_4b() -> Profile:
     """Return Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
-    return bits.with_stages(
-        cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
-    )
+    return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
 
 
 def d12() -> Profile:
@@ -205,12 +201,30 @@ def d32() -> Profile:
     return dial(32)
 
 
-PROFILES = {
-    one.__name__: one
-    for one in (
-        *(smoke, smoke_bits, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
-        *(d12, d20, d26, d32, smollm2_135m, qwen3_0_6b, qwen3_4b),
-    )
+OURS = (
+    *(smoke, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
+    *(d12, d20, d26, d32, smollm2_135m, qwen3_0_6b, qwen3_4b),
+)
+
+
+def with_packs(make: Callable[[], Profile]) -> Profile:
+    """Return a profile of ours with the phases that packs add to it."""
+    whole = make()
+    for pack in packs.installed().values():
+        if where := pack.profile_phases.get(whole.name) or pack.profile_phases.get("*"):
+            whole = replace(whole, phases={**whole.phases, **packs.load(where)(whole)})
+    return whole
+
+
+def of_pack(where: str) -> Profile:
+    """Return a profile of a pack, which it makes of ours."""
+    found: Profile = packs.load(where)({one.__name__: one for one in OURS})
+    return found
+
+
+PROFILES: dict[str, Callable[[], Profile]] = {
+    **{one.__name__: partial(with_packs, one) for one in OURS},
+    **{name: partial(of_pack, where) for name, where in packs.entries("profiles").items()},
 }
 
 
@@ -230,7 +244,7 @@ def is_file(name: str) -> bool:
 def from_file(path: Path) -> Profile:
     """Return the profile that a YAML file names, changed by its `name`, `model`, `phases`, `keeping` and `machine`.
 
-    `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
+    `model` is the shape of all phases; where phases train a feature, such as `ternary`, its fields in it are theirs
     alone. `machine` replaces that of the profile as a whole. Raises ConfigError for what no profile has.
     """
     import yaml
@@ -266,7 +280,9 @@ def from_file(path: Path) -> Profile:
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     values["machine"] = raw.get("machine", values["machine"]) or {}
-    return load(Profile, values, f"profile {path}")
+    where = f"profile {path}"
+    made = {phase: load_phase(config, f"{where}.phases.{phase}") for phase, config in values["phases"].items()}
+    return replace(load(Profile, {**values, "phases": {}}, where), phases=made)
 
 
 def with_shape(
@@ -281,7 +297,7 @@ def with_shape(
     phases = {}
     for name, values in _shaped(asdict(profile)["phases"], shape).items():
         try:
-            phases[name] = strict_records.read(PhaseConfig, changed(values, fields.get(name, {})))
+            phases[name] = strict_records.read(config_of(name), changed(values, fields.get(name, {})))
         except strict_records.Misfit as error:
             of = "" if str(error).startswith(f"{name}: ") else f"{name}: "
             raise ConfigError(f"{where}: {of}{error}") from None
@@ -289,14 +305,19 @@ def with_shape(
 
 
 def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return phases, as plain values, in another shape; what is ternary is only so in the stages, if there are any."""
-    has_stages = any(config["bits"] for config in phases.values())
+    """Return phases, as plain values, in another shape; a feature is only in the phases that train it, if any do."""
+    trained = {PHASES[phase].feature for phase in phases if phase in PHASES}
     found = {}
     for phase, config in phases.items():
-        is_whole = has_stages and config["model"]["ternary"] is None  # a phase before the model is a ternary one
-        of_phase = {key: value for key, value in shape.items() if not is_whole or key not in OF_STAGES}
+        barred = {field for field, name in feature_fields().items() if name in trained and not config["model"][name]}
+        of_phase = {key: value for key, value in shape.items() if key not in barred}
         found[phase] = changed(config, {"model": of_phase})
     return found
+
+
+def feature_fields() -> dict[str, str]:
+    """Return the fields of a shape that belong to a feature of an installed pack, with the name of the feature."""
+    return {field: name for name in packs.entries(KIND) for field in feature(name).fields}
 
 
 def yaml_error(error: Exception) -> str:

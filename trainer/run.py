@@ -31,7 +31,6 @@ from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
-from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise, unfilled
 from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
@@ -82,10 +81,10 @@ class PhaseRun:
         config = self.config
         if config.blocks is not None:
             rows = export.read_config(export.folder_of_model(self.input(self.before))).vocab_size
-            fill = partial(fill_smaller, rows=rows, fill=lambda smaller: self._fill_from(smaller, self.before))
+            fill = partial(fill_smaller, rows=rows, fill=lambda smaller: self.fill_from(smaller, self.before))
             model, self.cut = self._model(config.model, fill)
         elif self.before:
-            model, self.cut = self._model(config.model, lambda model: self._fill_from(model, self.before))
+            model, self.cut = self._model(config.model, lambda model: self.fill_from(model, self.before))
         else:
             model, self.cut = self._model(config.model, lambda model: initialise(model, config.seed))
         return model
@@ -98,7 +97,7 @@ class PhaseRun:
         another vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
-        model, _ = self._model(shape, lambda model: self._fill_from(model, role), is_frozen=True)
+        model, _ = self._model(shape, lambda model: self.fill_from(model, role), is_frozen=True)
         self.frozen_models.append(model)
         return model
 
@@ -136,7 +135,8 @@ class PhaseRun:
         part.deal(parts_of(model.state_dict()), first, self.ranks)
         return model, part
 
-    def _fill_from(self, model: Decoder, role: str) -> None:
+    def fill_from(self, model: Decoder, role: str) -> None:
+        """Fill a model with the weights of an input. Raises Refused when they have learned another vocabulary."""
         folder = self.input(role)
         if (folder / "config.json").is_file():  # somebody else's
             export.load(model, folder)
@@ -200,22 +200,8 @@ class PhaseRun:
             return kernels_of_node(work_folder() / "kernels")
         return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
-    def converted(self) -> tuple[Decoder, Checkpoint] | None:
-        """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
-
-        It is None on all processes but the first. What that shape has beside the weights that are there are gains of
-        norms. Raises Refused when the shapes differ in anything else.
-        """
-        if not self.ranks.is_first:
-            return None
-        given, wanted = export.read_config(export.folder_of_model(self.input(self.before))), self.config.model
-        if given.rounded_like(wanted) != wanted or given.ternary:
-            raise Refused(
-                f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
-            )
-        before = unfilled(given, device="cpu")
-        self._fill_from(before, self.before)
-        model = converted(before, wanted, self.machine.dtype(self.config))
+    def untrained(self, model: Decoder) -> Checkpoint:
+        """Return a checkpoint of step 0 of a model that this phase does not train; its run has no figures."""
         facts = {
             **self._facts(),
             "config": asdict(self.config),
@@ -227,7 +213,7 @@ class PhaseRun:
         for name in PUBLISHED:
             self.metrics.mkdir(parents=True, exist_ok=True)
             (self.metrics / name).write_text("")
-        return model.to(self.machine.device), self.checkpoints.save(0, {"model": model.state_dict()}, facts)
+        return self.checkpoints.save(0, {"model": model.state_dict()}, facts)
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts that every checkpoint of this run states."""
@@ -289,7 +275,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     if config.adopted:
         found = export.read_config(export.folder_of_model(open_input(making, before)))
         if not config.trains:
-            found = found.rounded_like(config.model)
+            found = found.with_features_of(config.model)
         config = replace(config, model=found)
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
@@ -331,9 +317,9 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
 def served_dtype(config: PhaseConfig) -> torch.dtype:
     """Return the dtype of a published Hugging Face folder; the float32 masters are in the checkpoint beside it.
 
-    A ternary model is its masters, which whoever loads them rounds; a phase that says float32 means that.
+    A model with masters is those, which whoever loads them rounds; a phase that says float32 means that.
     """
-    return torch.float32 if config.dtype == "float32" or config.model.ternary else torch.bfloat16
+    return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
@@ -354,7 +340,7 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], secon
 
 
 def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
-    """Return the second name of what a stage of 1.58 bits makes, by which recipes know it; "" of other phases."""
+    """Return the second name of what a phase with an alias makes, by which recipes know it; "" of other phases."""
     phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
     is_stage = phase.alias and model and folder == phase.folder
     return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""

@@ -17,19 +17,17 @@ from torch import Tensor
 from bench.gpu.setup import Bench, best_s, talk_of, text_of
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Keeping
+from trainer.config import Keeping, as_phase
 from trainer.errors import Preempted
 from trainer.loop import Training, accumulate
 from trainer.model import float8
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch, CrossEntropy
-from trainer.objectives.bits import Bits
 from trainer.objectives.blocks import BlockDiffusion, with_masks
 from trainer.objectives.rl import PolicyLoss
 from trainer.objectives.source import Made
 from trainer.optim import Optimizer, orthogonalised
 from trainer.recipes import PROFILES
-from trainer.records.bits import BitsConfig
 from trainer.records.model_config import Ternary
 from trainer.reporting.peak_flops import of_machine
 from trainer.speed import equipped, fast_attention
@@ -173,11 +171,14 @@ def _policy(bench: Bench) -> Seen:
 
 
 def _ternary(bench: Bench) -> Seen:
+    from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
+    from packs.bits.trainer.objective import Bits
+
     plain = bench.phase("base")
     ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
     bits = BitsConfig(warmup_steps=2)
-    config = replace(plain, phase="bits2", model=ternary, bits=bits)
-    config = replace(config, rows=config.micro_rows * 2, steps=4)
+    rows = plain.micro_rows * 2
+    config = as_phase(BitsPhaseConfig, plain, phase="bits2", model=ternary, bits=bits, rows=rows, steps=4)
     model, _ = bench.model(config)
     optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
     make = text_of(config)

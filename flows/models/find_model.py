@@ -92,13 +92,8 @@ def shape_of(folder: Path) -> ModelConfig:
 def gguf_problem(folder: Path, config: ModelConfig, kind: str = "") -> str:
     """Return why the model in a folder cannot be a GGUF file; "" when it can. kind: "" = the usual one of its shape."""
     files = files_of(folder)
-    problem = config.gguf_problem(kind or usual_type(config))
+    problem = config.gguf_problem(kind or config.gguf_type)
     return problem or (FOREIGN if is_foreign(template_of(files)) or vocabulary.has_pieces(files) else "")
-
-
-def usual_type(config: ModelConfig) -> str:
-    """Return the type of its matrices where nobody names one."""
-    return "tq2_0" if config.ternary else "f16"
 
 
 def files_of(folder: Path) -> Path:

@@ -7,20 +7,17 @@ by `infra.selection.preflight`.
 import os
 from collections.abc import Iterable
 
-from data.config import load
 from infra.agent import host
 from infra.agent.job import Step
 from infra.errors import UsageError
 from infra.units import size
 from trainer import memory
-from trainer.config import PhaseConfig
+from trainer.config import PhaseConfig, load_phase
 
 
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
     """Return the configurations of those steps that train."""
-    return [
-        load(PhaseConfig, step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together
-    ]
+    return [load_phase(step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together]
 
 
 def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:

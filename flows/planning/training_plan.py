@@ -36,7 +36,8 @@ from trainer.config import ImportSpec, PhaseConfig
 from trainer.plan import rollout_engine
 from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
-from trainer.records.phase_registry import PHASES, PROMPTS, checkpoint_folders, phases_reading
+from trainer.records.phase import PROMPTS
+from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_reading
 
 OF_BLOCKS = ("block_size", "batch_size", "grad_accum", "tokens")  # sizes of dlm: flags, and settings
 

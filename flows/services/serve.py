@@ -30,7 +30,8 @@ from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
-from trainer.records.phase_registry import PHASES, phase_names, ternary_phases
+from trainer.config import phases_for
+from trainer.records.phase_registry import PHASES, phase_names
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
     said = revision.model_meant(service, spec.config, spec.model, spec.tag, before)
-    source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
+    source = folder_of(said, spec.tag, settings, name, tell, phases_for(LLAMA) if spec.engine == LLAMA else ())
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = that_computes(version, bool(spec.engine), tell)
     if spec.spend_limit and not revision.rents(version, settings):
@@ -93,7 +94,7 @@ def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
     if not is_asked:
         tell(f"{version.model}: {LLAMA} cannot compute with it ({problem}); our own engine does")
         return dataclasses.replace(version, engine="torch")
-    other = "torch" if config.ternary else "vllm"
+    other = "torch" if config.features else "vllm"
     raise UsageError(f"--engine {LLAMA}: {version.model} cannot be computed there: {problem}; --engine {other}")
 
 

@@ -26,12 +26,15 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval, scores_text
 from scripts.models.flags import EvalFlags
+from serve.engines import LLAMA
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
+from trainer.config import phases_for
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
-from trainer.records.phase_registry import PHASES, TALK, TEXT, ternary_phases
+from trainer.records.phase import TALK, TEXT
+from trainer.records.phase_registry import PHASES
 
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
@@ -117,7 +120,7 @@ def chosen(
 def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
     """Return the last model of 1.58 bits with that tag that was trained on `kind`; None where there is none."""
     store = Store(settings.store)
-    for phase in ternary_phases():
+    for phase in phases_for(LLAMA):
         if PHASES[phase].reads == kind and not (one := store.check(f"{PHASES[phase].folder}/{tag}")).problem:
             return named(one, store.path(one.name, one.fingerprint))
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from invoke import Exit
 
-from flows.models.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
+from flows.models.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of
 from flows.planning import memory_check
 from flows.planning.training_plan import Work, plan_for
 from flows.runs.run_leases import foreground, move_names
@@ -24,10 +24,13 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
-from trainer.records.phase_registry import PHASES, ternary_phases
+from store import packs
+from trainer.config import phases_for
+from trainer.records.phase_registry import PHASES
 from trainer.talk import TalkPlace
 
-ENGINES = ("torch", "llama.cpp")
+LLAMA = "llama.cpp"
+ENGINES = ("torch", LLAMA)
 HISTORY = "chat-history"
 
 
@@ -103,7 +106,7 @@ def chat(spec: ChatFlags) -> None:
             place_of(settings),
         )  # fmt: skip
         return
-    first = () if spec.engine == "torch" else ternary_phases()
+    first = () if spec.engine == "torch" else phases_for(LLAMA)
     found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
     name = found.name if found else folder.name
     if spec.engine == "torch":
@@ -138,14 +141,16 @@ def refuse_gguf(folder: Path, name: str, kind: str = "", instead: str = "") -> N
         return  # what reads it next says what is wrong with it
     if problem:
         types = f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
-        said = f"{name} cannot become a GGUF file of {kind or usual_type(config)}: {problem}"
+        said = f"{name} cannot become a GGUF file of {kind or config.gguf_type}: {problem}"
         raise UsageError(f"{said}; {instead or types}")
 
 
 def check_export(spec: ExportFlags) -> None:
     """Raise UsageError for flags of an export that mean nothing together."""
-    if spec.bits not in ("", "gguf", "hf"):
-        raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
+    if said := packs.lacking("exports", spec.bits):
+        raise UsageError(f"--bits {said}")
+    if spec.bits not in ("", "gguf", *packs.entries("exports")):
+        raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")
     if spec.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
@@ -161,8 +166,8 @@ def check_export(spec: ExportFlags) -> None:
 def export(spec: ExportFlags) -> None:
     check_export(spec)
     settings = context.settings()
-    is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
-    found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
+    is_ternary = spec.bits in packs.entries("exports") or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, phases_for(LLAMA) if is_ternary else ())
     kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
     if spec.bits == "gguf":
         refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
@@ -171,8 +176,8 @@ def export(spec: ExportFlags) -> None:
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
     if spec.bits == "gguf":
         group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]
-    elif spec.bits == "hf":
-        said.append("--packed")
+    elif spec.bits:
+        said += ["--layout", spec.bits]
     from infra import train_env
 
     said += ["--model", str(folder), "--out", str(to)]

@@ -13,6 +13,7 @@ from infra.settings import table
 from store import packs
 from store.packs import Pack, PackProvider
 
+BY_WORD = ("model_formats", "profiles", "model_features", "model_layouts", "served_models", "exports")
 ASKS = "yes"  # the flag of commands that ask first
 
 
@@ -28,7 +29,8 @@ def index(namespace: Any) -> dict[str, Any]:
             "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
             "schemas": [*pack.schemas],
             "trackers": list(pack.trackers),
-            "model_formats": [*pack.model_formats],
+            **{kind: [*getattr(pack, kind)] for kind in BY_WORD},
+            "phases": [*pack.phases, *filter(None, (packs.load(where).alias for where in pack.phases.values()))],
         }
         for name, pack in packs.installed().items()
     }

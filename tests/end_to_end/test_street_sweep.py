@@ -163,6 +163,7 @@ def renter(tmp_path):
     attach.stop(user.base)
 
 
+@pytest.mark.pack("bits")
 def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_rents(renter):
     user, path = renter
     out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
@@ -221,6 +222,7 @@ def test_a_named_sweep_of_large_models_is_rehearsed_with_toys_on_the_machines_th
     assert truth["billing"] == 0 and [pod["offer"].partition("/")[0] for pod in truth["pods"]] == ["lium"], truth
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.pack("trackers")
 def test_the_plan_of_an_ablation_at_a_vendor_names_its_model_its_cost_and_the_project_of_its_figures(own):
     planning = own.begin("sweep", "ablation_haar", "--rehearse", "--dry-run")

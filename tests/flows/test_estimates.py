@@ -71,6 +71,7 @@ def test_every_phase_of_every_profile_has_an_estimate_on_every_kind_of_gpu_witho
         assert slow["H100"] <= slow["A100"] <= slow["L4"]
 
 
+@pytest.mark.pack("bits")
 def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(settings):
     given = replace(settings, given={"INIT": ""})
     for stage in ("1", "1.9", "2", "3", "1.9+2"):
@@ -85,6 +86,7 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
         quotes.work_named("", "", "bert_ddp", settings)
 
 
+@pytest.mark.pack("bits")
 def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(settings, capsys):
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     own = replace(settings, given={"STAGE": "2"})

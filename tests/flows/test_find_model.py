@@ -8,6 +8,7 @@ from infra.settings import Settings
 from store.artifacts.artifacts import Store
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize(("tag", "typed"), [("", ""), ("tiny", " --profile tiny"), ("ours", " --tag ours")])
 def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_type(tmp_path, tag, typed):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
@@ -33,6 +34,7 @@ def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_t
     assert f"chatsft_checkpoints/{name} is damaged (" in told.pop()
 
 
+@pytest.mark.pack("bits")
 def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_none(tmp_path):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     store, made, told = Store(settings.store), tmp_path / "made", []

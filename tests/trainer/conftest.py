@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store.artifacts.artifacts import Store
 from store.manifest import kept_name
-from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig, as_phase, config_of
 from trainer.records.model_config import ModelConfig
 
 VOCAB = 320
@@ -191,4 +191,4 @@ def world(inputs: tuple[Path, dict[str, Input]], tmp_path: Path) -> Iterator[Wor
 
 
 def tiny(**changes: Any) -> PhaseConfig:
-    return replace(BASE, **changes)
+    return as_phase(config_of(changes.get("phase", "base")), BASE, **changes)

@@ -20,10 +20,10 @@ from typing import Any
 from unittest import mock
 
 from data.config import Input, Making
+from store import packs
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
-from trainer.config import Keeping, PhaseConfig
-from trainer.records.bits import BitsConfig
+from trainer.config import Keeping, PhaseConfig, as_phase
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import Ternary
 from trainer.records.phase_registry import TEACHER
@@ -58,14 +58,7 @@ def curves() -> dict[str, Curve]:
     talk = replace(plain, phase="mid", mixture=MIXTURE, sequence_len=96, optimizer=slow)
     adamw = replace(plain.optimizer, muon_lr=0.0, z_loss=1e-4)
     cosine = replace(plain.schedule, decay=1.0, kind="cosine", final=0.1)
-    ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
-    # Each begins with what was just converted, and is short: where the last bit of a number rounds it to its other
-    # neighbour, the losses of two CPUs are 1e-3 apart after 4 steps and 5e-2 after 12. The loss of the relations is
-    # steeper: 1.5e-3 after one step and 1.7e-2 after two.
-    stage = replace(plain, model=ternary, steps=3)
-    layerwise = BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5, warmup_steps=4, saliency=0.1)
-    related = replace(talk, phase="bits3", model=ternary, steps=3, bits=BitsConfig(relations=1e5, relation_heads=8))
-    return {
+    found = {
         "base": Curve(plain),
         "base-adamw-cosine": Curve(replace(plain, optimizer=adamw, schedule=cosine)),
         "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
@@ -73,10 +66,30 @@ def curves() -> dict[str, Curve]:
         "sft": Curve(replace(talk, phase="sft"), "mid"),
         "dlm": Curve(replace(talk, phase="dlm", blocks=BlocksConfig(block_size=8, sub_block_size=4)), "sft"),
         "rl": Curve(replace(talk, phase="rl", mixture={"sort": 1.0}, rl=RL, rows=16, micro_rows=8, steps=8), "sft"),
-        "bits1": Curve(replace(stage, phase="bits1", steps=0), "base"),
-        "bits1.9": Curve(replace(stage, phase="bits1.9", bits=layerwise), "bits1", "base", ROUNDED),
-        "bits2": Curve(replace(stage, phase="bits2", bits=BitsConfig(warmup_steps=4)), "bits1", tolerance=ROUNDED),
-        "bits3": Curve(related, "bits1", "sft", STEEP),
+    }
+    return {**found, **(stages(plain, talk) if "bits" in packs.installed() else {})}
+
+
+def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
+    """Return the curves of the pack `bits`.
+
+    Each begins with what was just converted, and is short: where the last bit of a number rounds it to its other
+    neighbour, the losses of two CPUs are 1e-3 apart after 4 steps and 5e-2 after 12. The loss of the relations is
+    steeper: 1.5e-3 after one step and 1.7e-2 after two.
+    """
+    from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
+
+    def stage(before: PhaseConfig, phase: str, steps: int, bits: BitsConfig | None = None) -> PhaseConfig:
+        return as_phase(BitsPhaseConfig, before, phase=phase, model=ternary, steps=steps, bits=bits)
+
+    ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
+    layerwise = BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5, warmup_steps=4, saliency=0.1)
+    related = BitsConfig(relations=1e5, relation_heads=8)
+    return {
+        "bits1": Curve(stage(plain, "bits1", 0), "base"),
+        "bits1.9": Curve(stage(plain, "bits1.9", 3, layerwise), "bits1", "base", ROUNDED),
+        "bits2": Curve(stage(plain, "bits2", 3, BitsConfig(warmup_steps=4)), "bits1", tolerance=ROUNDED),
+        "bits3": Curve(stage(talk, "bits3", 3, related), "bits1", "sft", STEEP),
     }
 
 
@@ -106,7 +119,8 @@ def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+    read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+    return {name: one for name, one in read.items() if not packs.lacking("phases", one["config"]["phase"])}
 
 
 def furthest(ours: list[float], theirs: list[float]) -> float:

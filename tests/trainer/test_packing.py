@@ -149,6 +149,7 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
         tiny(packed="always")
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):

@@ -449,12 +449,14 @@ def test_settings_that_are_long_or_nested_are_named_briefly():
 BITS = replace(WANTED, phases=("bits1", "bits1.9", "bits2"), profile="smoke_bits")
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize("word", ["4", "1.8"])
 def test_a_stage_that_there_is_not_is_refused_with_those_there_are(word):
     with pytest.raises(UsageError, match=f"unknown phase '{word}'; the stages of 1.58 bits are 1, 1.9, 2 and 3; known"):
         planning.parse_phases(word)
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize(
     ("words", "chain"),
     [
@@ -472,6 +474,7 @@ def test_a_sum_of_stages_leaves_out_the_one_between_that_it_does_not_name(words,
     )
 
 
+@pytest.mark.pack("bits")
 def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_of_the_stages():
     wider = {"model.hidden_size": "512", "model.ternary.per_row": "true", "model.sub_norm": "false"}
     nodes = recipe(replace(BITS, options=wider))
@@ -495,6 +498,7 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
             recipe(replace(BITS, options=options))
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize(
     ("own_chat", "width", "said"),
     [
@@ -511,6 +515,7 @@ def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, wid
     assert all(re.search(f"cannot be made of this model .{said}.; it runs in our own engine", one) for one in notes)
 
 
+@pytest.mark.pack("bits")
 def test_a_shape_and_what_a_phase_needs_for_it_are_judged_together():
     odd = {"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"}
     nodes = recipe(replace(BITS, options={**odd, "bits3.bits.relation_heads": "6"}))

@@ -26,14 +26,14 @@ from trainer.device import prepare
 from trainer.fingerprints import VERSIONS
 from trainer.memory import estimate
 from trainer.model import export
-from trainer.model.conversion import converted
 from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.plan import Wanted, recipe
 from trainer.recipes import PROFILES
-from trainer.records.phase_registry import PHASES, TEACHER, Phase
+from trainer.records.phase import Phase
+from trainer.records.phase_registry import PHASES, TEACHER
 from trainer.reporting.run_report import PhaseStory, charts
 from trainer.rollouts.policy import Embedded
 from trainer.run import PhaseRun, phase_run
@@ -163,8 +163,11 @@ def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, 
     assert "sft" not in theirs
 
 
+@pytest.mark.pack("bits")
 def test_no_random_numbers_are_drawn_for_parameters_that_are_filled_anyway(inputs, tmp_path):
     """They would take a minute for some billions: in the first process too, and in each that answers."""
+    from packs.bits.trainer.conversion import converted
+
     config = tiny(dtype="float32")
     wanted = Decoder(config.model)
     initialise(wanted, 3)

@@ -78,7 +78,7 @@ def chat(flags: argparse.Namespace) -> None:
 
         folder = folder_of_model(flags.model)
         config = gguf_file.read_config(folder)
-        kind = gguf_file.usual_type(config)
+        kind = config.gguf_type
         gguf = flags.gguf or gguf_file.cached(folder, kind)
         gguf_file.ensure(folder, gguf, kind)
         how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k, "seed": flags.seed}
@@ -95,7 +95,7 @@ def serve(flags: argparse.Namespace) -> None:
     from trainer.serving import server
 
     folder = folder_of_model(flags.model)
-    kind = flags.type or gguf_file.usual_type(gguf_file.read_config(folder))
+    kind = flags.type or gguf_file.read_config(folder).gguf_type
     gguf = flags.gguf or gguf_file.cached(folder, kind)
     limits = server.EngineLimits(
         max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,

@@ -20,15 +20,13 @@ import numpy as np
 
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
-from store import local_files
+from store import local_files, packs
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
-from trainer.records.bitnet_layouts import name_of
-from trainer.records.model_config import ModelConfig, Ternary
+from trainer.records.model_config import ModelConfig
 
-LEAST = 1e-5  # the same as in trainer.model.ternary
 PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
 TYPES = {
     "tq2_0": (gguf.GGMLQuantizationType.TQ2_0, gguf.LlamaFileType.MOSTLY_TQ2_0),
@@ -83,7 +81,8 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
         _, _, layer, part = stem.split(".", 3)
         if weight.ndim == 2:
             count += weight.size
-            weight = rounded(weight, config.ternary) if config.ternary else weight
+            for one in filter(None, (each.gguf_matrix for each in config.features)):
+                weight = packs.load(one)(weight, config)
         if arch == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config.num_attention_heads if "q_proj" in part else config.num_key_value_heads
             weight = interleaved(weight, heads)
@@ -94,11 +93,6 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
     writer.close()
     draft.rename(out)
     return {"path": str(out), "bytes": out.stat().st_size, "architecture": arch, "matrices": kind, "numbers": count}
-
-
-def usual_type(config: ModelConfig) -> str:
-    """Return the type of the matrices of such a model's file where nobody names one."""
-    return "tq2_0" if config.ternary else "f16"
 
 
 def cached(folder: Path, kind: str) -> Path:
@@ -206,13 +200,9 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
             numbers: np.ndarray = raw[start:stop].view(WIDTHS[one["dtype"]])
             if one["dtype"] == "BF16":
                 numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-            yield name_of(name), numbers.astype(np.float32).reshape(one["shape"])
-
-
-def rounded(weight: np.ndarray, how: Ternary) -> np.ndarray:
-    """Return the rounded matrix, as `trainer.model.ternary.rounded_weight` has it."""
-    scale = np.abs(weight).mean(axis=1 if how.per_row else None, keepdims=True).clip(min=LEAST)
-    return (weight / scale).round().clip(-1, 1) * scale
+            for feature in config.features:
+                name = feature.name_of(name)
+            yield name, numbers.astype(np.float32).reshape(one["shape"])
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:

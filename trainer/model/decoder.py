@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from trainer.model import float8
+from trainer.model import float8, hooks
 from trainer.model.attention import attend, documents_mask, positions_in
 from trainer.model.losses import Shape, SummedCrossEntropy, capped
 from trainer.model.rope import rotations
-from trainer.model.ternary import TernaryLinear
 from trainer.records.model_config import ModelConfig
 
 IGNORED = -1
@@ -97,7 +96,8 @@ class Linear(nn.Linear):
 
 def matrix(config: ModelConfig, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """Return one of the matrices inside a block, as the config has them."""
-    return Linear(inputs, outputs, bias) if config.ternary is None else TernaryLinear(inputs, outputs, config.ternary)
+    made = (one.matrix(config, inputs, outputs) for one in hooks.of(config))
+    return next((one for one in made if one is not None), None) or Linear(inputs, outputs, bias)
 
 
 class RMSNorm(nn.Module):

@@ -4,9 +4,8 @@ Out: config.json, generation_config.json, safetensors files and the tokenizer's:
 """
 
 import json
-import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from store.outside import Unreadable
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
+from trainer.model import hooks
 from trainer.model.decoder import Decoder, unfilled
 from trainer.model.huggingface import (
     EMBEDDING,
@@ -34,8 +34,6 @@ from trainer.model.huggingface import (
     only_head,
     written,
 )
-from trainer.model.ternary import masters, unpack
-from trainer.records.bitnet_layouts import SCALE, divides, name_of
 from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -48,20 +46,18 @@ def write(
     weights: Mapping[str, Tensor],
     tokenizer: Path,
     dtype: torch.dtype = torch.float32,
-    is_packed: bool = False,
+    said: Mapping[str, Any] | None = None,
 ) -> None:
     """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused.
 
-    is_packed: ternary matrices are what they were rounded to, see `packed`; else they are the masters.
+    said: entries of config.json that say how the weights are stored, where these are not the parameters.
     """
     words = tokenizers.load(tokenizer)
     bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
     pad = eos[0] if pad is None else pad
     folder.mkdir(parents=True)
-    said = {**written(config, str(dtype).removeprefix("torch."), bos, eos), "pad_token_id": pad}
-    if is_packed:
-        said["quantization_config"]["quantization_mode"] = "offline"
-    _write_json(folder / "config.json", said)
+    shape = written(config, str(dtype).removeprefix("torch."), bos, eos)
+    _write_json(folder / "config.json", {**shape, "pad_token_id": pad, **(said or {})})
     generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
@@ -137,14 +133,14 @@ def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
 def opened(folder: Path, machine: Machine) -> Decoder:
     """Open the model in a Hugging Face folder where this machine computes, to answer and not to learn.
 
-    It is in the fast dtype of a GPU, on a CPU in float32. Masters of a ternary model stay float32, since how they are
-    rounded hangs on their last bits. Raises Refused in words.
+    It is in the fast dtype of a GPU, on a CPU in float32. Masters stay float32, since how they are rounded hangs on
+    their last bits. Raises Refused in words.
     """
     is_gpu = machine.device.type != "cpu"
     model = read(folder, machine.fast if is_gpu else torch.float32).eval().requires_grad_(False)
     if not is_gpu:
         return model
-    return model.to(machine.device) if model.config.ternary else model.to(machine.device, machine.fast)
+    return model.to(machine.device) if model.config.has_masters else model.to(machine.device, machine.fast)
 
 
 def load(model: Decoder, folder: Path) -> None:
@@ -152,17 +148,12 @@ def load(model: Decoder, folder: Path) -> None:
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
-    scales = _scales(folder, files)
+    stored = [found for one in hooks.of(model.config) if (found := one.stored(folder, files)) is not None]
     for file in files:
-        for name, one in _tensors(file).items():
-            if name.endswith(SCALE):
-                continue
-            name, scale = name_of(name), scales.pop(name.removesuffix(".weight"), None)
-            if scale is not None or one.dtype == torch.uint8:
-                try:
-                    one = masters(unpack(one) if one.dtype == torch.uint8 else one, scale or 0.0)
-                except ValueError as error:
-                    raise Refused(f"{file}: {name} is no ternary matrix: {error}") from None
+        tensors = _tensors(file)
+        for each in stored:
+            tensors = each.tensors(file, tensors)
+        for name, one in tensors.items():
             if is_only_head and name == HEAD:
                 name = EMBEDDING
             if is_spare(name, model.config):
@@ -175,7 +166,7 @@ def load(model: Decoder, folder: Path) -> None:
             else:
                 wanted[name].copy_(one)
                 seen.add(name)
-    odd += [f"{name}{SCALE} is unknown" for name in scales]
+    odd += [f"{name} is unknown" for each in stored for name in each.unused()]
     _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
     if head is not None and (head.shape != model.head.shape or not torch.equal(head.to(model.head.dtype), model.head)):
         raise Refused(
@@ -210,26 +201,6 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return tensor_file.read(file)
     except SafetensorError as error:
         raise Refused(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
-
-
-def _scales(folder: Path, files: Sequence[Path]) -> dict[str, float]:
-    """Return the scales of stored symbols, which multiply them, by the name of their matrix. Raises Refused."""
-    from safetensors import safe_open
-
-    found = {}
-    is_divisor = divides(model_files.load(folder))
-    for file in files:
-        for name, stored in model_files.header(file).items():
-            if not name.endswith(SCALE):
-                continue
-            if math.prod(stored.shape) != 1:
-                raise Refused(
-                    f"{file}: {name} has {math.prod(stored.shape)} numbers; only one for a matrix is supported"
-                )
-            with safe_open(file, "pt") as opened:
-                scale = opened.get_tensor(name).item()
-            found[name.removesuffix(SCALE)] = 1 / scale if is_divisor and scale else scale
-    return found
 
 
 def folder_of_model(folder: Path) -> Path:

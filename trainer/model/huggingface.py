@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Any
 
 from data.config import ConfigError, load
+from store import packs
 from store.artifacts.model_files import Stored
 from store.outside import shown
-from trainer.records.bitnet_layouts import ROUNDED, refuse_rounding, spelt, unpacked
+from trainer.records import model_layouts
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
@@ -70,9 +71,9 @@ def kind_of(config: ModelConfig) -> str:
     """Return the model_type that `transformers` knows such a shape by; OURS for one that it does not know.
 
     Its `bitnet` has norms in front of two matrices, none on queries and keys, and heads that together are as wide as
-    the model; its quantiser of that name rounds matrices with one scale each.
+    the model.
     """
-    if config.ternary is not None and (config.ternary.per_row or config.ternary.haar):
+    if any(one.odd_parts(config) for one in config.features):
         return OURS
     is_plain = config.mlp == "swiglu" or config.mlp == "gated_relu2" and config.sub_norm
     if not is_plain or config.embed_norm or config.attention_bias and (config.qk_norm or config.sub_norm):
@@ -89,18 +90,14 @@ def odd_parts(config: ModelConfig) -> str:
         "an MLP of relu(x)**2": config.mlp != "swiglu",
         "a norm behind the embedding": config.embed_norm,
         "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
-        "one ternary scale for each row": config.ternary is not None and config.ternary.per_row,
-        "Haar bands": config.ternary is not None and config.ternary.haar,
+        **{said: True for one in config.features for said in one.odd_parts(config)},
         "SubLN": config.sub_norm,
     }
     return ", ".join(name for name, has in parts.items() if has)
 
 
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
-    """Return the content of config.json. The spelling of newer releases stands beside the classic one.
-
-    Weights of a ternary model are the masters, which whoever loads them rounds as we do: `online`.
-    """
+    """Return the content of config.json. The spelling of newer releases stands beside the classic one."""
     kind = kind_of(config)
     extra: dict[str, Any] = {} if kind in ("bitnet", OURS) else {"mlp_bias": False, "pretraining_tp": 1}
     if kind in ("qwen2", "qwen3"):
@@ -111,9 +108,9 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
     if kind == OURS:
         extra |= {"qk_norm": config.qk_norm, "sub_norm": config.sub_norm}
         extra |= {"mlp": config.mlp, "embed_norm": config.embed_norm}
-        extra["ternary"] = asdict(config.ternary) if config.ternary else None
-    elif config.ternary:
-        extra["quantization_config"] = dict(ROUNDED)
+        extra["ternary"] = None
+    for one in config.features:
+        extra |= one.written(config, kind == OURS)
     scaling = _written_scaling(config.rope_scaling)
     named = {"architectures": [ARCHITECTURES.get(kind, OUR_ARCHITECTURE)], "model_type": kind}
     if config.blocks is not None:
@@ -141,7 +138,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Return our shape of the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
-    raw = spelt(raw)
+    raw = model_layouts.spelt(raw)
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
         said = raw.get(IN_BLOCKS)
@@ -177,7 +174,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         rope_scaling=_scaling(rope, shape["max_position_embeddings"]),
         qk_norm=kind == "qwen3" or kind == OURS and raw.get("qk_norm") is True,
         sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
-        ternary=_ternary(raw, kind),
+        ternary=_ternary(raw),
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
         blocks=blocks,
         attention_bias=has_bias,
@@ -221,24 +218,18 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return found[0] if found else {}
 
 
-def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
-    """Return the rounding of the matrices. Raises ConfigError for a way that is not ours."""
-    said = raw.get("quantization_config")
-    if kind == OURS:
-        how = raw.get("ternary")
-        if how is None:
-            return None
-        if (
-            not isinstance(how, Mapping)
-            or set(how) - {"per_row", "haar"}
-            or any(type(one) is not bool for one in how.values())
-        ):
-            raise ConfigError(f"ternary is {shown(how)}; it must be null or an object of per_row and haar")
-        return Ternary(**how)
-    if said is None:
+def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
+    """Return the rounding of the matrices, in our spelling. Raises ConfigError for a way that is not ours."""
+    if (said := raw.get("quantization_config")) is not None:
+        kinds = ", ".join(packs.words(model_layouts.KIND))
+        raise ConfigError(f"quantization_config is {shown(said)}; of quantised models only these can be read: {kinds}")
+    how = raw.get("ternary")
+    if how is None:
         return None
-    refuse_rounding(said)
-    return Ternary()
+    is_known = isinstance(how, Mapping) and not set(how) - {"per_row", "haar"}
+    if not is_known or any(type(one) is not bool for one in how.values()):
+        raise ConfigError(f"ternary is {shown(how)}; it must be null or an object of per_row and haar")
+    return Ternary(**how)
 
 
 def _refuse_odd(said: Mapping[str, Any]) -> None:
@@ -286,7 +277,9 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
     """Return the differences between a model's file headers and its config.json, in words. Nothing is allocated."""
-    found = {name: one.shape for header in headers for name, one in unpacked(header).items()}
+    for feature in config.features:
+        headers = map(feature.stored, headers)
+    found = {name: one.shape for header in headers for name, one in header.items()}
     if only_head(config, found):
         found[EMBEDDING] = found.pop(HEAD)
     stored = {name: shape for name, shape in found.items() if not is_spare(name, config)}

@@ -167,8 +167,8 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
     else:
         mesh = DeviceMesh.from_group(rows, kind, ids[0])
     # the mean is taken over counted tokens, not over processes, so gradients are only summed: see `ranks`
-    # ternary matrices come together in float32: where they are rounded hangs on their last bits
-    is_wide = model.compute_dtype == torch.float32 or model.config.ternary is not None
+    # masters come together in float32: where they are rounded hangs on their last bits
+    is_wide = model.compute_dtype == torch.float32 or model.config.has_masters
     width = None if is_wide else model.compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.model.layers:

@@ -28,14 +28,9 @@ from trainer.plan.sources import own_sources
 from trainer.plan.wanted import Wanted, profile_named, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import what_counts
-from trainer.records.phase_registry import (
-    PHASES,
-    PROMPTS,
-    TALK,
-    TEXT,
-    listed,
-    phases_reading,
-)
+from trainer.records.model_config import FEATURES, feature
+from trainer.records.phase import PROMPTS, TALK, TEXT
+from trainer.records.phase_registry import PHASES, listed, phases_reading
 from trainer.reuse import Choice, Node, choices, needed
 
 SILENT_S = 30 * 60.0
@@ -123,7 +118,9 @@ def resolve(
     spread = [ways_of(phase, request) for phase in phases]
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
-    notes += about_bits(phases, wanted.init)
+    for name in FEATURES:
+        if any(getattr(one.model, name) is not None or PHASES[one.phase].feature == name for one in phases):
+            notes += feature(name).notes(phases, wanted.init)
     notes += about_rates(profile, phases) if wanted.init is not None else ()
     notes += tuple(
         f"{phase.phase}: {said}"
@@ -161,19 +158,6 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
             warm = f", warm-up {warmup} of {whole.schedule.warmup_steps}" if warmup and not phase.adopted else ""
             changes.append(f"{phase.phase} {phase.steps} of {whole.steps} steps{warm}")
     return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
-
-
-def about_bits(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[str, ...]:
-    """Return warnings before training: ternary models that GGUF cannot hold, stages of bits without a ternary model."""
-    found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
-    is_foreign = init is not None and (init.own_chat or init.has_pieces)
-    own = f"the tokenizer of {init.source} is not one of ours" if init is not None and is_foreign else ""
-    said = [problem for model in found if (problem := model.gguf_problem() or own)]
-    whole = [phase.phase for phase in phases if phase.bits and not phase.model.ternary]
-    return (
-        *(f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said),
-        *(f"{listed(whole)}: the model says no `ternary`, so it goes on in full precision" for _ in whole[:1]),
-    )
 
 
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:

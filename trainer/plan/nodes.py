@@ -30,20 +30,8 @@ from trainer.profiles import street
 from trainer.records import model_formats, phase_options
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.own_phase import WORD
-from trainer.records.phase_registry import (
-    INIT,
-    KINDS,
-    PHASES,
-    PROMPTS,
-    TALK,
-    TEACHER,
-    TEXT,
-    Phase,
-    chain,
-    listed,
-    nearest,
-    phases_reading,
-)
+from trainer.records.phase import PROMPTS, TALK, TEXT, Phase
+from trainer.records.phase_registry import INIT, KINDS, PHASES, TEACHER, chain, listed, nearest, phases_reading
 from trainer.reuse import Node
 
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
@@ -255,6 +243,12 @@ def _in_blocks(config: PhaseConfig, blocks: BlocksConfig, wanted: Wanted) -> Pha
     return config
 
 
+def code_of(where: str) -> tuple[str, ...]:
+    """Return the file of a module of ours, or the folder of a module's pack. where: "module" or "module:attribute"."""
+    parts = where.partition(":")[0].split(".")
+    return ("/".join(parts[:2]),) if parts[0] == "packs" else (f"{'/'.join(parts)}.py",)
+
+
 def _phase(
     profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str],
     mixture: dict[str, float] | None = None,
@@ -266,7 +260,7 @@ def _phase(
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
-        warm_ups = (f"{phase}.schedule.", f"{phase}.bits.")  # settings that the user gave are not rescaled
+        warm_ups = tuple(f"{phase}.{name}." for name in config.WARM_UPS)  # settings that the user gave stay
         given = {path: text for path, text in wanted.options.items() if path.startswith(warm_ups)}
         config = phase_options.with_options(config.in_steps(wanted.steps), given)
     if config.blocks is not None and (wanted.block_size or wanted.batch_size or wanted.grad_accum or wanted.tokens):
@@ -275,6 +269,7 @@ def _phase(
         config = phase_options.with_options(config, wanted.options)  # these override what an imported model needs
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
-    code = (*TRAIN, f"{PHASES[phase].module.replace('.', '/')}.py", *READ.get(PHASES[phase].reads, ()))
+    code = (*TRAIN, *code_of(PHASES[phase].module), *READ.get(PHASES[phase].reads, ()))
+    code = tuple(dict.fromkeys((*code, *(one for each in config.model.features for one in code_of(each.hooks)))))
     words = ("-m", "trainer", WORD if PHASES[phase].extension else phase)
     return Node(phase, f"{PHASES[phase].folder}/{tag}", words, code, config, inputs)

@@ -16,6 +16,7 @@ from data.config import (
     load,
 )
 from infra.errors import UsageError
+from store import packs
 from trainer import recipes
 from trainer.config import ImportSpec, Profile
 from trainer.records import phase_options
@@ -83,11 +84,13 @@ def parse_phases(words: str) -> tuple[str, ...]:
     aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
     asked = [aliases.get(word, word) for word in words.split("+")]
     for word in asked:
+        if said := packs.lacking("phases", word):
+            raise UsageError(said)
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            if re.fullmatch(r"[0-9.]+", word):
-                hint = f"the stages of 1.58 bits are {listed([*aliases])}; "
+            if aliases and re.fullmatch(r"[0-9.]+", word):
+                hint = f"the {PHASES[next(iter(aliases.values()))].family} are {listed([*aliases])}; "
             raise UsageError(f"unknown phase {word!r}; {hint}known: {phase_names()}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
 
@@ -129,6 +132,8 @@ def profile_named(name: str) -> Profile:
         if path.parent.name != "configs" or path.stem not in recipes.PROFILES or path.exists():
             return _with_own(recipes.from_file(path))
         name = path.stem
+    if said := packs.lacking("profiles", name):
+        raise UsageError(said)
     if name not in recipes.PROFILES:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -149,7 +154,7 @@ def _with_own(profile: Profile) -> Profile:
 def profile_of(wanted: Wanted) -> Profile:
     """Return the profile with the options of its shape and of its phases. Raises UsageError, ConfigError."""
     shape = phase_options.of_model(wanted.options)
-    if wanted.init is not None and (odd := sorted(shape.keys() - {*recipes.OF_STAGES})):
+    if wanted.init is not None and (odd := sorted(shape.keys() - recipes.feature_fields().keys())):
         raise UsageError(f"--set model.{odd[0]}: the shape is that of the model of --init")
     whole = profile_named(wanted.profile)
     phase_options.refuse_unknown(wanted.options, whole.phases)

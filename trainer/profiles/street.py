@@ -86,15 +86,15 @@ def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     """Return a chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
 
-    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
-    1.58 bits it takes the ternary shape.
+    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). The model has the
+    features that the phase trains, such as a ternary shape.
     """
     sequence_len = min(phase.sequence_len, model.max_position_embeddings)
     if phase.blocks is not None:
         sequence_len -= sequence_len % phase.blocks.block_size
     return replace(
         phase,
-        model=model if phase.model.ternary is None else model.rounded_like(phase.model),
+        model=model.with_features_of(phase.model),
         optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
         sequence_len=sequence_len,

@@ -1,11 +1,22 @@
-"""The shape of a model, as frozen records. Light to import: no torch here."""
+"""The shape of a model, as frozen records. Light to import: no torch here.
 
+A field of FEATURES names what a pack computes. Such a model is refused without the pack, by the name of the pack,
+wherever its shape is read.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from data.config import ConfigError
+from store import packs
+from store.artifacts.model_files import Stored
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
+KIND = "model_features"
+FEATURES = ("ternary",)  # fields of `ModelConfig`
 MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices of each
 
 
@@ -48,6 +59,76 @@ class Ternary:
     haar: bool = False
     """Sums and differences of neighbouring weights are rounded, each kind with a scale of its own. No engine but ours
     computes with such a matrix in 1.58 bits."""
+
+
+class ModelFeature:
+    """The properties of models with one of FEATURES, for code without torch. A pack extends it."""
+
+    about = ""
+    """Phrase behind `a model`, for messages."""
+    fields: tuple[str, ...] = ()
+    """Fields of the shape that only the phases with this feature take from `--set model.FIELD`."""
+    engine = ""
+    """The engine of services and talks that is meant for such a model; "" = as for other models."""
+    gguf_type = ""
+    """The type of matrices in GGUF files that is meant for such a model; "" = as for other models."""
+    gguf_matrix = ""
+    """Function `(matrix, config) -> matrix` as "module:attribute": the matrix that a GGUF file holds, in numpy."""
+    hooks = ""
+    """Class that extends `trainer.model.hooks.ModelHooks`, as "module:attribute": the code with torch."""
+    float8_problem = ""
+    """Phrase for messages: why such a model is not multiplied in float8; "" = it is."""
+    has_masters = False
+    """True if the model is computed from the last bits of its float32 parameters, which are sent and kept whole."""
+
+    def check(self, config: "ModelConfig") -> None:
+        """Raise ConfigError for a shape that no such model has."""
+
+    def given(self, config: "ModelConfig", other: "ModelConfig") -> "ModelConfig":
+        """Return the shape with this feature as `other` has it."""
+        return config
+
+    def odd_parts(self, config: "ModelConfig") -> tuple[str, ...]:
+        """Return the parts of a shape that no class of transformers has, in words."""
+        return ()
+
+    def written(self, config: "ModelConfig", is_ours: bool) -> Mapping[str, Any]:
+        """Return the entries of config.json; is_ours: no class of transformers has the shape."""
+        return {}
+
+    def gguf_problem(self, config: "ModelConfig", kind: str) -> str:
+        """Return why llama.cpp cannot compute with such a model in matrices of this type; "" when it can."""
+        return ""
+
+    def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
+        """Return lines of a plan. phases: the configurations of those that are due; init: the `ImportSpec`, or None."""
+        return ()
+
+    def kept_numbers(self, config: "ModelConfig") -> int:
+        """Return how many numbers more a block keeps of a token for the backward pass."""
+        return 0
+
+    def name_of(self, name: str) -> str:
+        """Return the name of a stored tensor in our decoder."""
+        return name
+
+    def stored(self, header: Mapping[str, Stored]) -> Mapping[str, Stored]:
+        """Return the tensors of a file as our decoder has them."""
+        return header
+
+    def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
+        """Return whether the parameters are made of what the files hold, so that these say nothing of their dtype."""
+        return False
+
+
+@functools.cache
+def feature(name: str) -> ModelFeature:
+    """Return a feature of an installed pack. Raises ConfigError with the name of the pack that is not there."""
+    where = packs.entries(KIND).get(name)
+    if where is None:
+        raise ConfigError(packs.lacking(KIND, name) or f"no pack has the model feature {name!r}")
+    found: ModelFeature = packs.load(where)()
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,22 +177,34 @@ class ModelConfig:
             )
         if self.mlp not in MLPS:
             raise ConfigError(f"mlp is {self.mlp!r}; known: {', '.join(MLPS)}")
-        if self.ternary and (self.attention_bias or not self.has_gate or self.embed_norm):
-            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and a gate in its MLPs")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
-        if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
-            sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
-            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+        for one in self.features:
+            one.check(self)
+
+    @property
+    def features(self) -> tuple[ModelFeature, ...]:
+        """Return what packs know of such a model. Raises ConfigError for one whose pack is not there."""
+        return tuple(feature(name) for name in FEATURES if getattr(self, name) is not None)
+
+    @property
+    def has_masters(self) -> bool:
+        """Return whether the model is computed from the last bits of its float32 parameters."""
+        return any(one.has_masters for one in self.features)
 
     @property
     def has_gate(self) -> bool:
         """Return whether its MLPs have a matrix for the gate."""
         return MLPS[self.mlp] == 3
 
-    def rounded_like(self, other: "ModelConfig") -> "ModelConfig":
-        """Return the same shape in 1.58 bits, as `other` is."""
-        return replace(self, ternary=other.ternary, sub_norm=self.sub_norm or other.sub_norm)
+    def with_features_of(self, other: "ModelConfig") -> "ModelConfig":
+        """Return the same shape with the features of `other`."""
+        return functools.reduce(lambda found, one: one.given(found, other), other.features, self)
+
+    @property
+    def gguf_type(self) -> str:
+        """Return the type of the matrices in its GGUF file where nobody names one."""
+        return next((one.gguf_type for one in self.features if one.gguf_type), "f16")
 
     def gguf_problem(self, kind: str = "tq2_0") -> str:
         """Return why llama.cpp cannot compute with a model of this shape, "" when it can.
@@ -121,10 +214,10 @@ class ModelConfig:
         square = self.num_attention_heads * self.head_dim
         if self.blocks is not None:
             return "it decodes in blocks, which llama.cpp does not"
-        if kind == "tq2_0" and self.ternary is None:
+        if kind == "tq2_0" and self.gguf_type != kind:
             return "its matrices are not ternary; take f16, bf16 or q8_0"
-        if self.ternary and self.ternary.haar and kind == "tq2_0":
-            return "Haar bands are ternary in another basis, which llama.cpp does not know"
+        if said := next(filter(None, (one.gguf_problem(self, kind) for one in self.features)), ""):
+            return said
         if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
             near = (
                 ""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from data.config import ConfigError, load
 from store.extensions import Extension, ExtensionError, require, use
 from trainer.records import phase_registry
-from trainer.records.phase_registry import PHASES, Phase
+from trainer.records.phase import Phase
+from trainer.records.phase_registry import PHASES
 
 CONSTANT = "PHASE"
 LIKE = ("base", "mid", "sft")  # the others have settings that are of no use to a phase of another name

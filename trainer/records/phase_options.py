@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from data.config import ConfigError
-from store import strict_records
+from store import packs, strict_records
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES
 
@@ -96,6 +96,8 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
     for path in options:
         name, _ = phase_of(path)
         if name not in phases and name != MODEL:
+            if said := packs.lacking("phases", name):
+                raise ConfigError(f"--set {path}: {said}")
             near = difflib.get_close_matches(name, phases, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(phases)}"
             raise ConfigError(f"--set {path}: the profile has no phase {name!r}; {hint}")

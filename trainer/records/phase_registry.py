@@ -1,50 +1,18 @@
 """Every phase of training, in the order in which they run. Light to import: no torch here.
 
 Whoever names phases asks here: the plan, the program, the recipes, fingerprints, the commands and their help. A new
-phase is one entry, one module with `run(config, making, keeping, ranks)`, and its configuration in the recipes.
+phase is one entry, one module with `run(config, making, keeping, ranks)`, and its configuration in the recipes. Those
+of packs follow those of the core.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from data.config import TASKS
+from store import packs
+from trainer.records.phase import PROMPTS, TALK, TEXT, Phase
 
-TEXT, TALK, PROMPTS = "text", "talk", "prompts"
+KIND = "phases"
 INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to begin from; a second, frozen model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """The properties of a phase that the rest of the project needs."""
-
-    name: str
-    folder: str
-    """Folder in the store: its artifacts are `<folder>/<tag>`."""
-    module: str
-    """Module with `run(config, making, keeping, ranks)`; phases may share one."""
-    follows: tuple[str, ...] = ()
-    """The phases whose model it can go on from, nearest first; () = it begins from nothing."""
-    reads: str = ""
-    """`text`: the artifacts text and tokens. `talk`: the conversations of its mixture, which --mixture replaces.
-    `prompts`: the same, of its own mixture always. "": nothing but the tokenizer."""
-    teacher: tuple[str, ...] = ()
-    """The phases whose model can be its frozen teacher, nearest first: its input `teacher`. () = it has none."""
-    version: int = 1
-    """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
-    in_all: bool = False
-    """True if `--phase all` includes it, and commands take its model by default."""
-    optional: bool = False
-    """True if a sum leaves it out unless it is named, where a named phase could go on from it: bits1+bits2."""
-    takes_init: bool = True
-    """True if an imported model may replace the phases before it."""
-    trains: bool = True
-    """True if it trains in steps; otherwise it converts the model that it is given, and saves it."""
-    alias: str = ""
-    """Another word for it in `--phase`."""
-    like: str = ""
-    """The phase of ours whose settings a phase of an extension has; see trainer/records/own_phase.py."""
-    extension: str = ""
-    """The file and the digest of the extension that it is; "" = it is ours."""
 
 
 _ALL = (
@@ -81,49 +49,6 @@ _ALL = (
         in_all=True,
     ),
     Phase(
-        name="bits1",
-        folder="bits1_checkpoints",
-        module="trainer.phases.bits",
-        follows=("base",),
-        reads=TEXT,
-        version=2,
-        trains=False,
-        alias="1",
-    ),
-    Phase(
-        name="bits1.9",
-        folder="bits1.9_checkpoints",
-        module="trainer.phases.bits",
-        follows=("bits1",),
-        reads=TEXT,
-        version=2,
-        teacher=("base",),
-        optional=True,
-        takes_init=False,
-        alias="1.9",
-    ),
-    Phase(
-        name="bits2",
-        folder="bits2_checkpoints",
-        module="trainer.phases.bits",
-        follows=("bits1.9", "bits1"),
-        reads=TEXT,
-        version=2,
-        takes_init=False,
-        alias="2",
-    ),
-    Phase(
-        name="bits3",
-        folder="bits3_checkpoints",
-        module="trainer.phases.bits",
-        follows=("bits2", "bits1.9", "bits1"),
-        reads=TALK,
-        version=2,
-        teacher=("sft", "mid", "base"),
-        takes_init=False,
-        alias="3",
-    ),
-    Phase(
         name="dlm",
         folder="dlm_checkpoints",
         module="trainer.phases.dlm",
@@ -131,7 +56,7 @@ _ALL = (
         reads=TALK,
     ),
 )
-PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
+PHASES: dict[str, Phase] = {one.name: one for one in (*_ALL, *map(packs.load, packs.entries(KIND).values()))}
 USUAL = "sft"  # the default phase of a launch, and the default model of a talk
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
@@ -152,11 +77,6 @@ def listed(some: Sequence[str]) -> str:
 def all_phases() -> tuple[str, ...]:
     """Return the phases of `--phase all`."""
     return tuple(name for name, one in PHASES.items() if one.in_all)
-
-
-def ternary_phases() -> tuple[str, ...]:
-    """Return the phases whose model is one of 1.58 bits that was trained, the last one first."""
-    return tuple(name for name, one in reversed(PHASES.items()) if one.module == PHASES["bits1"].module and one.trains)
 
 
 def phases_reading(*kinds: str) -> tuple[str, ...]:

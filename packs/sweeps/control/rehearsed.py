@@ -18,13 +18,14 @@ from trainer.config import PhaseConfig
 from trainer.plan import parse_phases, profile_named
 from trainer.recipes import PUBLISHED
 from trainer.records import phase_options
+from trainer.records.phase_registry import PHASES
 
 MOST_PARAMS = 30e6  # of a model that a few CPUs train in minutes
-TOY, TOY_OF_BITS = "tiny", str(ROOT / "examples" / "jobs" / "profiles" / "toy.yaml")
+TOY = "tiny"
 TASK = "sort"  # problems that are made without the hub
 ROWS = 16  # of a step of a toy, at most
 # Options that a toy keeps, as parts of their paths: what arms differ in, but for sizes and numbers of steps.
-KEPT = (".optimizer.", ".bits.saliency", "model.ternary", "model.sub_norm", ".rl.loss", ".rl.clip", ".rl.beta")
+KEPT = (".optimizer.", ".rl.loss", ".rl.clip", ".rl.beta")
 SIZES = ("saliency_warmup",)
 SIZES_AS_FLAGS = ("steps", "tokens", "block_size", "batch_size", "grad_accum")
 # Flags of models and data that are not here, and of GPUs that a rehearsed pod does not have.
@@ -73,11 +74,12 @@ def is_large(spec: LaunchSpec, profile: str) -> bool:
 
 def toy_of(spec: LaunchSpec) -> LaunchSpec:
     """Return the launch of a toy that goes through the same phases on the same machine."""
-    is_of_bits = any(name.startswith("bits") for name in parse_phases(spec.phase))
+    phases = [PHASES[name] for name in parse_phases(spec.phase)]
+    kept = (*KEPT, *(part for one in phases for part in one.toy_options))
     options = {
         path: text
         for path, text in spec.options.items()
-        if any(part in path for part in KEPT) and path.rpartition(".")[2] not in SIZES
+        if any(part in path for part in kept) and path.rpartition(".")[2] not in SIZES
     }
     if "rl.micro_rows" in spec.options:
         options |= {"rl.rows": str(ROWS), "rl.micro_rows": str(min(ROWS, int(spec.options["rl.micro_rows"])))}
@@ -89,7 +91,7 @@ def toy_of(spec: LaunchSpec) -> LaunchSpec:
         "lag": 0,
         "task": TASK if is_of_rl else "",
     }
-    profile = TOY_OF_BITS if is_of_bits else TOY
+    profile = next((str(ROOT / one.toy) for one in phases if one.toy), TOY)
     return replace(spec, **more, profile=profile, options=options, with_missing=True)
 
 

@@ -213,6 +213,7 @@ def test_a_rehearsed_sweep_trains_toys_on_the_machines_of_the_sweep_in_its_order
     assert [one.spec.options["rl.optimizer.lr"] for one in rates] == ["1e-06", "3e-06", "5e-06", "1e-05"]
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize(
     ("name", "arms", "hours", "steps", "disk"),
     [
@@ -332,6 +333,7 @@ def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
     assert json.dumps(found)
 
 
+@pytest.mark.pack("bits")
 @pytest.mark.parametrize("name", ["ablation_saliency_toy", "ablation_saliency_4m"])
 def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
     spec = sweep_file.load(EXAMPLES / f"{name}.yaml")

@@ -22,7 +22,6 @@ from tests.data.hub import COMMIT, Repo, serving
 from tests.data.tokens.pieces import trained, write
 from tests.data.tokens.test_sentencepiece import taken
 from tests.trainer.conftest import WAIT_S
-from tests.trainer.model.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
 from tests.trainer.model.test_init import configured, foreign, models
 from tests.trainer.model.test_own_chat import TALKS
 from tests.trainer.test_plan import ROOT
@@ -47,11 +46,13 @@ ZEPHYR = """\
 {% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
 
 
-def one_bit(folder: Path, layout: dict) -> Path:
+def one_bit(folder: Path, layout: str) -> Path:
     """A random model in a published layout, with a tokenizer.model and no tokenizer.json."""
-    raw = {**layout, "vocab_size": IDS}
+    from tests.packs.bits.test_bitnet_layouts import MICROSOFT, OF_1BITLLM, ONE_BIT_LLM, folder_of, theirs_of
+
+    raw = {**{"1bitLLM": ONE_BIT_LLM, "microsoft": MICROSOFT}[layout], "vocab_size": IDS}
     tensors = dict(theirs_of(raw).state_dict())
-    if layout is ONE_BIT_LLM:
+    if layout == "1bitLLM":
         tensors = {".".join(OF_1BITLLM.get(one, one) for one in name.split(".")): it for name, it in tensors.items()}
     write(folder_of(raw, tensors, folder), trained())
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -64,7 +65,8 @@ def one_bit(folder: Path, layout: dict) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [ONE_BIT_LLM, MICROSOFT], ids=["1bitLLM", "microsoft"])
+@pytest.mark.pack("bits")
+@pytest.mark.parametrize("layout", ["1bitLLM", "microsoft"])
 def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_ids(
     layout, world, monkeypatch, capfd, tmp_path
 ):
@@ -80,7 +82,7 @@ def test_a_model_with_a_tokenizer_model_alone_is_trained_and_exported_with_its_i
     taken = Store(world.store).path("imported/theirs", "f" * 64)
     words, before, after = tokenizers.load(taken), export.read(folder), export.read(taken)
     assert words.vocab_size == IDS + len(SPECIALS) and after.config.vocab_size == 960
-    dtype = torch.float32 if layout is ONE_BIT_LLM else torch.bfloat16  # as the config says
+    dtype = torch.float32 if layout == "1bitLLM" else torch.bfloat16  # as the config says
     assert torch.equal(after.head[:IDS], before.head[:IDS].to(dtype).float())  # each id kept its row
     theirs = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert words.encode("  What's 12\n3? \u65e5") == theirs.encode("  What's 12\n3? \u65e5")
@@ -190,8 +192,9 @@ def test_a_tokenizer_that_cannot_be_taken_is_refused_in_the_plan_from_a_folder_a
                 init_model.look(f"hf://them/{name}", settings)
 
 
+@pytest.mark.pack("bits")
 def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, monkeypatch):
-    folder = one_bit(world.root / "theirs", ONE_BIT_LLM)
+    folder = one_bit(world.root / "theirs", "1bitLLM")
     with serving({"1bitLLM/tiny": Repo(folder)}) as hub:
         models(hub)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -206,8 +209,9 @@ def test_a_tokenizer_model_comes_from_a_hub_with_the_tokens_beside_it(world, mon
     assert tokenizers.load(Store(world.store).path("imported/tiny", "f" * 64)).vocab_size == IDS + len(SPECIALS)
 
 
+@pytest.mark.pack("bits")
 def test_another_tokenizer_model_is_another_model(world):
-    folder = one_bit(world.root / "theirs", ONE_BIT_LLM)
+    folder = one_bit(world.root / "theirs", "1bitLLM")
     settings = Settings.load(ROOT)
     first = init_model.look(str(folder), settings).content
     assert first == init_model.look(str(folder), settings).content

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from data.config import ConfigError, Input
+from packs.bits.records.bits_config import BitsConfig
+from packs.bits.trainer.objective import Bits
 from store import catalogue
 from store.artifacts.artifacts import Store
 from tests.trainer.conftest import TINY, finish, tiny
@@ -19,9 +21,7 @@ from trainer.checkpoints.checkpoint import open_final
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
-from trainer.objectives.bits import Bits
 from trainer.objectives.passes import passes
-from trainer.records.bits import BitsConfig
 from trainer.records.model_config import Ternary
 
 STUDENT = replace(TINY, num_key_value_heads=2, sub_norm=True, ternary=Ternary())

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from packs.bits.records.bits_config import BitsConfig
+from packs.bits.trainer.objective import Bits
 from tests.faults.lives import Tell
 from tests.trainer.parallel.test_fsdp import ODD, config, training
 from tests.trainer.parallel.together import together
 from trainer.model.decoder import Decoder, initialise
-from trainer.objectives.bits import Bits
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
-from trainer.records.bits import BitsConfig
 from trainer.records.model_config import Ternary
 
 pytestmark = pytest.mark.process

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+from packs.bits.records.bitnet_layouts import PER_BYTE, ROUNDED
+from packs.bits.trainer.ternary import layers_of, pack, ternary
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.huggingface import OURS, kind_of
-from trainer.model.ternary import layers_of, pack, ternary
-from trainer.records.bitnet_layouts import PER_BYTE
 from trainer.records.model_config import ModelConfig
+
+OFFLINE = {**ROUNDED, "quantization_mode": "offline"}
 
 
 def packed_problem(config: ModelConfig) -> str:
@@ -45,4 +47,4 @@ def write(source: Path, out: Path, dtype: torch.dtype) -> None:
     for name, layer in layers_of(model).items():
         symbols, scale = ternary(layer.weight.detach())
         weights |= {f"{name}.weight": pack(symbols), f"{name}.weight_scale": scale.flatten()}
-    export.write(out, config, weights, source, dtype, is_packed=True)
+    export.write(out, config, weights, source, dtype, said={"quantization_config": OFFLINE})

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from packs.bits.trainer import packed
+from packs.bits.trainer.ternary import layers_of, masters, pack, ternary, unpack
 from tests.trainer.model.test_model import IDS
 from trainer.errors import Refused
-from trainer.model import export, packed
-from trainer.model.ternary import layers_of, masters, pack, ternary, unpack
+from trainer.model import export
 
 SIZES = {
     "vocab_size": 512,

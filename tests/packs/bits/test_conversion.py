@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from packs.bits.trainer.conversion import converted, read_sizes
 from tests.trainer.conftest import TINY
-from trainer.model.conversion import converted, read_sizes
 from trainer.model.decoder import Decoder, initialise
 
 

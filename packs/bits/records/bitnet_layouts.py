@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from data.config import ConfigError
+from data.errors import ConfigError
 from store.artifacts.model_files import Stored
 from store.outside import shown
 
@@ -28,6 +28,17 @@ BITS = {"weight_bits": 1, "input_bits": 8}
 
 
 def spelt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json of a ternary model in our spelling. Raises ConfigError for a way of rounding not ours."""
+    raw = _of_bitnet(raw)
+    said = raw.get("quantization_config")
+    if said is None:
+        return raw
+    refuse_rounding(said)
+    rest = {name: one for name, one in raw.items() if name != "quantization_config"}
+    return {**rest, "ternary": raw.get("ternary", {})}
+
+
+def _of_bitnet(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config.json of 1bitLLM as one of `bitnet`, any other as it is. Raises ConfigError for other bits."""
     architectures = raw.get("architectures")
     if raw.get("model_type") != "llama" or not isinstance(architectures, list) or ONE_BIT_LLM not in architectures:

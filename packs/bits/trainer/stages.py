@@ -14,24 +14,28 @@ from torch import Tensor
 
 from data.chat.talk_counts import TalkCounts
 from data.config import Making
-from trainer.config import Keeping, PhaseConfig
-from trainer.model.decoder import Decoder
-from trainer.model.ternary import layers_of, relative_error
+from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
+from packs.bits.trainer.conversion import converted
+from packs.bits.trainer.objective import Bits
+from packs.bits.trainer.ternary import layers_of, relative_error
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import Keeping
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.model.decoder import Decoder, unfilled
 from trainer.objectives import Batch
-from trainer.objectives.bits import Bits
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.phases import base, conversations
-from trainer.records.bits import BitsConfig
 from trainer.records.phase_registry import TEACHER
 from trainer.run import PhaseRun, phase_run
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: BitsPhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train or convert, measure on the held-out documents, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
         if not config.trains:
-            made = phase.converted()
+            made = model_converted(phase)
             return phase.publish(*made, measured(phase, made[0])) if made else {}
         bits = config.bits or BitsConfig()
         source = base.rows_of(phase) if config.reads_text else conversations.rows_of(phase)
@@ -56,6 +60,24 @@ def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
         by_layer.setdefault(name.split(".")[2], []).append(relative_error(one.weight.detach(), one.how))
     errors = [statistics.fmean(some) for some in by_layer.values()]
     return about | ({"rounding_error": statistics.fmean(errors), "rounding_by_layer": errors} if errors else {})
+
+
+def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
+    """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
+
+    It is None on all processes but the first. What that shape has beside the weights that are there are gains of
+    norms. Raises Refused when the shapes differ in anything else.
+    """
+    if not phase.ranks.is_first:
+        return None
+    given, wanted = export.read_config(export.folder_of_model(phase.input(phase.before))), phase.config.model
+    if given.with_features_of(wanted) != wanted or given.ternary:
+        name = phase.making.inputs[phase.before].name
+        raise Refused(f"{phase.config.phase} cannot go on from {name}: its shape is {given}")
+    before = unfilled(given, device="cpu")
+    phase.fill_from(before, phase.before)
+    model = converted(before, wanted, phase.machine.dtype(phase.config))
+    return model.to(phase.machine.device), phase.untrained(model)
 
 
 class WithState(Source):

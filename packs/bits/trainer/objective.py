@@ -11,15 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from packs.bits.records.bits_config import BitsConfig
+from packs.bits.trainer.distillation import layer_distance, layer_weights, relation_divergence
+from packs.bits.trainer.ternary import layers_of
 from trainer.errors import Refused
 from trainer.model.attention import documents_mask, positions_in
 from trainer.model.decoder import IGNORED, Decoder, Positions
-from trainer.model.distillation import layer_distance, layer_weights, relation_divergence
-from trainer.model.ternary import layers_of
 from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.objectives import Batch
 from trainer.objectives.passes import counted_in
-from trainer.records.bits import BitsConfig
 
 SALIENCY_EVERY = 10  # steps between two looks at the columns
 SALIENCY_DECAY = 0.99

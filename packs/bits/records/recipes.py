@@ -1,17 +1,30 @@
 """Recipes of the stages of 1.58 bits: what a profile has beside its phases in full precision."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
-from trainer.records.bits import BitsConfig
+from packs.bits.records.bits_config import BitsConfig, BitsPhaseConfig
+from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, as_phase
 from trainer.records.model_config import ModelConfig, Ternary
 
 
-def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
+def smoke_bits(profiles: Mapping[str, Callable[[], Profile]]) -> Profile:
+    """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
+    whole = profiles["smoke"]()
+    model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
+    steps = {"base": 144, "mid": 180, "sft": 216}  # a model in 1.58 bits needs more of them
+    phases = {
+        name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
+    }
+    return replace(whole, name="smoke_bits", phases={**phases, **small_stages(phases["base"], phases["sft"])})
+
+
+def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, BitsPhaseConfig]:
     """Return the stages at the size of `smoke`: minutes on two cores."""
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
-    layerwise = replace(
+    layerwise = as_phase(
+        BitsPhaseConfig,
         base,
         phase="bits1.9",
         model=ternary,
@@ -19,7 +32,8 @@ def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
         steps=48,
         bits=BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5),
     )
-    reading = replace(
+    reading = as_phase(
+        BitsPhaseConfig,
         base,
         phase="bits2",
         model=ternary,
@@ -27,7 +41,8 @@ def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
         steps=96,
         bits=BitsConfig(warmup_steps=8),
     )
-    talking = replace(
+    talking = as_phase(
+        BitsPhaseConfig,
         sft,
         phase="bits3",
         model=ternary,
@@ -39,19 +54,20 @@ def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
     return {"bits1": converted(reading), **{one.phase: one for one in (layerwise, reading, talking)}}
 
 
-def converted(phase: PhaseConfig) -> PhaseConfig:
+def converted(phase: BitsPhaseConfig) -> BitsPhaseConfig:
     """Return bits1, of the shape of another stage: nothing is trained."""
     return replace(phase, phase="bits1", steps=0, bits=None)
 
 
-def with_stages(profile: Profile) -> Profile:
-    """Return the profile with the stages of 1.58 bits, as their authors ran them.
+def published_stages(profile: Profile) -> dict[str, BitsPhaseConfig]:
+    """Return the stages of 1.58 bits of a profile, as their authors ran them.
 
     The last one is BitDistill's, the others are WrinkleFree's.
     """
     base = replace(profile.phases["base"], sequence_len=512, document_masks=False)
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
-    layerwise = replace(
+    layerwise = as_phase(
+        BitsPhaseConfig,
         base,
         phase="bits1.9",
         model=ternary,
@@ -70,7 +86,8 @@ def with_stages(profile: Profile) -> Profile:
         steps=math.ceil(10e9 / (128 * 512)),
         bits=BitsConfig(warmup_steps=1000),
     )
-    talking = replace(
+    talking = as_phase(
+        BitsPhaseConfig,
         profile.phases["sft"],
         phase="bits3",
         model=ternary,
@@ -80,8 +97,7 @@ def with_stages(profile: Profile) -> Profile:
         sequence_len=512,
         bits=BitsConfig(divergence=10.0, relations=1e5, relation_heads=relation_heads(ternary)),
     )
-    stages = {"bits1": converted(reading), **{one.phase: one for one in (layerwise, reading, talking)}}
-    return replace(profile, phases={**profile.phases, **stages})
+    return {"bits1": converted(reading), **{one.phase: one for one in (layerwise, reading, talking)}}
 
 
 def relation_heads(model: ModelConfig) -> int:

@@ -1,9 +1,11 @@
-"""The settings of the stages that make a model of 1.58 bits, as a frozen record. Light: no torch."""
+"""The settings of the stages that make a model of 1.58 bits, as frozen records. Light: no torch."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from data.config import ConfigError
-from trainer.records.fields import in_bounds
+from data.errors import ConfigError
+from trainer.config import PhaseConfig
+from trainer.records.fields import in_bounds, newer
 
 LAYER_WEIGHTS = ("progressive", "uniform", "exponential")
 SHAPES = ("linear", "cosine")
@@ -87,3 +89,38 @@ class BitsConfig:
             what = f"relation_heads is {self.relation_heads}, which does not divide the {odd[0]} numbers of all heads"
             return f"{what}; {near} divides {' and '.join(map(str, dict.fromkeys(sizes)))}"
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsPhaseConfig(PhaseConfig):
+    """One stage: its rounding and its losses beside what every phase has."""
+
+    WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule", "bits")
+    bits: BitsConfig | None = newer(None)
+    """Rounding of a ternary model, and what the model learns from its teacher; None = with every default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model, bits = self.model, self.bits
+        if bits is None:
+            return
+        if bits.saliency and not model.ternary:
+            raise ConfigError(f"{self.phase}: saliency is {bits.saliency}, and its model says no `ternary`")
+        if bits.has_teacher and not self.num_frozen:
+            parts = "divergence, layers and relations"
+            raise ConfigError(f"{self.phase} has no teacher; {parts} of its bits are 0")
+        heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.num_hidden_layers)
+        if problem := bits.problem(*heads):
+            raise ConfigError(f"{self.phase}: {problem}")
+
+    def in_steps(self, steps: int) -> PhaseConfig:
+        """Return the same in another number of steps, its warm-ups of rounding and saliency rescaled with them."""
+        found = super().in_steps(steps)
+        if self.bits is None or not isinstance(found, BitsPhaseConfig) or not self.trains:
+            return found
+        return replace(found, bits=self.bits.in_steps(steps / self.steps))
+
+    @property
+    def can_pack(self) -> bool:
+        """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
+        return super().can_pack and not (self.bits and self.bits.relations)

@@ -9,11 +9,21 @@ import torch
 import torch.nn.functional as F
 
 from data.config import ConfigError
+from packs.bits.records.bitnet_layouts import ROUNDED
+from packs.bits.trainer import distillation, packed
+from packs.bits.trainer.ternary import (
+    TernaryLinear,
+    haar,
+    inverse_haar,
+    layers_of,
+    relative_error,
+    rounded_weight,
+    ternary,
+)
 from tests.trainer.model.test_model import IDS, SHAPE, random_model
 from trainer.errors import Refused
-from trainer.model import distillation, export, huggingface, packed
+from trainer.model import export, huggingface
 from trainer.model.decoder import Cache, Decoder
-from trainer.model.ternary import TernaryLinear, haar, inverse_haar, layers_of, relative_error, rounded_weight, ternary
 from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import Ternary
@@ -201,11 +211,11 @@ def test_a_shape_is_written_under_a_name_whose_readers_compute_it_and_read_back(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "only ternary ones"),
-        ({"quantization_config": {**huggingface.ROUNDED, "quantization_mode": "both"}}, "quantization_mode"),
-        ({"quantization_config": {**huggingface.ROUNDED, "modules_to_not_convert": ["q_proj"]}}, "only lm_head"),
-        ({"quantization_config": {**huggingface.ROUNDED, "use_rms_norm": True}}, "use_rms_norm"),
-        ({"quantization_config": 7}, "only ternary ones"),
+        ({"quantization_config": {"quant_method": "awq"}}, "of quantised models only these"),
+        ({"quantization_config": {**ROUNDED, "quantization_mode": "both"}}, "quantization_mode"),
+        ({"quantization_config": {**ROUNDED, "modules_to_not_convert": ["q_proj"]}}, "only lm_head"),
+        ({"quantization_config": {**ROUNDED, "use_rms_norm": True}}, "use_rms_norm"),
+        ({"quantization_config": 7}, "of quantised models only these"),
         ({"hidden_act": "gelu"}, "this decoder has silu"),
         ({"hidden_act": "relu2", "model_type": "llama"}, "this decoder has silu"),
         ({"model_type": "slipway", "ternary": {"per_row": 1}}, "per_row and haar"),

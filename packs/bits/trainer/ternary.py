@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.records.bitnet_layouts import PER_BYTE
+from packs.bits.records.bitnet_layouts import PER_BYTE
 from trainer.records.model_config import Ternary
 
 LEAST = 1e-5  # smallest scale: a matrix or a token of zeros is divided by it

@@ -1,0 +1,66 @@
+"""Models of 1.58 bits, for code without torch: shapes that are possible, their names, their files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from data.errors import ConfigError
+from packs.bits.records.bitnet_layouts import ROUNDED, is_stored_rounded, name_of, unpacked
+from packs.bits.records.notes import notes
+from store.artifacts.model_files import Stored
+from trainer.records.model_config import ModelConfig, ModelFeature
+
+
+class TernaryFeature(ModelFeature):
+    """See `ModelConfig.ternary`."""
+
+    about = "of 1.58 bits"
+    fields = ("ternary", "sub_norm")
+    engine = "llama.cpp"
+    gguf_type = "tq2_0"
+    gguf_matrix = "packs.bits.trainer.arrays:rounded"
+    hooks = "packs.bits.trainer.hooks:TernaryHooks"
+    float8_problem = "matrices of 1.58 bits are multiplied in bfloat16 or float32"
+    has_masters = True
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ConfigError for parts that no matrix of 1.58 bits stands beside."""
+        if config.attention_bias or not config.has_gate or config.embed_norm:
+            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and a gate in its MLPs")
+        if config.ternary and config.ternary.haar and (config.hidden_size % 2 or config.intermediate_size % 2):
+            sides = f"hidden_size {config.hidden_size} and intermediate_size {config.intermediate_size}"
+            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+
+    def given(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
+        """Return a shape in 1.58 bits, as `other` is."""
+        return replace(config, ternary=other.ternary, sub_norm=config.sub_norm or other.sub_norm)
+
+    def odd_parts(self, config: ModelConfig) -> tuple[str, ...]:
+        parts = {"one ternary scale for each row": "per_row", "Haar bands": "haar"}
+        return tuple(said for said, name in parts.items() if getattr(config.ternary, name))
+
+    def written(self, config: ModelConfig, is_ours: bool) -> Mapping[str, Any]:
+        """Return what config.json says. Weights are the masters, which whoever loads them rounds as we do: `online`."""
+        return {"ternary": asdict(config.ternary)} if is_ours and config.ternary else {"quantization_config": ROUNDED}
+
+    def gguf_problem(self, config: ModelConfig, kind: str) -> str:
+        if config.ternary and config.ternary.haar and kind == self.gguf_type:
+            return "Haar bands are ternary in another basis, which llama.cpp does not know"
+        return ""
+
+    def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
+        return notes(phases, init)
+
+    def kept_numbers(self, config: ModelConfig) -> int:
+        """Return the rounded inputs of the matrices."""
+        heads = config.num_attention_heads * config.head_dim
+        return 3 * config.hidden_size + heads + (config.intermediate_size if config.sub_norm else 0)
+
+    def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
+        return is_stored_rounded(raw)
+
+    def name_of(self, name: str) -> str:
+        return name_of(name)
+
+    def stored(self, header: Mapping[str, Stored]) -> Mapping[str, Stored]:
+        return unpacked(header)

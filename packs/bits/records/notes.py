@@ -1,0 +1,20 @@
+"""Notes of a plan on models of 1.58 bits, before anything is trained. No torch."""
+
+from collections.abc import Sequence
+
+from packs.bits.records.bits_config import BitsPhaseConfig
+from trainer.config import ImportSpec, PhaseConfig
+from trainer.records.phase_registry import listed
+
+
+def notes(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[str, ...]:
+    """Return warnings: ternary models that GGUF cannot hold, stages without a ternary model."""
+    found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
+    is_foreign = init is not None and (init.own_chat or init.has_pieces)
+    own = f"the tokenizer of {init.source} is not one of ours" if init is not None and is_foreign else ""
+    said = [problem for model in found if (problem := model.gguf_problem() or own)]
+    whole = [one.phase for one in phases if isinstance(one, BitsPhaseConfig) and one.bits and not one.model.ternary]
+    return (
+        *(f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said),
+        *(f"{listed(whole)}: the model says no `ternary`, so it goes on in full precision" for _ in whole[:1]),
+    )

@@ -1,0 +1,68 @@
+"""A phase, a profile or a model of a pack that is not there is refused by the name of the pack."""
+
+import json
+
+import pytest
+
+from data.config import ConfigError
+from infra.errors import UsageError
+from scripts.models.flags import ExportFlags
+from scripts.models.local_model import check_export
+from serve import model_kinds
+from store import packs
+from tests.trainer.conftest import TINY
+from trainer.config import load_phase
+from trainer.model.huggingface import model_config, written
+from trainer.plan.wanted import parse_phases, profile_named
+from trainer.records import model_config as shapes
+from trainer.records import phase_options
+
+LACKING = "belongs to the pack bits, and packs/bits is not there; to bring it back: git checkout HEAD -- packs/bits"
+PLAIN = written(TINY, "float32", 0, [0])
+ONE_BIT = {**PLAIN, "model_type": "llama", "architectures": ["BitnetForCausalLM"]}
+ROUNDED = {**PLAIN, "model_type": "bitnet", "quantization_config": {"quant_method": "bitnet"}}
+OURS = {**PLAIN, "model_type": "slipway", "ternary": {"per_row": True}}
+
+
+@pytest.fixture
+def without_packs(monkeypatch, tmp_path):
+    monkeypatch.setattr(packs, "installed", dict)
+    monkeypatch.setattr(packs, "FOLDER", tmp_path / "packs")
+    shapes.feature.cache_clear()
+    yield tmp_path
+    shapes.feature.cache_clear()
+
+
+@pytest.mark.parametrize("word", ["bits2", "1.9", "base+bits1"])
+def test_a_phase_is_refused_in_a_launch_an_option_and_a_step(without_packs, word):
+    with pytest.raises(UsageError, match=LACKING):
+        parse_phases(word)
+    for refused in (
+        lambda: phase_options.refuse_unknown({"bits2.steps": "3"}, {"base": None}),
+        lambda: load_phase({"phase": "bits2"}, "spec"),
+    ):
+        with pytest.raises(ConfigError, match=LACKING):
+            refused()
+
+
+def test_a_profile_and_a_form_of_export_are_refused(without_packs):
+    with pytest.raises(UsageError, match=f"smoke_bits {LACKING}"):
+        profile_named("smoke_bits")
+    with pytest.raises(UsageError, match=f"hf {LACKING}"):
+        check_export(ExportFlags(bits="hf", out="model"))
+
+
+@pytest.mark.parametrize("raw", [ONE_BIT, ROUNDED, OURS], ids=["1bitLLM", "bitnet", "ours"])
+def test_a_model_is_refused_and_not_read_as_another_one(without_packs, raw):
+    with pytest.raises(ConfigError, match=LACKING):
+        model_config(raw)
+    if raw is not ONE_BIT:  # transformers' own classes read it
+        (without_packs / "config.json").write_text(json.dumps(raw))
+        with pytest.raises(UsageError, match=LACKING):
+            model_kinds.kind_of(str(without_packs))
+
+
+def test_other_models_are_read_without_packs(without_packs):
+    assert model_config(PLAIN) == TINY and TINY.gguf_type == "f16" and not TINY.has_masters
+    with pytest.raises(ConfigError, match="quantization_config is .*; of quantised models only these can be read"):
+        model_config({**PLAIN, "quantization_config": {"quant_method": "gptq"}})
