@@ -24,6 +24,8 @@ from data.chat.conversations import Conversations, prompt
 from data.chat.phrasing import talk
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END, Tokenizer
+from packs.blocks.trainer.block_decoding import Decoding
+from packs.blocks.trainer.objective import BlockDiffusion, with_masks
 from store.artifacts.artifacts import Store
 from trainer.config import PhaseConfig
 from trainer.device import prepare
@@ -31,11 +33,9 @@ from trainer.evaluation import intervals, many_turns
 from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.loop import accumulate
 from trainer.model import export
-from trainer.model.block_decoding import Decoding
 from trainer.model.decoder import Decoder
 from trainer.model.generate import steps
 from trainer.objectives import Batch, CrossEntropy
-from trainer.objectives.blocks import BlockDiffusion, with_masks
 from trainer.phases.conversations import OURS
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES

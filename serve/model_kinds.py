@@ -25,13 +25,6 @@ class ModelKind:
     """The engines that can, the usual one first."""
 
 
-OURS = {
-    "model_type=block_diffusion": ModelKind(
-        about="decodes in blocks, which only --engine torch does", engines=("torch",)
-    )
-}
-
-
 def kind_of(source: str) -> ModelKind | None:
     """Return the kind of the model in a folder; None for any other, and where it lies elsewhere.
 
@@ -45,8 +38,8 @@ def kind_of(source: str) -> ModelKind | None:
     for word in _words(config):
         if said := packs.lacking(KIND, word):
             raise UsageError(f"{source}: {said}")
-        if word in known or word in OURS:
-            found: ModelKind = packs.load(known[word]) if word in known else OURS[word]
+        if word in known:
+            found: ModelKind = packs.load(known[word])
             return found
     return None
 

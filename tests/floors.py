@@ -66,6 +66,7 @@ ROOMS = {
         (
             "trainer.records",
             "trainer.config",
+            "trainer.profiles",
             "infra.records",
             "data.errors",
             "store.outside",

@@ -8,7 +8,7 @@ import torch
 from data.tokens import tokenizer
 from trainer import device
 from trainer.engines.conversation import Talk
-from trainer.model import export, generate
+from trainer.model import export, generate, hooks
 
 
 class Torch:
@@ -20,7 +20,7 @@ class Torch:
         self.where = f"PyTorch on {machine.device.type}"
         self.model = export.opened(folder, machine)
         self.positions = self.model.config.max_position_embeddings
-        self.align = self.model.config.blocks.block_size if self.model.config.blocks else 1
+        self.align = hooks.align(self.model.config)
         self.temperature, self.top_k = temperature, top_k
         self.generator = torch.Generator(machine.device).manual_seed(seed)
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar
 
 from data.config import ConfigError, load
 from store import packs
-from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase import PROMPTS, TALK, TEXT
@@ -133,8 +132,6 @@ class PhaseConfig:
     turns: int = newer(1)
     """Number of our own questions and answers that follow one another in a sequence of a chat phase, as far as they fit
     into `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
-    blocks: BlocksConfig | None = newer(None)
-    """Settings of dlm: the blocks in which the model learns to decode."""
     extension: str = newer("")
     """A phase of your own: its file and the digest of its content; filled in by the plan."""
 
@@ -170,13 +167,6 @@ class PhaseConfig:
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
-        if (self.blocks is not None) != (self.phase == "dlm"):
-            raise ConfigError(f"phase {self.phase} {'has no' if self.blocks else 'needs'} blocks; they are for dlm")
-        if self.blocks is not None and self.sequence_len % self.blocks.block_size:
-            size = self.blocks.block_size
-            whole = self.sequence_len // size * size
-            near = f"take a sequence_len of {whole}" if whole else "take smaller blocks"
-            raise ConfigError(f"block_size {size} does not divide sequence_len {self.sequence_len}; {near}")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
@@ -219,7 +209,7 @@ class PhaseConfig:
     @property
     def can_pack(self) -> bool:
         """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
-        return self.phase in phases_reading(TALK) and self.blocks is None
+        return self.phase in phases_reading(TALK)
 
     def is_packed(self, device: str) -> bool:
         """Return whether conversations share rows on such a device: `cuda` or `cpu`."""
@@ -227,8 +217,25 @@ class PhaseConfig:
 
     @property
     def views(self) -> int:
-        """Return the number of times each token of a row goes through the model: in blocks clean, and masked twice."""
-        return 1 if self.blocks is None else 3
+        """Return the number of times each token of a row goes through the model."""
+        return 1
+
+    @property
+    def has_own_mask(self) -> bool:
+        """Return whether its attention is an `OwnAttention`: compiled always on a GPU, slow to compile on a CPU."""
+        return False
+
+    def fitting(self, sequence_len: int) -> int:
+        """Return the longest length of a row that is no longer."""
+        return sequence_len
+
+    def with_vocabulary(self, known: int) -> "PhaseConfig":
+        """Return the same for a tokenizer of `known` ids, whose model may have room for more."""
+        return self
+
+    def sized(self, sizes: Mapping[str, int]) -> "PhaseConfig":
+        """Return the same with the sizes of flags and settings; 0 = as it is. See `Phase.sizes`. Raises ConfigError."""
+        return self
 
     @property
     def row_len(self) -> float:

@@ -25,7 +25,6 @@ from trainer.config import (
 )
 from trainer.profiles.shapes import llama, qwen3
 from trainer.profiles.street import TALK, cosine, dial
-from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import KIND, ModelConfig, feature
 from trainer.records.phase_options import changed
 from trainer.records.phase_registry import PHASES
@@ -81,16 +80,6 @@ def smoke() -> Profile:
         turns=16,
         mixture=TALK,
     )
-    dlm = replace(
-        sft,
-        phase="dlm",
-        optimizer=OptimizerConfig(lr=0.002, muon_lr=0.008, weight_decay=0.0),
-        schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=200,
-        sequence_len=512,
-        turns=8,
-        blocks=BlocksConfig(block_size=8, sub_block_size=8),
-    )
     rl = PhaseConfig(
         phase="rl",
         model=model,
@@ -103,7 +92,7 @@ def smoke() -> Profile:
         mixture={"sort": 1.0},
         rl=RlConfig(max_new=14, shown=0.1, side_by_side=264, eval_every=22),
     )
-    phases = {"base": base, "mid": mid, "sft": sft, "rl": rl, "dlm": dlm}
+    phases = {"base": base, "mid": mid, "sft": sft, "rl": rl}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
@@ -208,7 +197,7 @@ OURS = (
 
 
 def with_packs(make: Callable[[], Profile]) -> Profile:
-    """Return a profile of ours with the phases that packs add to it."""
+    """Return a profile with the phases that packs add to it."""
     whole = make()
     for pack in packs.installed().values():
         if where := pack.profile_phases.get(whole.name) or pack.profile_phases.get("*"):
@@ -224,7 +213,7 @@ def of_pack(where: str) -> Profile:
 
 PROFILES: dict[str, Callable[[], Profile]] = {
     **{one.__name__: partial(with_packs, one) for one in OURS},
-    **{name: partial(of_pack, where) for name, where in packs.entries("profiles").items()},
+    **{name: partial(with_packs, partial(of_pack, where)) for name, where in packs.entries("profiles").items()},
 }
 
 

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise, unfilled
-from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, FsdpCut, cut, parts_of
@@ -72,21 +70,17 @@ class PhaseRun:
     def input(self, role: str) -> Path:
         return open_input(self.making, role)
 
-    def first_model(self) -> Decoder:
+    def first_model(self, fill: Callable[[Decoder], None] | None = None) -> Decoder:
         """Return the model as this phase begins with it.
 
-        It has the weights at the end of the phase before, or first ones from the seed. Raises Refused when it learned
-        another vocabulary.
+        It has the weights at the end of the phase before, or first ones from the seed, or those that `fill` gives it.
+        Raises Refused when it learned another vocabulary.
         """
         config = self.config
-        if config.blocks is not None:
-            rows = export.read_config(export.folder_of_model(self.input(self.before))).vocab_size
-            fill = partial(fill_smaller, rows=rows, fill=lambda smaller: self.fill_from(smaller, self.before))
-            model, self.cut = self._model(config.model, fill)
-        elif self.before:
-            model, self.cut = self._model(config.model, lambda model: self.fill_from(model, self.before))
-        else:
-            model, self.cut = self._model(config.model, lambda model: initialise(model, config.seed))
+        first = (lambda model: self.fill_from(model, self.before)) if self.before else (
+            lambda model: initialise(model, config.seed)
+        )  # fmt: skip
+        model, self.cut = self._model(config.model, fill or first)
         return model
 
     def frozen(self, role: str) -> Decoder:
@@ -284,8 +278,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         raise Refused(
             f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
         )
-    if config.blocks is not None:
-        config = replace(config, model=with_mask(config.model, config.blocks, known))
+    config = config.with_vocabulary(known)
     acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists on a pod only
     checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})

@@ -167,7 +167,7 @@ def attends_by_flex(config: PhaseConfig, machine: Machine) -> bool:
         return False
     in_documents = config.document_masks or config.is_packed("cuda")
     by_bounds = in_documents and has_varlen(machine.device, machine.dtype(config), config.model.head_dim)
-    return config.blocks is not None or in_documents and not by_bounds
+    return config.has_own_mask or in_documents and not by_bounds
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
@@ -178,7 +178,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     kind = machine.device.type
     units = max(machine.threads, LEAST_THREADS) if kind == "cpu" else 1
     # A CPU attends in blocks by parts whose sizes change with the batch: tracing them took 22 minutes of dlm at smoke.
-    is_slow_to_trace = kind == "cpu" and config.blocks is not None
+    is_slow_to_trace = kind == "cpu" and config.has_own_mask
     if not config.pays_to_compile(kind, units) or config.compile == "auto" and is_slow_to_trace:
         return False
     problem = compiler_problem(kind)

@@ -23,7 +23,6 @@ from trainer.loop import Training, accumulate
 from trainer.model import float8
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch, CrossEntropy
-from trainer.objectives.blocks import BlockDiffusion, with_masks
 from trainer.objectives.rl import PolicyLoss
 from trainer.objectives.source import Made
 from trainer.optim import Optimizer, orthogonalised
@@ -196,6 +195,8 @@ def _ternary(bench: Bench) -> Seen:
 
 
 def _blocks(bench: Bench) -> Seen:
+    from packs.blocks.trainer.objective import BlockDiffusion, with_masks
+
     config = bench.phase("dlm", turns=1)
     assert config.blocks is not None
     blocks = replace(config.blocks, mask_id=1)

@@ -27,7 +27,7 @@ from infra.runs.acceptance_policy import is_examined
 from infra.selection import work_disk
 from infra.settings import Settings
 from infra.units import count, size
-from store import credentials
+from store import credentials, packs
 from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
@@ -37,9 +37,9 @@ from trainer.plan import rollout_engine
 from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
 from trainer.records.phase import PROMPTS
-from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_reading
+from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_reading, phases_sized
 
-OF_BLOCKS = ("block_size", "batch_size", "grad_accum", "tokens")  # sizes of dlm: flags, and settings
+SIZES = ("block_size", "batch_size", "grad_accum", "tokens")  # flags, and settings: see `Phase.sizes`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Work:
             identity=identity_file(spec.identity),
             seed=spec.seed,
             steps=spec.steps,
-            **of_blocks(spec, phases, settings),
+            sizes=sizes_of(spec, phases, settings),
             options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
@@ -128,13 +128,18 @@ def init_named(spec: WorkSpec, settings: Settings) -> str:
     return PUBLISHED.get(settings.profile, "") if spec.init == "hub" else spec.init
 
 
-def of_blocks(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:
-    """Return the sizes of dlm, by flags or else by settings. Raises UsageError for a flag without that phase."""
-    typed = {name: value for name in OF_BLOCKS if (value := getattr(spec, name)) is not None}
-    if typed and "dlm" not in phases:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
-        raise UsageError(f"{flags}: for the phase dlm, as in --phase {'+'.join((*phases, 'dlm'))}")
-    return {name: typed.get(name, getattr(settings, name)) for name in OF_BLOCKS}
+def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:
+    """Return the sizes of phases, by flags or else by settings. Raises UsageError for a flag without its phase."""
+    typed = {name: value for name in SIZES if (value := getattr(spec, name)) is not None}
+    taken = phases_sized()
+    for name in typed:
+        if said := packs.lacking("sizes", name):
+            raise UsageError(f"--{name.replace('_', '-')}: {said}")
+    if idle := {name: taken[name] for name in typed if taken[name] not in phases}:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        phase = next(iter(idle.values()))
+        raise UsageError(f"{flags}: for the phase {phase}, as in --phase {'+'.join((*phases, phase))}")
+    return {name: typed.get(name, getattr(settings, name)) for name in taken}
 
 
 def of_machine(devices: str, flag: str) -> str:

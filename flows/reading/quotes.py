@@ -33,6 +33,7 @@ from infra.settings import Settings
 from trainer import plan as planning
 from trainer.config import PhaseConfig
 from trainer.recipes import PROFILES, PUBLISHED
+from trainer.records.phase_registry import PHASES
 
 JOBS = ROOT / "examples" / "jobs"
 STAGES = "train"  # the job of the stages of 1.58 bits
@@ -96,7 +97,7 @@ def work_named(
             ((kind, number),) = gpus.read_set(gpu, 1)
             machine = replace(machine, gpu=kind, num_gpus=number)
     settings = replace(settings, profile=spec.profile or settings.profile)
-    if "dlm" in planning.parse_phases(spec.phase) and tokens:
+    if tokens and any("tokens" in PHASES[one].sizes for one in planning.parse_phases(spec.phase)):
         spec, tokens = replace(spec, tokens=round(tokens)), 0.0
     if _is_of_its_shape(init_named(spec, settings), settings.profile):
         spec = replace(spec, init="")
@@ -134,7 +135,8 @@ def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
     one = phases[-1]
     if len(phases) > 1 or not (one.reads_text and one.trains):
         said = "+".join(each.phase for each in phases)
-        raise UsageError(f"--tokens is the length of one phase that reads text, or of dlm; for {said}: --steps")
+        sized = "".join(f", or of {one.name}" for one in PHASES.values() if "tokens" in one.sizes)
+        raise UsageError(f"--tokens is the length of one phase that reads text{sized}; for {said}: --steps")
     return one.in_steps(math.ceil(tokens / (one.rows * one.sequence_len)))
 
 

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 from flows.specs.work import WorkSpec
 from infra.errors import UsageError
+from store import packs
 from trainer import plan as planning
+from trainer.records.phase_registry import phases_sized
 
 W = TypeVar("W", bound=WorkSpec)
 FLAGS = {"MODEL": "profile", "STAGE": "phase", "INIT": "init"}
-OF_BLOCKS = ("TOKENS", "BLOCK_SIZE", "BATCH_SIZE", "GRAD_ACCUM")
+SIZES = ("TOKENS", "BLOCK_SIZE", "BATCH_SIZE", "GRAD_ACCUM")
 OF_FILES = {
     "HAAR_ENABLED": "examples/jobs/ablation_haar.yaml",
     "SALIENCY_ENABLED": "examples/jobs/ablation_saliency.yaml",
@@ -42,9 +44,11 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
         del found["profile"]
         found["init"] = model
     spec = replace(spec, **found)
-    blocks = [name for name in OF_BLOCKS if name in given]
-    if blocks and "dlm" not in planning.parse_phases(spec.phase):
-        raise UsageError(f"-e {blocks[0]}: for the phase dlm, as in --phase {spec.phase}+dlm")
+    sizes = [name for name in SIZES if name in given]
+    if said := packs.lacking("sizes", sizes[0].lower()) if sizes else "":
+        raise UsageError(f"-e {sizes[0]}: {said}")
+    if sizes and (phase := phases_sized()[sizes[0].lower()]) not in planning.parse_phases(spec.phase):
+        raise UsageError(f"-e {sizes[0]}: for the phase {phase}, as in --phase {spec.phase}+{phase}")
     return spec
 
 
@@ -74,7 +78,7 @@ def of_file(
 
 def check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
     """Raise UsageError for a variable of these names that a job file of a training does not have."""
-    for name in (*FLAGS, *OF_BLOCKS, *OF_FILES):
+    for name in (*FLAGS, *SIZES, *OF_FILES):
         if name in given and name not in known:
             there = OF_FILES.get(name, "")
             other = f"; {there} has it" if there else ""

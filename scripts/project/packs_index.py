@@ -30,6 +30,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "schemas": [*pack.schemas],
             "trackers": list(pack.trackers),
             **{kind: [*getattr(pack, kind)] for kind in BY_WORD},
+            "sizes": [size for where in pack.phases.values() for size in packs.load(where).sizes],
             "phases": [*pack.phases, *filter(None, (packs.load(where).alias for where in pack.phases.values()))],
         }
         for name, pack in packs.installed().items()

@@ -37,9 +37,10 @@ ROOMS = (
     ContributionRow(
         "a phase of training",
         "trainer/phases",
-        "trainer/phases/dlm.py",
-        "entry in `trainer/records/phase_registry.py`, settings in `trainer/recipes.py` and "
-        "`trainer/profiles/street.py`, a new loss in `trainer/objectives/`, tests as in `tests/trainer/test_dlm.py`",
+        "trainer/phases/rl.py",
+        "record in `trainer/records/phase_registry.py`, settings in `trainer/recipes.py` and "
+        "`trainer/profiles/street.py`, a new loss in `trainer/objectives/`, tests as in `tests/trainer/test_rl.py`; or "
+        "all of it in a pack",
     ),
     ContributionRow(
         "a flag",

@@ -36,6 +36,7 @@ def test_what_pages_quote_of_an_example_stands_in_it():
         assert said in (ROOT / "docs" / "guides" / page).read_text()
 
 
+@pytest.mark.pack("blocks")
 def test_the_profile_of_a_model_that_answers_in_blocks_is_read():
     phases = recipes.from_file(EXAMPLES / "blocks.yaml").phases
     assert phases["dlm"].blocks and phases["dlm"].model.hidden_size == phases["base"].model.hidden_size == 128

@@ -57,6 +57,8 @@ def test_the_recorded_terminal_is_a_small_picture_that_holds_both_commands():
     assert "./inv launch --phase sft" in picture and "./inv chat" in picture
 
 
+@pytest.mark.pack("bits")
+@pytest.mark.pack("blocks")
 @pytest.mark.parametrize("page", reference.PAGES)
 def test_a_page_of_reference_is_what_the_generator_writes(page):
     written = (reference.FOLDER / page).read_text(encoding="utf-8")

@@ -71,6 +71,7 @@ def test_every_phase_of_every_profile_has_an_estimate_on_every_kind_of_gpu_witho
         assert slow["H100"] <= slow["A100"] <= slow["L4"]
 
 
+@pytest.mark.pack("blocks")
 @pytest.mark.pack("bits")
 def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(settings):
     given = replace(settings, given={"INIT": ""})
@@ -87,6 +88,7 @@ def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(
 
 
 @pytest.mark.pack("bits")
+@pytest.mark.pack("blocks")
 def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(settings, capsys):
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     own = replace(settings, given={"STAGE": "2"})
@@ -164,7 +166,7 @@ def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, 
         ({"phase": "base", "steps": 50}, "base 50 steps"),
         ({"phase": "base", "tokens": 5e6}, "base 1,221 steps"),
         ({"phase": "mid+sft"}, "mid 160 steps, sft 200 steps"),
-        ({"phase": "dlm", "tokens": 2e6}, "dlm "),
+        pytest.param({"phase": "dlm", "tokens": 2e6}, "dlm ", marks=pytest.mark.pack("blocks")),
     ],
 )
 def test_the_length_of_work_is_named_in_steps_or_in_tokens(settings, words, said):

@@ -30,9 +30,11 @@ def test_a_path_of_the_hub_is_the_model_to_begin_from(model):
         ({"HAAR_ENABLED": "true"}, (), "./inv launch examples/jobs/ablation_haar.yaml -e HAAR_ENABLED=true"),
         ({"SALIENCY_ENABLED": "true"}, (), "examples/jobs/ablation_saliency.yaml -e SALIENCY_ENABLED=true"),
         ({"EXPERIMENT": "haar"}, (), "ablation_haar.yaml has that variable"),
-        ({"TOKENS": "5"}, (), "-e TOKENS: for the phase dlm, as in --phase sft.dlm"),
+        pytest.param(
+            {"TOKENS": "5"}, (), "-e TOKENS: for the phase dlm, as in --phase sft.dlm", marks=pytest.mark.pack("blocks")
+        ),
         ({"STAGE": "2"}, ("phase",), "-e STAGE and --phase mean the same"),
-        ({"STAGE": "7", "TOKENS": "5"}, (), "unknown phase '7'"),
+        pytest.param({"STAGE": "7", "TOKENS": "5"}, (), "unknown phase '7'", marks=pytest.mark.pack("blocks")),
         ({"MODEL": "a/b", "INIT": "hf://c/d"}, (), "INIT names another model"),
     ],
 )

@@ -64,10 +64,19 @@ def curves() -> dict[str, Curve]:
         "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
         "mid": Curve(talk, "base"),
         "sft": Curve(replace(talk, phase="sft"), "mid"),
-        "dlm": Curve(replace(talk, phase="dlm", blocks=BlocksConfig(block_size=8, sub_block_size=4)), "sft"),
         "rl": Curve(replace(talk, phase="rl", mixture={"sort": 1.0}, rl=RL, rows=16, micro_rows=8, steps=8), "sft"),
     }
-    return {**found, **(stages(plain, talk) if "bits" in packs.installed() else {})}
+    of_packs = {"blocks": in_blocks, "bits": stages}
+    return found | {name: one for pack, make in of_packs.items() if pack in packs.installed()
+                    for name, one in make(plain, talk).items()}  # fmt: skip
+
+
+def in_blocks(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:
+    """Return the curve of the pack `blocks`."""
+    from packs.blocks.records.dlm_config import DlmConfig
+
+    blocks = BlocksConfig(block_size=8, sub_block_size=4)
+    return {"dlm": Curve(as_phase(DlmConfig, talk, phase="dlm", blocks=blocks), "sft")}
 
 
 def stages(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:

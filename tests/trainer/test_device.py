@@ -203,6 +203,7 @@ def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatc
         speed.is_compiled(config, gpu)
 
 
+@pytest.mark.pack("blocks")
 def test_attention_that_is_always_compiled_is_refused_without_a_compiler(monkeypatch):
     phases = recipes.PROFILES["tiny"]().phases
     gpu, wide = (Machine(torch.device("cuda"), dtype, 1) for dtype in (torch.bfloat16, torch.float32))

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from data.config import ConfigError
+from flows.specs import variables
+from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
 from scripts.models.flags import ExportFlags
 from scripts.models.local_model import check_export
@@ -21,6 +23,7 @@ LACKING = "belongs to the pack bits, and packs/bits is not there; to bring it ba
 PLAIN = written(TINY, "float32", 0, [0])
 ONE_BIT = {**PLAIN, "model_type": "llama", "architectures": ["BitnetForCausalLM"]}
 ROUNDED = {**PLAIN, "model_type": "bitnet", "quantization_config": {"quant_method": "bitnet"}}
+IN_BLOCKS = {**PLAIN, "model_type": "block_diffusion", "block_diffusion": {"shape": "llama", "mask_id": 300}}
 OURS = {**PLAIN, "model_type": "slipway", "ternary": {"per_row": True}}
 
 
@@ -50,6 +53,18 @@ def test_a_profile_and_a_form_of_export_are_refused(without_packs):
         profile_named("smoke_bits")
     with pytest.raises(UsageError, match=f"hf {LACKING}"):
         check_export(ExportFlags(bits="hf", out="model"))
+
+
+def test_a_model_that_decodes_in_blocks_is_refused_and_so_are_the_sizes_of_its_phase(without_packs):
+    with pytest.raises(ConfigError, match="blocks belongs to the pack blocks"):
+        model_config(IN_BLOCKS)
+    (without_packs / "config.json").write_text(json.dumps(IN_BLOCKS))
+    with pytest.raises(UsageError, match="belongs to the pack blocks"):
+        model_kinds.kind_of(str(without_packs))
+    with pytest.raises(UsageError, match="-e TOKENS: tokens belongs to the pack blocks"):
+        variables.applied(LaunchSpec(), {"TOKENS": "5"})
+    with pytest.raises(UsageError, match="dlm belongs to the pack blocks"):
+        parse_phases("sft+dlm")
 
 
 @pytest.mark.parametrize("raw", [ONE_BIT, ROUNDED, OURS], ids=["1bitLLM", "bitnet", "ours"])

@@ -43,7 +43,8 @@ def learns(world, monkeypatch, tmp_path, capfd):
             "base": Input(name="base_checkpoints/tiny", fingerprint="f" * 64),
             "mine": Input(name="conversations/mine", fingerprint="m"),
         }
-        config = replace(chat_phase("sft", steps=3), phase=phase, mixture={"mine": 1.0}, **changes)
+        own = {name: changes.pop(name) for name in ("blocks",) if name in changes}
+        config = replace(chat_phase(phase, steps=3, **own), mixture={"mine": 1.0}, **changes)
         capfd.readouterr()
         code = run(world, monkeypatch, phase, config, world.making(phase, **entries))
         return code, capfd.readouterr().err, [json.loads(line) for line in told.read_text().splitlines()]
@@ -51,7 +52,7 @@ def learns(world, monkeypatch, tmp_path, capfd):
     return learns
 
 
-@pytest.mark.parametrize("phase", ["sft", "mid", "dlm"])
+@pytest.mark.parametrize("phase", ["sft", "mid", pytest.param("dlm", marks=pytest.mark.pack("blocks"))])
 def test_a_phase_whose_questions_fill_every_row_is_refused_and_makes_nothing(world, learns, phase):
     changes = {"blocks": BLOCKS} if phase == "dlm" else {}
     code, said, _ = learns(phase, [asked(60), asked(80, turns=2)] * 30, **changes)

@@ -36,7 +36,6 @@ from trainer.loop import Training
 from trainer.model import attention
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
-from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import Made
 from trainer.parallel.allocator import SETTINGS, let_segments_grow
@@ -150,6 +149,7 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
 
 
 @pytest.mark.pack("bits")
+@pytest.mark.pack("blocks")
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
@@ -248,7 +248,10 @@ def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
     assert len(waits) == 3, waits  # the norm, whether to stop, the loss: all at once
 
 
+@pytest.mark.pack("blocks")
 def test_the_loss_of_blocks_asks_the_device_for_nothing():
+    from packs.blocks.trainer.objective import BlockDiffusion, sequence, with_masks
+
     model, blocks = random_model(QWEN3), BlocksConfig(block_size=8, sub_block_size=4, mask_id=9)
     targets = np.where(np.arange(40) % 3 == 0, -1, np.roll(IDS.numpy(), -1, 1))
     whole = with_masks(IDS.numpy(), targets, 8, np.random.default_rng(1))

@@ -531,18 +531,18 @@ def test_fewer_or_more_steps_rescale_the_warm_up_of_the_recipe_and_not_one_that_
     assert (given.steps, given.schedule.warmup_steps) == (60, 5)
 
 
+@pytest.mark.pack("blocks")
 def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
-    asked = replace(
-        WANTED, phases=("dlm",), profile="smoke", batch_size=4, grad_accum=16, tokens=1_000_000, block_size=32
-    )
+    sizes = {"batch_size": 4, "grad_accum": 16, "tokens": 1_000_000, "block_size": 32}
+    asked = replace(WANTED, phases=("dlm",), profile="smoke", sizes=sizes)
     spec = recipe(asked)["dlm"].spec
     assert (spec.micro_rows, spec.rows, spec.blocks.block_size, spec.fit) == (4, 4 * 16 * spec.turns, 32, False)
     assert spec.steps == -(-1_000_000 // (64 * spec.sequence_len)) and spec.schedule.warmup_steps == 2
     assert recipe(replace(asked, options={"dlm.steps": "7"}))["dlm"].spec.steps == 7
     with pytest.raises(UsageError, match="TOKENS is -1; it must be"):
-        recipe(replace(asked, tokens=-1))
+        recipe(replace(asked, sizes={**sizes, "tokens": -1}))
     with pytest.raises(ConfigError, match="block_size 24 does not divide sequence_len 512"):
-        recipe(replace(asked, block_size=24))
+        recipe(replace(asked, sizes={**sizes, "block_size": 24}))
 
 
 def test_weights_that_changed_are_told_without_the_digits_of_their_products():

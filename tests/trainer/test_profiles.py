@@ -45,7 +45,7 @@ def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("phase", ["mid", "sft", "rl", "dlm"])
+@pytest.mark.parametrize("phase", ["mid", "sft", "rl", pytest.param("dlm", marks=pytest.mark.pack("blocks"))])
 def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase, threads):
     """It took 33 CPU seconds where all conversations were counted as sequences, or one thread was set."""
     import torch
@@ -100,7 +100,7 @@ def write(path: Path, text: str) -> str:
 
 def test_the_documents_file_of_a_recipe_means_the_recipe_until_there_is_such_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert profile_named("configs/runpod_2b.yaml") == recipes.runpod_2b()
+    assert profile_named("configs/runpod_2b.yaml") == PROFILES["runpod_2b"]()
     with pytest.raises(ConfigError, match=r"configs/runpod_9b\.yaml"):
         profile_named("configs/runpod_9b.yaml")
     (tmp_path / "configs").mkdir()

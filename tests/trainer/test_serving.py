@@ -33,7 +33,7 @@ BLOCKS = BlocksConfig(block_size=8, sub_block_size=4, threshold=0.02)
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(params=["in blocks", "from left to right"])
+@pytest.fixture(params=[pytest.param("in blocks", marks=pytest.mark.pack("blocks")), "from left to right"])
 def model(request, inputs, tmp_path) -> TorchEngine:
     words = tokenizers.load(inputs[0] / "tokenizer")
     shape = replace(TINY, vocab_size=words.vocab_size + 8, max_position_embeddings=64)

@@ -18,7 +18,7 @@ from data.chat import conversations as chat
 from data.events import emit
 from data.tokens.tokenizer import Tokenizer
 from trainer.engines.conversation import room_of
-from trainer.evaluation.block_likelihood import block_nats
+from trainer.model import hooks
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import capped
@@ -57,10 +57,11 @@ def nats_and_greedy(
 ) -> tuple[Tensor, Tensor]:
     """Return the same, and bool (B, T): which targets are the likeliest ids where they stand.
 
-    Of a model that decodes in blocks that is not told: False.
+    Of a model whose likelihoods a pack computes that is not told: False.
     """
-    if model.config.blocks is not None:
-        return block_nats(model, ids, targets), torch.zeros_like(targets, dtype=torch.bool)
+    for one in hooks.of(model.config):
+        if (own := one.nats(model, ids, targets)) is not None:
+            return own, torch.zeros_like(targets, dtype=torch.bool)
     hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
     counted = (wanted != IGNORED).nonzero().squeeze(1)
     found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
@@ -101,7 +102,7 @@ def answers(
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
-    room, align = room_for(model, max_new), model.config.blocks.block_size if model.config.blocks else 1
+    room, align = room_for(model, max_new), hooks.align(model.config)
     prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
     stop = set(tokenizer.stops)

@@ -50,8 +50,9 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
     model, words = export.opened(folder, machine), tokenizer.load(folder)
-    if of_core and model.config.blocks is not None:
-        raise Refused(f"{spec.model} decodes in blocks; CORE is for models that go on with a text from left to right")
+    odd = next((one.about for one in model.config.features if not one.is_left_to_right), "")
+    if of_core and odd:
+        raise Refused(f"{spec.model} {odd}; CORE is for models that go on with a text from left to right")
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 

@@ -9,6 +9,7 @@ they do when each is run by itself, and 3 times as long once a compiler has join
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.memory import SQUARES
-from trainer.model import block_attention
 
 PARTS = 4  # parts of a row's queries: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
@@ -34,16 +34,24 @@ class DocumentBounds:
     """No document has more tokens."""
 
 
+class OwnAttention:
+    """A mask with attention of its own, which a pack has for its objective."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
+        raise NotImplementedError
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -> Tensor:
     """Return (B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
     mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
-    or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
+    gave, or an `OwnAttention`. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
     if isinstance(mask, DocumentBounds):
         return one_after_another(q, k, v, mask)
-    if isinstance(mask, block_attention.Views):
-        return block_attention.attend(q, k, v, mask)
+    if isinstance(mask, OwnAttention):
+        return mask.attend(q, k, v)
     grouped = q.shape[1] != k.shape[1]
     if q.shape[2] == 1 and isinstance(mask, Tensor) and not q.is_cuda and not q.requires_grad:
         return of_one(q, k, v, mask)
@@ -52,7 +60,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
         return InParts.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and mask is None, enable_gqa=grouped)
-    return block_attention.flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
 def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
@@ -164,6 +172,22 @@ def shared_by(x: Tensor, heads: int) -> Tensor:
     return x if heads == 1 else x.repeat_interleave(heads, dim=1)
 
 
+@cache
+def block_masks(compiled: bool) -> Any:
+    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask) if compiled else create_block_mask
+
+
+@cache
+def flex(compiled: bool) -> Any:
+    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if compiled else flex_attention
+
+
 def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) -> Any:
     """Return a mask by which each token sees its own document up to itself; for `attend`.
 
@@ -174,7 +198,7 @@ def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) 
     if bounds is not None:
         return DocumentBounds(bounds, length)
     if flex:
-        create_block_mask = block_attention.block_masks(documents.is_cuda)
+        create_block_mask = block_masks(documents.is_cuda)
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents[row, query] == documents[row, key])

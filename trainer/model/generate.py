@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trainer.model import block_decoding
+from trainer.model import hooks
 from trainer.model.choice import choose
 from trainer.model.decoder import Cache, Decoder
 
@@ -45,10 +45,14 @@ def generate(
     seed: int = 0,
 ) -> list[list[int]]:
     """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
-    if model.config.blocks is not None:
-        return block_decoding.generate(model, prompts, stop, max_new, temperature, top_k, seed)
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
+    own = decoding(model, prompts, stop, max_new, temperature, top_k, generator)
+    if own is not None:
+        for found in own:
+            for answer, new in zip(answers, found, strict=True):
+                answer.extend(token for token in new if token not in stop)
+        return answers
     going = set(range(len(prompts)))
     for chosen in steps(model, prompts, max_new, temperature, top_k, generator):
         for row, token in enumerate(chosen.tolist()):
@@ -61,14 +65,24 @@ def generate(
     return answers
 
 
+def decoding(
+    model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
+    top_k: int, generator: torch.Generator | None,
+) -> Iterator[list[list[int]]] | None:  # fmt: skip
+    """Return the new final ids of each prompt, pass by pass, of a model that a pack decodes; None for any other."""
+    how = (prompts, stop, max_new, temperature, top_k, generator)
+    found = (one.decoding(model, *how) for one in hooks.of(model.config))
+    return next((one for one in found if one is not None), None)
+
+
 def stream(
     model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
     top_k: int = 0, generator: torch.Generator | None = None,
 ) -> Iterator[int]:  # fmt: skip
     """Yield the continuation of a prompt, id by id, up to the first of `stop`, which is left out."""
-    if model.config.blocks is not None:
-        decoding = block_decoding.Decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
-        found = (token for new in decoding for token in new[0])
+    own = decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
+    if own is not None:
+        found = (token for new in own for token in new[0])
     else:
         found = (int(one) for one in steps(model, [prompt], max_new, temperature, top_k, generator))
     for token in found:

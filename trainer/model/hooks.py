@@ -3,9 +3,11 @@
 ModelConfig.features  ->  ModelFeature.hooks  ->  of(config): the decoder and the reader of files ask each
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from store import packs
@@ -31,9 +33,29 @@ class ModelHooks:
         """Return a matrix inside a block."""
         return None
 
+    def align(self, config: ModelConfig) -> int:
+        """Return the number of tokens at whose multiples an answer begins."""
+        return 1
+
+    def decoding(
+        self, model: Any, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
+        top_k: int, generator: torch.Generator | None,
+    ) -> Iterator[list[list[int]]] | None:  # fmt: skip
+        """Yield the new final ids of each prompt after each forward pass of the `Decoder`; a stop is the last one."""
+        return None
+
+    def nats(self, model: Any, ids: Tensor, targets: Tensor) -> Tensor | None:
+        """Return what each target costs under the `Decoder`, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+        return None
+
     def stored(self, folder: Path, files: Sequence[Path]) -> StoredWeights | None:
         """Return the weights of a model folder. Raises Refused."""
         return None
+
+
+def align(config: ModelConfig) -> int:
+    """Return the number of tokens at whose multiples an answer of such a model begins."""
+    return max((one.align(config) for one in of(config)), default=1)
 
 
 def of(config: ModelConfig) -> list[ModelHooks]:

@@ -4,7 +4,6 @@ In: `Wanted`. Out: a `Node` for each step, by name. Sources are looked at, no st
 """
 
 import difflib
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,12 +22,11 @@ from data.config import (
 )
 from data.references import HUB
 from infra.errors import UsageError
-from trainer.config import ImportSpec, PhaseConfig, Profile
+from trainer.config import ImportSpec, Profile
 from trainer.plan.sources import located, slug_of, source_fingerprint, source_slug
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
 from trainer.profiles import street
 from trainer.records import model_formats, phase_options
-from trainer.records.blocks_config import BlocksConfig
 from trainer.records.own_phase import WORD
 from trainer.records.phase import PROMPTS, TALK, TEXT, Phase
 from trainer.records.phase_registry import INIT, KINDS, PHASES, TEACHER, chain, listed, nearest, phases_reading
@@ -225,24 +223,6 @@ def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str,
     mixtures["sft"] = rest | {task: rl.shown / len(tasks) for task in tasks}
 
 
-def _in_blocks(config: PhaseConfig, blocks: BlocksConfig, wanted: Wanted) -> PhaseConfig:
-    """Return dlm with the sizes that BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS say. Raises ConfigError."""
-    if odd := [name for name in ("block_size", "batch_size", "grad_accum", "tokens") if getattr(wanted, name) < 0]:
-        raise UsageError(f"{odd[0].upper()} is {getattr(wanted, odd[0])}; it must be a whole number from 0")
-    if size := wanted.block_size:
-        pieces = math.gcd(size, blocks.sub_block_size)
-        config = replace(config, blocks=replace(blocks, block_size=size, sub_block_size=pieces))
-    if wanted.batch_size or wanted.grad_accum:
-        passes = wanted.grad_accum or max(1, config.rows // config.turns // config.micro_rows)
-        micro_rows = wanted.batch_size or config.micro_rows
-        rows = micro_rows * passes * config.turns  # conversations of ours share a sequence
-        config = replace(config, micro_rows=micro_rows, rows=rows, fit=not wanted.batch_size)
-    if wanted.tokens:
-        each = config.rows // config.turns * config.sequence_len
-        config = config.in_steps(math.ceil(wanted.tokens / each))
-    return config
-
-
 def code_of(where: str) -> tuple[str, ...]:
     """Return the file of a module of ours, or the folder of a module's pack. where: "module" or "module:attribute"."""
     parts = where.partition(":")[0].split(".")
@@ -263,8 +243,10 @@ def _phase(
         warm_ups = tuple(f"{phase}.{name}." for name in config.WARM_UPS)  # settings that the user gave stay
         given = {path: text for path, text in wanted.options.items() if path.startswith(warm_ups)}
         config = phase_options.with_options(config.in_steps(wanted.steps), given)
-    if config.blocks is not None and (wanted.block_size or wanted.batch_size or wanted.grad_accum or wanted.tokens):
-        config = phase_options.with_options(_in_blocks(config, config.blocks, wanted), wanted.options)
+    if PHASES[phase].sizes and any(wanted.sizes.values()):
+        if odd := [name for name, size in wanted.sizes.items() if size < 0]:
+            raise UsageError(f"{odd[0].upper()} is {wanted.sizes[odd[0]]}; it must be a whole number from 0")
+        config = phase_options.with_options(config.sized(wanted.sizes), wanted.options)
     if wanted.init is not None:
         config = phase_options.with_options(config, wanted.options)  # these override what an imported model needs
     if config.rl is not None and wanted.rl:

@@ -49,14 +49,8 @@ class Wanted:
     """Seed of training; the split of the data keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
-    block_size: int = 0
-    """Tokens per block in dlm; 0 = the profile's."""
-    batch_size: int = 0
-    """Sequences per forward pass in dlm; 0 = the profile's."""
-    grad_accum: int = 0
-    """Forward passes per optimizer step in dlm; 0 = the profile's."""
-    tokens: int = 0
-    """Length of dlm in tokens; 0 = the profile's steps."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the phases that take them, by `Phase.sizes`; 0 = the profile's."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of single phases that replace the profile's: text by PHASE.FIELD."""
     init: ImportSpec | None = None

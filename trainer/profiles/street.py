@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles.shapes import dial_shape
-from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig
 from trainer.records.rl_config import RlConfig
 
@@ -41,7 +40,7 @@ def cosine(
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     """Return base, and the phases after it.
 
-    Chat begins at the rate where base ended, then falls to nothing; blocks are learnt at that rate.
+    Chat begins at the rate where base ended, then falls to nothing.
     """
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
@@ -59,9 +58,7 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     )
     sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
                   mixture=TALK)  # fmt: skip
-    dlm = replace(sft, phase="dlm", schedule=ScheduleConfig(warmup_steps=10, decay=0.2), steps=600,
-                  blocks=BlocksConfig(block_size=32))  # fmt: skip
-    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05)), "dlm": dlm}
+    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05))}
 
 
 def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
@@ -89,9 +86,7 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). The model has the
     features that the phase trains, such as a ternary shape.
     """
-    sequence_len = min(phase.sequence_len, model.max_position_embeddings)
-    if phase.blocks is not None:
-        sequence_len -= sequence_len % phase.blocks.block_size
+    sequence_len = phase.fitting(min(phase.sequence_len, model.max_position_embeddings))
     return replace(
         phase,
         model=model.with_features_of(phase.model),

@@ -16,7 +16,7 @@ from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
 KIND = "model_features"
-FEATURES = ("ternary",)  # fields of `ModelConfig`
+FEATURES = ("ternary", "blocks")  # fields of `ModelConfig`
 MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices of each
 
 
@@ -65,7 +65,7 @@ class ModelFeature:
     """The properties of models with one of FEATURES, for code without torch. A pack extends it."""
 
     about = ""
-    """Phrase behind `a model`, for messages."""
+    """Phrase behind the name of a model, for messages."""
     fields: tuple[str, ...] = ()
     """Fields of the shape that only the phases with this feature take from `--set model.FIELD`."""
     engine = ""
@@ -78,6 +78,8 @@ class ModelFeature:
     """Class that extends `trainer.model.hooks.ModelHooks`, as "module:attribute": the code with torch."""
     float8_problem = ""
     """Phrase for messages: why such a model is not multiplied in float8; "" = it is."""
+    is_left_to_right = True
+    """True if the model goes on with a text token by token."""
     has_masters = False
     """True if the model is computed from the last bits of its float32 parameters, which are sent and kept whole."""
 
@@ -212,12 +214,10 @@ class ModelConfig:
         kind: the GGUF type of its matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
         """
         square = self.num_attention_heads * self.head_dim
-        if self.blocks is not None:
-            return "it decodes in blocks, which llama.cpp does not"
-        if kind == "tq2_0" and self.gguf_type != kind:
-            return "its matrices are not ternary; take f16, bf16 or q8_0"
         if said := next(filter(None, (one.gguf_problem(self, kind) for one in self.features)), ""):
             return said
+        if kind == "tq2_0" and self.gguf_type != kind:
+            return "its matrices are not ternary; take f16, bf16 or q8_0"
         if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
             near = (
                 ""

@@ -46,6 +46,8 @@ class Phase:
     """The field of `ModelConfig` that its model has and that of the phases before has not, such as `ternary`."""
     family: str = ""
     """Phrase for messages: the phases with an `alias` that belong together."""
+    sizes: tuple[str, ...] = ()
+    """Sizes of flags and settings that it takes, such as `block_size`: see `PhaseConfig.sized`."""
     toy: str = ""
     """The file of the profile, below the checkout, that a rehearsal trains a toy with; "" = that of all phases."""
     toy_options: tuple[str, ...] = ()

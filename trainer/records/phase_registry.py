@@ -48,13 +48,6 @@ _ALL = (
         reads=PROMPTS,
         in_all=True,
     ),
-    Phase(
-        name="dlm",
-        folder="dlm_checkpoints",
-        module="trainer.phases.dlm",
-        follows=("sft", "mid", "base"),
-        reads=TALK,
-    ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in (*_ALL, *map(packs.load, packs.entries(KIND).values()))}
 USUAL = "sft"  # the default phase of a launch, and the default model of a talk
@@ -82,6 +75,11 @@ def all_phases() -> tuple[str, ...]:
 def phases_reading(*kinds: str) -> tuple[str, ...]:
     """Return the phases that read one of these."""
     return tuple(name for name, one in PHASES.items() if one.reads in kinds)
+
+
+def phases_sized() -> dict[str, str]:
+    """Return the sizes that phases take from flags and settings, each with the phase that it is for."""
+    return {size: name for name, one in PHASES.items() for size in one.sizes}
 
 
 def checkpoint_folders() -> set[str]:

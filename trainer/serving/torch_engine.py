@@ -10,9 +10,8 @@ import torch
 
 from data.tokens import tokenizer as tokenizers
 from trainer import device
-from trainer.model import export
-from trainer.model.block_decoding import Decoding
-from trainer.model.generate import steps
+from trainer.model import export, hooks
+from trainer.model.generate import decoding, steps
 from trainer.serving.asks import Ask
 from trainer.serving.text_engine import TextEngine
 
@@ -31,7 +30,7 @@ class TorchEngine(TextEngine):
         self.tokenizer = tokenizers.load(folder)
         print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
         config = self.decoder.config
-        self.align = config.blocks.block_size if config.blocks else 1
+        self.align = hooks.align(config)
         room = config.max_position_embeddings // self.align * self.align
         self.room = min(room, max_model_len or room)
 
@@ -40,7 +39,8 @@ class TorchEngine(TextEngine):
         generator = torch.Generator(self.decoder.head.device)
         generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))
         how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
-        if self.decoder.config.blocks is None:
+        own = decoding(self.decoder, [ask.ids], stop, *how)
+        if own is None:
             yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how))
         else:
-            yield from (found[0] for found in Decoding(self.decoder, [ask.ids], stop, *how))
+            yield from (found[0] for found in own)

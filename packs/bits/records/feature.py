@@ -14,7 +14,7 @@ from trainer.records.model_config import ModelConfig, ModelFeature
 class TernaryFeature(ModelFeature):
     """See `ModelConfig.ternary`."""
 
-    about = "of 1.58 bits"
+    about = "has matrices of 1.58 bits"
     fields = ("ternary", "sub_norm")
     engine = "llama.cpp"
     gguf_type = "tq2_0"

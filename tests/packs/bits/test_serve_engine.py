@@ -9,6 +9,7 @@ from flows.services.serve import that_computes
 from infra import strict_yaml
 from infra.errors import UsageError
 from serve import revision
+from store import packs
 from trainer.model.huggingface import written
 from trainer.recipes import PROFILES
 from trainer.records.blocks_config import BlocksConfig
@@ -16,6 +17,7 @@ from trainer.records.model_config import Ternary
 
 BITS = PROFILES["smoke_bits"]().phases["bits2"].model
 SMOKE = PROFILES["smoke"]().phases["base"].model
+IN_BLOCKS = [replace(one, blocks=BlocksConfig(mask_id=5)) for one in (BITS, SMOKE) if "blocks" in packs.installed()]
 
 
 @pytest.fixture
@@ -35,8 +37,7 @@ def version(tmp_path):
         (replace(BITS, ternary=Ternary(per_row=True)), "llama.cpp"),
         (replace(BITS, ternary=Ternary(haar=True)), "torch"),
         (replace(BITS, intermediate_size=704), "torch"),
-        (replace(BITS, blocks=BlocksConfig(mask_id=5)), "torch"),
-        (replace(SMOKE, blocks=BlocksConfig(mask_id=5)), "torch"),
+        *((one, "torch") for one in IN_BLOCKS),
     ],
 )
 def test_a_model_that_only_some_engines_take_is_given_to_one_of_them(version, config, engine):
@@ -63,6 +64,7 @@ def test_a_shape_that_llama_cpp_does_not_know_is_refused_before_a_replica_is_beg
     assert that_computes(version(config, "torch"), True, print).engine == "torch"
 
 
+@pytest.mark.pack("blocks")
 def test_a_model_that_decodes_in_blocks_is_refused_by_llama_cpp(version):
     with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch does"):
         version(replace(BITS, blocks=BlocksConfig(mask_id=5)), "llama.cpp")

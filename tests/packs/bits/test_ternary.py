@@ -241,9 +241,13 @@ def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
     assert replace(fits, qk_norm=True, sub_norm=False).gguf_problem() == ""
     assert replace(fits, qk_norm=True).gguf_problem().endswith("; without SubLN (model.sub_norm=false) it fits")
     assert "it fits" not in replace(fits, qk_norm=True, intermediate_size=704).gguf_problem()
-    in_blocks = replace(fits, blocks=BlocksConfig(mask_id=5))
-    assert all("decodes in blocks" in one for one in (in_blocks.gguf_problem(), packed.packed_problem(in_blocks)))
     assert "capped" in replace(fits, logit_softcap=15.0).gguf_problem()
+
+
+@pytest.mark.pack("blocks")
+def test_a_ternary_model_that_decodes_in_blocks_is_for_our_own_engine():
+    in_blocks = replace(BITNET, blocks=BlocksConfig(mask_id=5))
+    assert all("decodes in blocks" in one for one in (in_blocks.gguf_problem(), packed.packed_problem(in_blocks)))
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.model.block_attention import views
+from packs.blocks.trainer.block_attention import views
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
 from trainer.objectives import Batch

@@ -5,9 +5,13 @@ from typing import Any
 import numpy as np
 
 from data.config import Making
-from trainer.config import Keeping, PhaseConfig
+from packs.blocks.records.dlm_config import DlmConfig
+from packs.blocks.trainer.mask_token import fill_smaller
+from packs.blocks.trainer.objective import BlockDiffusion, with_masks
+from trainer.config import Keeping
+from trainer.model import export
+from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
-from trainer.objectives.blocks import BlockDiffusion, with_masks
 from trainer.objectives.source import Made
 from trainer.parallel.process_group import Ranks
 from trainer.phases.conversations import talk_of
@@ -16,7 +20,7 @@ from trainer.run import phase_run
 MASKS = 1  # beside the seed and the step, so that masks are no numbers that something else has drawn
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+def run(config: DlmConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the phase before, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
         blocks = phase.config.model.blocks
@@ -27,5 +31,10 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             chance = np.random.default_rng([config.seed, step, MASKS])
             return with_masks(*conversations.batch(step, config.rows), blocks.block_size, chance)
 
-        trained = phase.train(phase.first_model(), Made(batch, conversations.counts), BlockDiffusion(blocks))
+        rows = export.read_config(export.folder_of_model(phase.input(phase.before))).vocab_size
+
+        def fill(model: Decoder) -> None:
+            fill_smaller(model, rows, lambda smaller: phase.fill_from(smaller, phase.before))
+
+        trained = phase.train(phase.first_model(fill), Made(batch, conversations.counts), BlockDiffusion(blocks))
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from packs.blocks.trainer import block_attention
+from packs.blocks.trainer.block_attention import dense, views
+from packs.blocks.trainer.block_decoding import Decoding
+from packs.blocks.trainer.block_likelihood import block_nats
+from packs.blocks.trainer.objective import BlockDiffusion, sequence, with_masks
 from tests.trainer.model.test_model import LLAMA, QWEN3, random_model
-from trainer.evaluation.block_likelihood import block_nats
-from trainer.model import block_attention
-from trainer.model.block_attention import dense, views
-from trainer.model.block_decoding import Decoding, generate
 from trainer.model.decoder import Decoder
-from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
+from trainer.model.generate import generate
 from trainer.records.blocks_config import BlocksConfig
 
 SIZE = 8

@@ -175,16 +175,3 @@ class Decoding:
         if row.told == (row.block + 1) * size and not row.is_done:
             row.block += 1
         return list(line[before : row.told])
-
-
-def generate(
-    model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int = 128,
-    temperature: float = 0.0, top_k: int = 0, seed: int = 0,
-) -> list[list[int]]:  # fmt: skip
-    """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
-    generator = torch.Generator(model.head.device).manual_seed(seed)
-    answers: list[list[int]] = [[] for _ in prompts]
-    for found in Decoding(model, prompts, stop, max_new, temperature, top_k, generator):
-        for answer, new in zip(answers, found, strict=True):
-            answer.extend(token for token in new if token not in stop)
-    return answers

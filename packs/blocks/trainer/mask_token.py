@@ -1,7 +1,7 @@
 """A model that knows one token more: the mask, which stands for what is not known yet.
 
-In: the shape of a model that decodes from left to right, its weights. Out: the shape of one that decodes in blocks, the
-same weights, and a row for the mask: the mean of those that text has, so that it means nothing in particular.
+In: the weights of a model that decodes from left to right. Out: the same, and a row for the mask: the mean of those
+that text has, so that it means nothing in particular. The shape is that of `DlmConfig.with_vocabulary`.
 """
 
 from collections.abc import Callable
@@ -10,23 +10,6 @@ from dataclasses import replace
 import torch
 
 from trainer.model.decoder import Decoder, unfilled
-from trainer.records.blocks_config import BlocksConfig
-from trainer.records.model_config import ModelConfig
-
-ROWS = 64  # a whole number of times: matrices of other heights are multiplied slowly
-
-
-def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelConfig:
-    """Return the shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
-
-    Where a model has rows to spare, they do; else it gets some.
-    """
-    if known < config.vocab_size:
-        rows = config.vocab_size
-    else:
-        rows = known + 1
-        rows += -rows % ROWS
-    return replace(config, vocab_size=rows, blocks=replace(blocks, mask_id=known))
 
 
 def fill_smaller(model: Decoder, rows: int, fill: Callable[[Decoder], None]) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.block_attention import views
+from packs.blocks.trainer.block_attention import views
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import capped
 

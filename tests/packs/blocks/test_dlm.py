@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,9 +15,10 @@ from tests.trainer.test_phases import chat_phase, hashes, run
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
+from trainer.config import PhaseConfig, as_phase, load_phase
 from trainer.model import export
 from trainer.plan.estimates import operations
-from trainer.recipes import smoke
+from trainer.recipes import PROFILES
 from trainer.records.blocks_config import BlocksConfig
 
 BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
@@ -76,8 +77,8 @@ def test_the_mask_begins_as_the_mean_of_what_text_has(world, monkeypatch):
 
 
 def test_a_step_of_dlm_is_expected_to_take_three_times_as_long_as_one_of_sft():
-    dlm = smoke().phases["dlm"]
-    assert operations(dlm) == 3 * operations(replace(dlm, phase="sft", blocks=None))
+    dlm = PROFILES["smoke"]().phases["dlm"]
+    assert operations(dlm) == 3 * operations(as_phase(PhaseConfig, dlm, phase="sft"))
 
 
 def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():
@@ -87,8 +88,8 @@ def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():
         chat_phase("dlm", blocks=BlocksConfig(block_size=7, sub_block_size=7))
     with pytest.raises(ConfigError, match="phase dlm needs blocks"):
         chat_phase("dlm")
-    with pytest.raises(ConfigError, match="phase sft has no blocks"):
-        chat_phase("sft", blocks=BLOCKS)
+    with pytest.raises(ConfigError, match="unknown key 'blocks'"):
+        load_phase({**asdict(chat_phase("sft")), "blocks": {}}, "spec")
     for wrong in ({"threshold": 0.0}, {"threshold": 1.1}, {"block_size": 1, "sub_block_size": 1}, {"mask_id": -2}):
         with pytest.raises(ConfigError):
             BlocksConfig(**wrong)

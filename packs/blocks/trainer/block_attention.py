@@ -9,7 +9,6 @@ section 3; the copies of both views share one clean half here.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.memory import SQUARES
+from trainer.model.attention import OwnAttention, block_masks, flex
 
 PARTS = 4  # parts of the clean queries: the last of them meets all clean keys, the first a quarter
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(OwnAttention):
     """The inputs of attention over a sequence of clean tokens followed by copies of their blocks."""
 
     numbers: Tensor
@@ -33,6 +33,9 @@ class Views:
     """Tokens; the rest of the sequence is copies."""
     flex: Any = None
     """The same as a block mask of flex attention, made once for all layers; None = not on a GPU."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, self)
 
 
 def views(numbers: Tensor, block_size: int, num_clean: int) -> Views:
@@ -72,22 +75,6 @@ def _block_mask(numbers: Tensor, size: int, num_clean: int) -> Any:
 
     length = numbers.shape[1] * size
     return create_block_mask(sees, len(numbers), None, length, length, device=numbers.device)
-
-
-@cache
-def block_masks(compiled: bool) -> Any:
-    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return torch.compile(create_block_mask) if compiled else create_block_mask
-
-
-@cache
-def flex(compiled: bool) -> Any:
-    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if compiled else flex_attention
 
 
 class InBlocks(torch.autograd.Function):

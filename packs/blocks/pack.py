@@ -1,0 +1,12 @@
+"""The pack `blocks`: models that answer in blocks of tokens, by block diffusion."""
+
+from store.packs import Pack
+
+PACK = Pack(
+    name="blocks",
+    about="Train models that answer in blocks: phase dlm of inv launch --phase",
+    phases={"dlm": "packs.blocks.records.phases:DLM"},
+    profile_phases={"*": "packs.blocks.records.recipes:phases"},
+    model_features={"blocks": "packs.blocks.records.feature:BlocksFeature"},
+    served_models={"model_type=block_diffusion": "packs.blocks.serve.engines:IN_BLOCKS"},
+)

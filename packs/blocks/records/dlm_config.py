@@ -1,0 +1,87 @@
+"""The configuration of the phase dlm, as a frozen record. Light: no torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from data.errors import ConfigError
+from trainer.config import PhaseConfig
+from trainer.records.blocks_config import BlocksConfig
+from trainer.records.fields import newer
+from trainer.records.model_config import ModelConfig
+
+ROWS = 64  # a whole number of times: matrices of other heights are multiplied slowly
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlmConfig(PhaseConfig):
+    """The phase dlm: its blocks beside what every phase has."""
+
+    blocks: BlocksConfig | None = newer(None)
+    """The blocks in which the model learns to decode."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self._blocks.block_size
+        if self.sequence_len % size:
+            whole = self.fitting(self.sequence_len)
+            near = f"take a sequence_len of {whole}" if whole else "take smaller blocks"
+            raise ConfigError(f"block_size {size} does not divide sequence_len {self.sequence_len}; {near}")
+
+    @property
+    def _blocks(self) -> BlocksConfig:
+        if self.blocks is None:
+            raise ConfigError(f"phase {self.phase} needs blocks")
+        return self.blocks
+
+    @property
+    def can_pack(self) -> bool:
+        """Return False: a row is cut into the blocks of one conversation."""
+        return False
+
+    @property
+    def views(self) -> int:
+        """Return the number of times each token of a row goes through the model: clean, and masked twice."""
+        return 3
+
+    @property
+    def has_own_mask(self) -> bool:
+        return True
+
+    def fitting(self, sequence_len: int) -> int:
+        """Return the longest length that is no longer, in whole blocks."""
+        return sequence_len - sequence_len % self._blocks.block_size
+
+    def with_vocabulary(self, known: int) -> "DlmConfig":
+        """Return the same for a tokenizer of `known` ids, whose model has room for the mask."""
+        return replace(self, model=with_mask(self.model, self._blocks, known))
+
+    def sized(self, sizes: Mapping[str, int]) -> PhaseConfig:
+        """Return the same with the sizes that BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS say. Raises ConfigError."""
+        config = self
+        if size := sizes.get("block_size", 0):
+            pieces = math.gcd(size, self._blocks.sub_block_size)
+            config = replace(config, blocks=replace(self._blocks, block_size=size, sub_block_size=pieces))
+        batch_size, grad_accum = sizes.get("batch_size", 0), sizes.get("grad_accum", 0)
+        if batch_size or grad_accum:
+            passes = grad_accum or max(1, config.rows // config.turns // config.micro_rows)
+            micro_rows = batch_size or config.micro_rows
+            rows = micro_rows * passes * config.turns  # conversations of ours share a sequence
+            config = replace(config, micro_rows=micro_rows, rows=rows, fit=not batch_size)
+        if tokens := sizes.get("tokens", 0):
+            each = config.rows // config.turns * config.sequence_len
+            return config.in_steps(math.ceil(tokens / each))
+        return config
+
+
+def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelConfig:
+    """Return the shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
+
+    Where a model has rows to spare, they do; else it gets some.
+    """
+    if known < config.vocab_size:
+        rows = config.vocab_size
+    else:
+        rows = known + 1
+        rows += -rows % ROWS
+    return replace(config, vocab_size=rows, blocks=replace(blocks, mask_id=known))

@@ -1,0 +1,14 @@
+"""The phase dlm: a model that answers from left to right learns to answer in blocks. No torch."""
+
+from trainer.records.phase import TALK, Phase
+
+DLM = Phase(
+    name="dlm",
+    folder="dlm_checkpoints",
+    module="packs.blocks.trainer.phase",
+    config="packs.blocks.records.dlm_config:DlmConfig",
+    follows=("sft", "mid", "base"),
+    reads=TALK,
+    feature="blocks",
+    sizes=("block_size", "batch_size", "grad_accum", "tokens"),
+)
