@@ -64,25 +64,27 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ]
 )
 
-SCHEMA = 14  # from version 1.0 on, each release that changes the tables brings one migration
+SCHEMA = 15  # from version 1.0 on, each release that changes the tables brings one migration
 # Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an op is also an event, which
 # carries the boot's own clock.
 TABLES = (
     # boot_id, boot_s, lived_s: a wall clock may be set back; that of the boot is not
     """CREATE TABLE ops (
-        token TEXT PRIMARY KEY, run TEXT NOT NULL, slot INTEGER NOT NULL, role TEXT NOT NULL, vendor TEXT NOT NULL,
-        account_fp TEXT NOT NULL, spec_hash TEXT NOT NULL, target TEXT NOT NULL, store TEXT NOT NULL,
-        job TEXT NOT NULL, request TEXT NOT NULL, recoveries INTEGER NOT NULL, state TEXT NOT NULL,
-        epoch INTEGER NOT NULL, place TEXT NOT NULL, devices TEXT NOT NULL, remote_id TEXT, address TEXT,
-        rate INTEGER NOT NULL, ttl_s REAL, cap INTEGER, budget INTEGER, budget_name TEXT NOT NULL,
-        budget_run TEXT NOT NULL, asked TEXT NOT NULL, intent_at INTEGER NOT NULL, sent_at INTEGER,
-        last_seen_at INTEGER, first_absent_at INTEGER, absent_n INTEGER NOT NULL, del_requested_at INTEGER,
-        ended_at INTEGER, billed_at REAL, boot_id TEXT NOT NULL, boot_s REAL NOT NULL, lived_s REAL,
-        reason TEXT NOT NULL, outcome TEXT NOT NULL)""",
-    "CREATE UNIQUE INDEX one_live_per_slot ON ops (run, slot) WHERE state NOT IN ('TERMINATED', 'FAILED')",
-    # a detached pod (slot < 0) leaves its target to another
+        token TEXT PRIMARY KEY, run TEXT NOT NULL, rank INTEGER NOT NULL CHECK (rank >= 0),
+        detached INTEGER NOT NULL CHECK (detached IN (0, 1)), owner_kind TEXT NOT NULL, owner TEXT NOT NULL,
+        vendor TEXT NOT NULL, account_fp TEXT NOT NULL, spec_hash TEXT NOT NULL, target TEXT NOT NULL,
+        store TEXT NOT NULL, job TEXT NOT NULL, request TEXT NOT NULL, recoveries INTEGER NOT NULL,
+        state TEXT NOT NULL, epoch INTEGER NOT NULL, place TEXT NOT NULL, devices TEXT NOT NULL,
+        remote_id TEXT, address TEXT, rate INTEGER NOT NULL, ttl_s REAL, cap INTEGER, budget INTEGER,
+        budget_name TEXT NOT NULL, budget_run TEXT NOT NULL, asked TEXT NOT NULL,
+        intent_at INTEGER NOT NULL, sent_at INTEGER, last_seen_at INTEGER, first_absent_at INTEGER,
+        absent_n INTEGER NOT NULL, del_requested_at INTEGER, ended_at INTEGER, billed_at REAL,
+        boot_id TEXT NOT NULL, boot_s REAL NOT NULL, lived_s REAL, reason TEXT NOT NULL, outcome TEXT NOT NULL)""",
+    # a detached pod leaves its name, its rank and its target to another
+    """CREATE UNIQUE INDEX one_live_per_rank ON ops (run, rank)
+        WHERE NOT detached AND state NOT IN ('TERMINATED', 'FAILED')""",
     """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
-        WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
+        WHERE target != '' AND NOT detached AND state NOT IN ('TERMINATED', 'FAILED')""",
     # a machine belongs to one row, or to several with different devices
     """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
         WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",

@@ -42,7 +42,7 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     A word is the first of these that it can be: a run, with all its nodes; a set of pods; a service; a pool of own
     machines, or one of them; the beginning of the names of pods. Raises UsageError for one that is none of them.
     """
-    live = [op for op in journal.ops(live=True) if op.slot >= 0]  # others were given up: their machines are lost
+    live = [op for op in journal.ops(live=True) if not op.detached]  # others were given up: their machines are lost
     own = inventory.load(settings.pools) if settings.pools.exists() else inventory.OwnMachines()
     found: dict[str, TargetMachine] = {}
     for op in live if everything else ():

@@ -49,7 +49,7 @@ from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
 from serve.processes.places import Places, say
 from serve.replicas import placement
-from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
+from serve.replicas.replica_pod import ROOT, Landing, free_port
 from serve.replicas.replicas import Replicas, passes
 from serve.service import Service
 from store.manifest import StoreError
@@ -271,7 +271,7 @@ class Controller:
         limit = self.service.ours.spend_limit
         if limit is None:
             return None
-        rows = [op for op in self.journal.ops(live=False) if op.role == role_of(self.name) and op.rate]
+        rows = [op for op in self.journal.ops(live=False) if op.service == self.name and op.rate]
         clocks, scale = read_clocks(), self.settings.clock_scale
         return ServiceBudget(
             limit=limit_of(limit),

@@ -55,7 +55,7 @@ def _tracking(settings: Settings) -> DoctorLine:
 
 
 def _smoke(journal: Journal) -> DoctorLine:
-    runs = [op for op in journal.ops() if op.run.startswith(SMOKE) and op.slot == 0]
+    runs = [op for op in journal.ops() if op.run.startswith(SMOKE) and op.is_head]
     passed = [op for op in runs if op.outcome == "succeeded"]
     if passed:
         return DoctorLine("smoke test", "ok", f"{passed[-1].run} succeeded on {passed[-1].vendor}")

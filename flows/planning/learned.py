@@ -69,7 +69,7 @@ def left_of(
         return None
     timings = Timings.beside(settings.state_file)
     # a step that was started again takes as long as was forecast
-    pods = [op for op in rows if op.slot >= 0]
+    pods = [op for op in rows if not op.detached]
     told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
     if told is None:
         return None
@@ -84,7 +84,7 @@ def gather(journal: Journal, settings: Settings) -> None:
     """Write down the times of runs that are over and were not looked at yet."""
     timings = Timings.beside(settings.state_file)
     known, damaged = {one.token: one for one in timings.all()}, timings.known()
-    rows = [op for op in journal.ops() if not (op.is_live or op.slot or op.service or op.stays) and op.job]
+    rows = [op for op in journal.ops() if op.is_head and not (op.is_live or op.service or op.stays) and op.job]
     for op in rows[-LOOKED_AT:]:
         before = known.get(op.token)
         if (before and before.state) or (before is None and op.token in damaged):
@@ -92,7 +92,7 @@ def gather(journal: Journal, settings: Settings) -> None:
         try:
             progress, verdict = last_words(op, settings)
             if progress:
-                is_alone = len([one for one in journal.ops(run=op.run) if one.slot >= 0]) == 1
+                is_alone = len([one for one in journal.ops(run=op.run) if not one.detached]) == 1
                 timings.save(came(op, progress, verdict, before, is_alone, settings))
         except (
             SlipwayError,

@@ -108,7 +108,7 @@ def changes(
     Raises SlipwayError that names the pod for which nothing is on offer.
     """
     rows = journal.ops()
-    ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.slot == 0]
+    ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.is_head]
     looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), Asks.PROVIDER), ours, LOOK_S)
     sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Sight)}
     steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
@@ -127,7 +127,7 @@ def carry_out(
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return held_pods.make(had, limits, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
+    return held_pods.make(had, limits, journal, settings, tell, pod_set=set_name, spec_hash=spec.digest,
                           budget=paid_from)  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, s
     """
     changed = []
     for op in journal.ops(live=True):
-        if op.pod_set == set_name and op.run in specs and op.slot == 0:
+        if op.pod_set == set_name and op.run in specs and op.is_head:
             said, recovers = json.loads(op.request), specs[op.run].recover
             if said.get("recovers", False) != recovers:
                 journal.note(op, request=json.dumps({**said, "recovers": recovers}))

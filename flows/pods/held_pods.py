@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 def make(
     had: Offered, limits: Limits, journal: Journal, settings: Settings, tell: Say, unchecked: bool = False,
-    role: str = "pod", spec_hash: str = "", budget: str = "",
+    pod_set: str = "", spec_hash: str = "", budget: str = "",
 ) -> Op:  # fmt: skip
     """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises.
 
-    `budget`: that pays for it, as typed.
+    `pod_set`: the set that it belongs to. `budget`: that pays for it, as typed.
     """
     offers, turn = had.offers, had.turn
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
     paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
-    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash, budget_name=paid_from,
-                    turn=turn)  # fmt: skip
+    terms = replace(terms_for(settings, vendor, unchecked), owner_kind="pod_set" if pod_set else "held", owner=pod_set,
+                    spec_hash=spec_hash, budget_name=paid_from, turn=turn)  # fmt: skip
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)

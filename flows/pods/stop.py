@@ -45,10 +45,10 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
 def rows_of(run: str, journal: Journal) -> list[Op]:
     """Return the pods that belong to a run, or to the one node that is named. Raises UsageError."""
     op = find_run(journal, run)
-    beside = pods.aside_of(pods.run_of(op), journal)
-    if pods.rank_of(op):
-        return [op, *(one for one in beside if one.run == op.run)]
-    return [*pods.nodes_of(op, journal), *beside]
+    detached = pods.detached_of(pods.run_of(op), journal)
+    if op.rank:
+        return [op, *(one for one in detached if one.run == op.run)]
+    return [*pods.nodes_of(op, journal), *detached]
 
 
 def all_rows(journal: Journal) -> list[Op]:
@@ -75,7 +75,7 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
         end(guest, journal, settings, tell)
     op = journal.op(op.token)
     was_live, was_over, vendor = op.is_live, pods.is_over(op), registry.provider(settings, op.vendor)
-    has_words = was_live and op.address and op.slot >= 0 and op.state not in RENTING
+    has_words = was_live and op.address and not op.detached and op.state not in RENTING
     op = pods.ask_to_end(op, journal)  # from now on neither its launch nor a keeper brings it back
     if has_words and vendor.fleeting:  # nothing can be asked of it afterwards
         op = last_rites(op, vendor, journal, settings, tell)

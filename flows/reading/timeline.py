@@ -21,7 +21,7 @@ def marks_of(op: Op, view: PodView | None, journal: Journal) -> list[Mark]:
     """Return the events of a run with their times: saved checkpoints, lost pods, recoveries."""
     found = [(float(at), SAVED, f"{name} is in the store") for name, at in (view.in_store if view else {}).items()]
     found += [(float(at), SAVED, name) for name, at in _checkpoints_here(op)]
-    rows = [one for one in journal.ops(run=op.run) if one.slot == 0 or one.slot < 0]
+    rows = [one for one in journal.ops(run=op.run) if one.rank == 0 or one.detached]
     for one in rows[:-1]:
         at = one.ended_at or one.del_requested_at or one.first_absent_at
         if at:

@@ -53,9 +53,9 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     Raises UsageError when there is nothing to go on with, LimitHit where it has ended at a limit, NoOffer, OutOfMoney.
     """
     op = find_run(journal, run)
-    if op.slot < 0 and pods.rank_of(op) > 0:
+    if op.detached and pods.run_of(op) != op.run:
         raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
-    if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
+    if not op.detached and last_verdict(op, settings).get("state") == "succeeded":
         raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
     if is_idle(op, settings):
         raise UsageError(f"{op.run} is idle; give it work: inv pod.run {op.run}")

@@ -32,9 +32,9 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
     found = []
     for op in newest.values():
-        if has_ended and is_rented(op.vendor):
+        if not op.is_head or has_ended and is_rented(op.vendor):
             continue
-        if op.vendor in packs.engines() or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor in packs.engines() or op.service or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):
@@ -67,7 +67,7 @@ def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
 
 def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rows of what lives and of which somebody wants to be told."""
-    return [op for op in journal.ops(live=True) if op.slot == 0 and not op.service and names_of(op, settings)]
+    return [op for op in journal.ops(live=True) if op.is_head and not op.service and names_of(op, settings)]
 
 
 def is_watch_wanted(journal: Journal, settings: Settings) -> bool:

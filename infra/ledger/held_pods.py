@@ -36,7 +36,7 @@ ENDED = ("stopped", "failed", "ending")  # states of a vendor's pod in which not
 
 def is_held(op: Op) -> bool:
     """Return whether a live row is that of a rented pod which stays and has an address."""
-    return op.is_live and op.stays and op.slot == 0 and bool(op.address) and is_rented(op.vendor)
+    return op.is_live and op.stays and op.is_head and bool(op.address) and is_rented(op.vendor)
 
 
 def _has_address(op: Op) -> bool:

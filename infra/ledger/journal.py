@@ -30,7 +30,7 @@ from infra.ledger.op import JournalEvent, Leased, Op, Taken
 from infra.records import Pod
 
 _STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
-           "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
+           "end": "del_requested_at", "detach": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
 
 Admit = Callable[[list[Op], Op], None]
@@ -78,16 +78,15 @@ class Journal:
     def plan(self, *, token: str, run: str, vendor: str, admit: Admit | None = None, **facts: Any) -> Op:
         """Commit the intent to rent.
 
-        Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is; what `admit`
+        Raises Taken when its (run, rank), or its target in its store, is live; Leased when its place is; what `admit`
         raises for all rows, as they are in that very transaction, and the new one.
         """
         clocks = read_clocks()
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
                 boot_s=clocks.boot_s, **facts)  # fmt: skip
         with self.writing():
-            same_target = "target = ? AND store = ? AND target != '' AND slot >= 0"
-            rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR ({same_target}))"
-            live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
+            same = "(run = ? AND rank = ?) OR (target = ? AND store = ? AND target != '')"
+            live = self._ops(f"WHERE {_LIVE} AND NOT detached AND ({same})", op.run, op.rank, op.target, op.store)
             if live:
                 raise Taken(live[0])
             there = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
@@ -121,8 +120,8 @@ class Journal:
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
         """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
         state = after(op.state, event)
-        if event in ("resurfaced", "aside"):  # beside whatever is live under the run's name, by now or soon
-            facts |= {"slot": min(0, *(one.slot for one in self.ops(run=op.run))) - 1}
+        if event in ("resurfaced", "detach"):  # another pod is live under the run's name, by now or soon
+            facts |= {"detached": True}
         if event == "resurfaced":  # one that was only silent keeps its machine leased
             facts |= {"target": "", "place": "", "ended_at": None}
         if event in _STAMPS:
@@ -213,7 +212,7 @@ class Journal:
                 raise Fenced(f"{op.run}: another process changed {op.token} meanwhile; run: inv status")
             changed = self.op(op.token)
             self._event(changed, event, facts)
-            if event == "armed" and op.rate and op.slot == 0 and not (op.stays or op.service):
+            if event == "armed" and op.rate and op.is_head and not (op.stays or op.service):
                 self.leases.leave(
                     keeper_lease(op.run)
                 )  # its launch may die before it follows it, and its machine be taken
@@ -238,7 +237,8 @@ class Journal:
             rows = self._db.execute(f"{_SELECT} {where}", values).fetchall()
         except sqlite3.DatabaseError as error:
             raise JournalError(self.problem or f"journal {self.path}: {error}") from error
-        return [Op(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+        return [Op(**{**one, "detached": bool(one["detached"])}) for one in found]  # SQLite has numbers only
 
     def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return rows of a table, as they are now; within a transaction, as it has them. Raises JournalError."""

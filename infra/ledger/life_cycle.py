@@ -35,7 +35,7 @@ TRANSITIONS = {
     # Asked for, a deadline, a cap, a failure.
     **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},
     # It is silent, or was never seen, and its work goes on elsewhere: it is ended once it is seen again.
-    **{(state, "aside"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
+    **{(state, "detach"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
 }
 EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
 

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s
 from infra.errors import Busy, UsageError
 from infra.ledger.life_cycle import ENDED, PLANNED
 
-POD, SERVE = "pod", "serve"
+# Kinds of owners of a row: its run alone, the person who made a pod that stays, a set of pods, a service.
+OwnerKind = Literal["", "held", "pod_set", "service"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +20,13 @@ class Op:
 
     token: str
     run: str
-    slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
-    role: str = "train"  # "pod": outlives its work; "pod:NAME": of that set of pods; "serve:NAME": a service's replica
+    rank: int = 0  # rank of its node
+    detached: bool = False  # its name, rank and target are free for another pod; whatever it is, it is to be ended
+    owner_kind: OwnerKind = ""
+    owner: str = ""  # name of the set of pods or of the service
     vendor: str
-    account_fp: str = ""
-    spec_hash: str = ""
+    account_fp: str = ""  # fingerprint of the account that rents it; "" = its vendor did not say
+    spec_hash: str = ""  # hash of what was asked for: a set ends a pod that is wanted otherwise
     target: str = ""  # the artifact it makes, and where: one live op for each pair
     store: str = ""
     job: str = ""  # JSON, as it is handed over
@@ -46,8 +49,8 @@ class Op:
     sent_at: int | None = None
     # when its vendor first listed it, or its guard answered; the answer to its creation is not enough
     last_seen_at: int | None = None
-    first_absent_at: int | None = None
-    absent_n: int = 0
+    first_absent_at: int | None = None  # since then, complete listings lack it without a break
+    absent_n: int = 0  # number of those listings that count, as they are apart enough
     del_requested_at: int | None = None
     ended_at: int | None = None  # when it was proven gone
     billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
@@ -89,15 +92,19 @@ class Op:
         return bool(json.loads(self.request).get("spot")) if self.request else False
 
     @property
+    def is_head(self) -> bool:
+        """Return whether it stands for its run: it is node 0, and not detached."""
+        return self.rank == 0 and not self.detached
+
+    @property
     def stays(self) -> bool:
         """Return whether it is there for its own sake, and not for one piece of work."""
-        return self.role.partition(":")[0] == POD
+        return self.owner_kind in ("held", "pod_set")
 
     @property
     def pod_set(self) -> str:
         """Return the set of pods that it belongs to, "" for none."""
-        kind, _, name = self.role.partition(":")
-        return name if kind == POD else ""
+        return self.owner if self.owner_kind == "pod_set" else ""
 
     @property
     def service(self) -> str:
@@ -105,8 +112,7 @@ class Op:
 
         Its controller looks after it; it is nobody's run.
         """
-        kind, _, name = self.role.partition(":")
-        return name if kind == SERVE else ""
+        return self.owner if self.owner_kind == "service" else ""
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,14 @@ def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | No
     `ended_at`: when its last pod had its verdict, which may be long before that pod was found gone.
     """
     *before, last = rows
-    spans = [since_request_s(row, now, scale) if row.slot >= 0 else _until_aside_s(row, now, scale) for row in before]
-    if ended_at is None or last.slot < 0:
+    spans = [(_until_detached_s if row.detached else since_request_s)(row, now, scale) for row in before]
+    if ended_at is None or last.detached:
         return sum(spans) + since_request_s(last, now, scale)
     return sum(spans) + max(0.0, ended_at - _sent_at(last)) * scale
 
 
-def _until_aside_s(op: Op, now: Now, scale: float) -> float:
-    """Return the time for which a pod was part of its run that stands aside now."""
+def _until_detached_s(op: Op, now: Now, scale: float) -> float:
+    """Return the time for which a detached pod was part of its run."""
     if op.del_requested_at is None:
         return since_request_s(op, now, scale)
     return max(0.0, op.del_requested_at - _sent_at(op)) * scale

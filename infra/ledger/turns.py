@@ -123,7 +123,7 @@ def waiting(journal: Journal) -> list[Turn]:
 def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str) -> "Op | Turn | None":
     """Return the row or the earlier turn that blocks a waiting one; None when nothing does."""
     for op in rows:
-        is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.slot > 0
+        is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.rank > 0 and not op.detached
         is_there = op.is_live and (op.vendor, op.place) == (turn.vendor, place)
         if is_there and not is_ours and not may_share(op.devices, turn.devices):
             return op
@@ -172,7 +172,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None
     rivals = [op for op in rows if op.devices] if is_shared else rows
     if isinstance(found := in_the_way(rivals, (), claim, new.place), Op):
         raise Leased(found)
-    if new.slot == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
+    if new.rank == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
         found = in_the_way((), waiting(journal), claim, new.place)
         if isinstance(found, Turn):
             raise InLine(f"{in_words(found, new.place)}, and waits for it; stand in line: --wait; see: inv status")

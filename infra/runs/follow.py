@@ -42,7 +42,7 @@ def follow(
             if verdict:
                 return
             row = journal.op(op.token)
-            if not row.is_live or row.slot < 0:  # the latter: another process has ended it
+            if not row.is_live or row.detached:  # the latter: another process has ended it
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
             time.sleep(RETRY_S)
             continue

@@ -34,7 +34,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
         billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
     op, key = _with_self_end(op, provider, journal)
-    if provider.is_here and op.slot == 0:
+    if provider.is_here and op.rank == 0:
         _forget_removed(op)
     twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets, key))
     if op.state != READY:

@@ -23,7 +23,7 @@ from infra.interrupts import ToldToLeave, finishing, why_left
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.life_cycle import ASKED, BOOTING, CUT_OFF, LOST, READY
-from infra.ledger.op import Op, Taken
+from infra.ledger.op import Op, OwnerKind, Taken
 from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
@@ -62,7 +62,8 @@ class Terms:
     admit: Admit | None = None  # checks that the money suffices
     boot_s: float = 900.0  # on the vendor's clock
     recoveries: int = 0  # recoveries of the run before this pod
-    role: str = "train"  # role in the journal
+    owner_kind: OwnerKind = ""  # kind and name of the owner in the journal
+    owner: str = ""
     spec_hash: str = ""  # hash of the request, where it must be recognised
     budget: int | None = None  # budget in the journal; None = the limits of the plan's pods and of those before them
     budget_name: str = ""  # likewise
@@ -333,7 +334,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
                 unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
-                pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
+                pods.detach(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
                 why = f"{error}; the machine may exist; it is ended once the vendor lists it; check: inv reap"
             else:
@@ -366,10 +367,10 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_courier(job, store, plan.request.run)
-    row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
-                   admit=renting.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
-                   budget_name=terms.budget_name, budget_run=plan.request.run if terms.budget_name else "",
-                   turn=terms.turn, asked=terms.asked)  # fmt: skip
+    row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, rank=rank, recoveries=terms.recoveries,
+                   admit=renting.admit, owner_kind=terms.owner_kind, owner=terms.owner, spec_hash=terms.spec_hash,
+                   budget=renting.budget, budget_name=terms.budget_name, turn=terms.turn, asked=terms.asked,
+                   budget_run=plan.request.run if terms.budget_name else "")  # fmt: skip
     return pods.rent(provider, request, offer, job, renting.journal, row)
 
 
@@ -419,14 +420,14 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
         with stage(one.name, say, clock_scale(provider)) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file, anyway=one.anyway)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    is_apart = op.slot and (provider.recovers or not provider.pod_store)
+    is_apart = op.rank and (provider.recovers or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
         with stage("inputs", say, clock_scale(provider)) as told:
             told += mirror.send_artifacts(op.read_job(), pod, pod_store, transport, Store(plan.store))
-    if terms.keep and op.slot == 0:
+    if terms.keep and op.rank == 0:
         terms.keep(op)
-    if terms.prepare and op.slot == 0:
+    if terms.prepare and op.rank == 0:
         with stage("what was made", say, clock_scale(provider)):
             terms.prepare(op, transport)
 
@@ -489,6 +490,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = op.read_job()
-    row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
-                   budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run, asked=op.asked)  # fmt: skip
+    row = pods.RowDraft(target=op.target, store=op.store, rank=op.rank, owner_kind=op.owner_kind, owner=op.owner,
+                   spec_hash=op.spec_hash, budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run,
+                   asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)

@@ -47,7 +47,7 @@ def find_run(journal: Journal, run: str = "") -> Op:
 
 def names_of_runs(journal: Journal) -> list[str]:
     """Return the names of launched runs, the last one at the end: neither other nodes of a run nor replicas."""
-    others = {op.run for op in journal.ops() if op.service or pods.rank_of(op) > 0}
+    others = {op.run for op in journal.ops() if op.service or op.rank > 0}
     return [name for name in journal.runs() if name not in others]
 
 
@@ -77,7 +77,7 @@ def between_pods(journal: Journal) -> list[Op]:
     """Return the last pods of runs that their keepers continue on other ones, or were about to when they died."""
     kept, newest = (
         journal.leases.held() | journal.leases.abandoned(),
-        {op.run: op for op in journal.ops() if op.slot == 0},
+        {op.run: op for op in journal.ops() if op.is_head},
     )
     return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or pods.is_over(op))]
 

@@ -50,11 +50,11 @@ def snapshot(
     ops = [newest[run] for run in journal.runs()]
     over = [op.token for op in ops if not (op.is_live or op.service)]
     ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
-    ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
+    ops = [op for op in journal.ops(live=True) if op.detached and op not in ops] + ops
     sights = zip(ops, at_once(lambda op: _look(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
     found = {op.token: it if isinstance(it, Sight) else _silent(op, providers, homes, str(it)) for op, it in sights}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
-    of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
+    of = {op.token: [op] if op.detached else [row for row in rows if row.run == op.run] for op in ops}
     views = [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
     return [replace(one, note="; ".join(filter(None, (one.note, *_cuts(one.run, homes))))) for one in views]
 
@@ -130,8 +130,8 @@ def _ended_at(op: Op, seen: Sight) -> float | None:
 
 
 def _state(op: Op, seen: Sight) -> str:
-    if op.slot < 0:
-        return _beside(seen)
+    if op.detached:
+        return _state_of_detached(seen)
     if op.is_live and seen.pod and seen.pod.state == QUEUED and not seen.verdict:
         return "planned"
     if op.is_live and op.stays and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
@@ -168,13 +168,13 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
     return "lost" if state == LOST or is_alive is False else "running"
 
 
-def _beside(seen: Sight) -> str:
+def _state_of_detached(seen: Sight) -> str:
     """Return the state of a detached pod, which is never the run itself: `lost` until its machine answers."""
     return "lost" if seen.is_there is None else "stopped"
 
 
 def _note(op: Op, seen: Sight) -> str:
-    if op.slot < 0:
+    if op.detached:
         where = op.place or op.remote_id or op.token
         said = f"; {seen.why}" if seen.why else ""
         return f"was on {where}, which stays taken until nothing of it is proven to run there: {op.reason}{said}"

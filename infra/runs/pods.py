@@ -25,7 +25,7 @@ from infra.ledger import accounts, budgets, spend, turns
 from infra.ledger.journal import Admit, Journal
 from infra.ledger.leases import Held
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
-from infra.ledger.op import Op
+from infra.ledger.op import Op, OwnerKind
 from infra.ledger.turns import Turn
 from infra.money import per_hour
 from infra.names import new_token
@@ -63,11 +63,12 @@ class RowDraft:
 
     target: str = ""
     store: str = ""
-    slot: int = 0
+    rank: int = 0
     recoveries: int = 0
     admit: Admit | None = None
     """A further check that must admit the pod before the row is written."""
-    role: str = "train"
+    owner_kind: OwnerKind = ""
+    owner: str = ""
     spec_hash: str = ""
     """Hash of what was asked for; "" = that of the job."""
     budget: int | None = None
@@ -106,12 +107,12 @@ def rent(
             row.admit(rows, new)
 
     with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
-        op = journal.plan(token=token, run=request.run, slot=row.slot, vendor=provider.name, target=row.target,
+        op = journal.plan(token=token, run=request.run, rank=row.rank, vendor=provider.name, target=row.target,
                           store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
                           place=offer.place, devices=request.devices, recoveries=row.recoveries, admit=admit,
-                          role=row.role, budget=row.budget, budget_name=row.budget_name, budget_run=row.budget_run,
-                          asked=row.asked, account_fp=_account_of(provider),
+                          owner_kind=row.owner_kind, owner=row.owner, budget=row.budget, budget_name=row.budget_name,
+                          budget_run=row.budget_run, asked=row.asked, account_fp=_account_of(provider),
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
@@ -185,7 +186,7 @@ def nodes_of(op: Op, journal: Journal) -> list[Op]:
     size = len(_group_of(op).addresses)
     found = [op]
     for rank in itertools.count(1):
-        rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.slot == rank]
+        rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.rank == rank and not row.detached]
         # A launch that was cut off has not told them of each other yet: what is live then is of that one.
         if rank >= size and not (rows and rows[-1].is_live):
             break
@@ -204,14 +205,9 @@ def run_of(op: Op) -> str:
     return _group_of(op).run or op.run
 
 
-def rank_of(op: Op) -> int:
-    """Return the rank of the node of this row, also if it was detached."""
-    return op.slot if op.slot >= 0 else _group_of(op).rank
-
-
-def aside_of(run: str, journal: Journal) -> list[Op]:
+def detached_of(run: str, journal: Journal) -> list[Op]:
     """Return the pods that were detached from a run, on any of its nodes, and are not proven gone."""
-    return [op for op in journal.ops(live=True) if op.slot < 0 and run_of(op) == run]
+    return [op for op in journal.ops(live=True) if op.detached and run_of(op) == run]
 
 
 def is_in_pieces(op: Op, journal: Journal) -> bool:
@@ -219,7 +215,7 @@ def is_in_pieces(op: Op, journal: Journal) -> bool:
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         return False  # a launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
-    return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
+    return op.detached or op.rank == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
 def where(op: Op) -> str:
@@ -309,13 +305,13 @@ def learn(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
     return op
 
 
-def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
+def detach(op: Op, journal: Journal, reason: str) -> Op:
     """Detach the row of a pod that cannot be proven gone, to make room for another one of its node.
 
     It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
     for a node whose work cannot go on: see `infra.agent.execution.nodes`.
     """
-    return journal.advance(op, "aside", reason=reason)
+    return journal.advance(op, "detach", reason=reason)
 
 
 def stop_work(provider: Provider, op: Op) -> None:

@@ -110,7 +110,7 @@ def is_past_limit(op: Op, settings: Settings) -> bool:
 
 def last_look(op: Op, settings: Settings) -> Sight:
     """Look at the pod of a row that is to end: a pod that hangs must not hold up its end for longer than this."""
-    if op.slot < 0 or op.state not in (READY, LOST):
+    if op.detached or op.state not in (READY, LOST):
         return Sight()
     (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
     return seen if isinstance(seen, Sight) else Sight(why=str(seen))
@@ -137,7 +137,7 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
     if op.service and journal.leases.holder(service_lease(op.service)):
         return True
     costs = registry.provider(settings, op.vendor).is_rented
-    return costs and op.slot >= 0 and is_kept_by_another(op, journal)
+    return costs and not op.detached and is_kept_by_another(op, journal)
 
 
 def _settle(
@@ -148,7 +148,7 @@ def _settle(
     `seen`: its pod, where that was looked at just now.
     """
     vendor = registry.provider(settings, op.vendor)
-    if seen is None and op.slot >= 0 and op.state in (READY, LOST):
+    if seen is None and not op.detached and op.state in (READY, LOST):
         seen = sight.look(op, vendor, pods.LOOK)
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
@@ -158,7 +158,7 @@ def _settle(
     ended = pods.settle(vendor, op, journal, seen, waits)
     if vendor.fleeting and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
-    if not ended.is_live and op.slot == 0:
+    if not ended.is_live and op.is_head:
         tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
     return ended
 
@@ -241,7 +241,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
     transport, home = vendor.reach(pods.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     mirror.bring_words(op, transport, home)
-    if not vendor.pod_store or op.slot > 0:  # other nodes keep what they make for themselves
+    if not vendor.pod_store or op.rank > 0:  # other nodes keep what they make for themselves
         return []
     return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), home, meter)
 

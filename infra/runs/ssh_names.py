@@ -43,7 +43,7 @@ def write(journal: Journal, vendors: Vendors) -> WrittenNames:
         blocks: dict[str, str] = {}
         names, left_out = [], []
         for op in journal.ops(live=True):
-            if op.slot < 0:  # detached: another pod has its name
+            if op.detached:  # another pod has its name
                 continue
             try:
                 blocks[op.token] = _block(op, vendors(op.vendor), taken)

@@ -50,11 +50,6 @@ REMOVE_S = ASK_S = 60.0
 PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # another one may have been first
 
 
-def role_of(name: str) -> str:
-    """Return the role of the journal's rows of that service's replicas."""
-    return f"serve:{name}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """The progress of a replica on its way to its first answer, as its pod reports."""
@@ -129,7 +124,8 @@ class Landing:
             send_model(Path(version.model), version.weights, op, transport, self.say)
 
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
-        terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None, budget_name=self.budget)
+        terms = replace(terms, owner_kind="service", owner=self.name, prepare=prepare if is_sent else None,
+                        budget_name=self.budget)  # fmt: skip
         with self._journal() as journal:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 

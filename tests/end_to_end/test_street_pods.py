@@ -68,7 +68,7 @@ def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
     assert err.count("box succeeded") == 2 and "box: ended, nothing of it runs" in err
     assert world.model("base_checkpoints")
     (op,) = rows(world)
-    assert (op.run, op.role, op.state) == ("box", "pod", "TERMINATED")
+    assert (op.run, op.owner_kind, op.state) == ("box", "held", "TERMINATED")
     (row,) = world.json("status")
     assert (row["run"], row["state"]) == ("box", "succeeded")
     guards = (world.folder / "pods" / "box" / "logs" / "guard.log").read_text()

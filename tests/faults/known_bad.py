@@ -53,7 +53,7 @@ class JsonJournal:
     def plan(self, *, token: str, run: str, vendor: str, admit: object = None, **facts: Any) -> Op:
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
         with self._changing("plan") as rows:
-            taken = [one for one in rows.values() if one.is_live and (one.run, one.slot) == (op.run, op.slot)]
+            taken = [one for one in rows.values() if one.is_live and (one.run, one.rank) == (op.run, op.rank)]
             if taken:
                 raise Taken(taken[0])
             rows[token] = op

@@ -72,10 +72,10 @@ def die(journal, lease):
 def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, settings):
     begun(journal, "far-1")
     begun(journal, "near-2", vendor="local")
-    begun(journal, "idle-3", role="pod")
-    begun(journal, "busy-4", role="pod", target="t", store="s")
-    begun(journal, "demo-0", role="serve:demo")
-    begun(journal, "far-5.1", slot=1)
+    begun(journal, "idle-3", owner_kind="held")
+    begun(journal, "busy-4", owner_kind="held", target="t", store="s")
+    begun(journal, "demo-0", owner_kind="service", owner="demo")
+    begun(journal, "far-5.1", rank=1)
     assert kept(journal, settings) == ["far-1", "busy-4"]
     lease = journal.leases.take(keeper_lease("far-1"))
     assert kept(journal, settings) == ["busy-4"]

@@ -184,7 +184,7 @@ def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_pat
     ends = Member(number=0, version=1, run="demo-0", facts=Facts(launch=done, down=ProcessStatus.RUNNING), why=said)
     answers = Member(number=1, version=1, run="demo-1", facts=Facts(launch=done, first_ready_at=1.0, is_ready=True))
     with Journal.open(settings.state_file) as journal:
-        op = journal.plan(token="sw1-0", run="demo-0", vendor="runpod", role="serve:demo:v1")
+        op = journal.plan(token="sw1-0", run="demo-0", vendor="runpod", owner_kind="service", owner="demo")
         for event in ("sending", "created", "armed"):
             op = journal.advance(op, event, **({"remote_id": "p0"} if event == "created" else {}))
         journal.advance(op, "gone", reason=said)

@@ -10,9 +10,9 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token
 
-ROLES = {
-    "red-1": "pod:colours", "red-2": "pod:colours", "chat-a": "serve:chat", "chat-b": "serve:chat",
-    "brave-otter-1": "train", "lab-rat": "train",
+OWNERS = {
+    "red-1": ("pod_set", "colours"), "red-2": ("pod_set", "colours"), "chat-a": ("service", "chat"),
+    "chat-b": ("service", "chat"), "brave-otter-1": ("", ""), "lab-rat": ("", ""),
 }  # fmt: skip
 
 
@@ -24,9 +24,10 @@ def named(tmp_path):
     (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"user": "me", "hosts": hosts}}))
     settings = SimpleNamespace(pools=tmp_path / "pools.yaml", state_file=tmp_path / "journal.sqlite")
     with Journal.open(settings.state_file) as journal:
-        for run, role in ROLES.items():
+        for run, (kind, owner) in OWNERS.items():
             folder = str(tmp_path / run)
-            journal.plan(token=new_token(journal.installation), run=run, vendor="local", role=role, address=folder)
+            journal.plan(token=new_token(journal.installation), run=run, vendor="local", owner_kind=kind, owner=owner,
+                         address=folder)  # fmt: skip
         yield lambda *words, all=False: [one.name for one in targets.find(words, all, journal, settings)]
 
 
@@ -47,6 +48,6 @@ def test_a_word_is_the_first_of_these_that_it_can_be_and_each_machine_comes_once
 
 
 def test_all_are_the_pods_and_what_is_nothing_is_refused_with_what_is_near(named):
-    assert named(all=True) == list(ROLES)
+    assert named(all=True) == list(OWNERS)
     with pytest.raises(UsageError, match="nothing is called 'color'; available: colours"):
         named("color")

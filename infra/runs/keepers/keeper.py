@@ -146,7 +146,7 @@ class Keeper:
 
     def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
         """Look at one node; one that was given up, or detached, is gone for this run."""
-        if op is None or not op.is_live or op.slot < 0:
+        if op is None or not op.is_live or op.detached:
             return Sight(False)
         return sight.look(op, self.vendors(op.vendor), asks)
 
@@ -161,8 +161,8 @@ class Keeper:
                 raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
             self._admit(rows, new)
 
-        return replace(self.terms, recoveries=recoveries, role=op.role, spec_hash=op.spec_hash, admit=admit,
-                       budget=budget, budget_name=op.budget_name)  # fmt: skip
+        return replace(self.terms, recoveries=recoveries, owner_kind=op.owner_kind, owner=op.owner,
+                       spec_hash=op.spec_hash, admit=admit, budget=budget, budget_name=op.budget_name)  # fmt: skip
 
     def _admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""

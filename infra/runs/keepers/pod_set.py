@@ -193,7 +193,7 @@ def decide(
     money. A pod that another process is making is kept. `sights`: of pods that were looked at, by token. UsageError: a
     name is that of a pod outside of the set.
     """
-    live = {op.run: op for op in rows if op.is_live and op.slot == 0}
+    live = {op.run: op for op in rows if op.is_live and op.is_head}
     ends, keeps, missing = [], [], []
     for name, op in live.items():
         if op.pod_set != set_name:

@@ -72,7 +72,7 @@ class RunKeeper(Keeper):
         while True:
             heard, waiting = False, _Waiting(op, self.say, self.tell_after_s)
             try:
-                if not op.is_live or op.slot < 0:
+                if not op.is_live or op.detached:
                     raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
                 transport = self.vendors(op.vendor).reach(pods.pod_of(op))
                 with self._downloading(op, transport):
@@ -92,7 +92,7 @@ class RunKeeper(Keeper):
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
                 is_over = pods.is_over(now)  # another process has brought it home, and has ended it
-                is_ours = now.state in (READY, LOST) and now.slot >= 0 and now.token == op.token
+                is_ours = now.state in (READY, LOST) and not now.detached and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
                 failure = error
@@ -159,7 +159,7 @@ class RunKeeper(Keeper):
             begun_at = self._begun_at(op)
             try:
                 provider = self.vendors(op.vendor)
-                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):
+                if op.is_live and op.is_head and op.state not in (READY, LOST):
                     # its renter may still live, and go on
                     pods.settle(provider, op, self.journal)
                     self.rest(op, RETRY_S)
@@ -253,7 +253,7 @@ class RunKeeper(Keeper):
 
     def _rows(self, op: Op) -> list[Op | None]:
         """Return the newest row of each node, by rank; None where a node was given up and not replaced yet."""
-        found = {row.slot: row for row in pods.nodes_of(op, self.journal)[1:]}
+        found = {row.rank: row for row in pods.nodes_of(op, self.journal)[1:]}
         return [op, *(found.get(rank) for rank in range(1, max([pods.size_of(op) - 1, *found]) + 1))]
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
@@ -284,11 +284,11 @@ class RunKeeper(Keeper):
     def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: Course) -> Op:
         """End what there is of the run, and begin it on other pods; the row of its new node 0.
 
-        A silent pod that its provider cannot end either stands aside until its machine answers. Node 0 is ended last,
+        A silent pod that its provider cannot end either is detached until its machine answers. Node 0 is ended last,
         so that whoever finds this cut off still finds the verdict. Raises NoReplacement before anything is changed.
         """
-        live = [row for row in rows if row is not None and row.is_live and row.slot >= 0]
-        silent = [row for row in live if row.slot in course.silent]
+        live = [row for row in rows if row is not None and row.is_live and not row.detached]
+        silent = [row for row in live if row.rank in course.silent]
         what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
         provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
         if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
@@ -299,13 +299,13 @@ class RunKeeper(Keeper):
             self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
         if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
             for row in live:
-                if row.slot in course.gone:
+                if row.rank in course.gone:
                     pods.end(provider, row, self.journal, sight.GONE)
             new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
             return self.journal.note(new, recoveries=recoveries)
-        for row in sorted(live, key=lambda row: (row.slot not in course.silent, -row.slot)):
-            reason = sight.GONE if row.slot in course.gone else what
-            self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
+        for row in sorted(live, key=lambda row: (row.rank not in course.silent, -row.rank)):
+            reason = sight.GONE if row.rank in course.gone else what
+            self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
         self.lost(self.journal.op(op.token))
         # A terminal that is closed now would cost this pod too: a keeper that is told to exit lets the run start first.
         with finishing(f"{op.run} is being brought back", self.say):
@@ -318,16 +318,16 @@ class RunKeeper(Keeper):
         except (NoOffer, OutOfMoney) as error:
             raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
 
-    def _end(self, op: Op, reason: str, may_stand_aside: bool) -> None:
+    def _end(self, op: Op, reason: str, may_detach: bool) -> None:
         try:
             pods.end(self.vendors(op.vendor), op, self.journal, reason)
         except Fenced:
             raise
         except SlipwayError as error:
-            if not may_stand_aside:
+            if not may_detach:
                 raise
             self.say(f"{_named(op)} is unreachable; it is detached from the run, and ended when it comes back: {error}")
-            pods.stand_aside(self.journal.op(op.token), self.journal, reason)
+            pods.detach(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(
         self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False,
@@ -346,7 +346,7 @@ class RunKeeper(Keeper):
         request = request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
-                self._end(other, sight.GONE, may_stand_aside=True)
+                self._end(other, sight.GONE, may_detach=True)
         op = self.journal.op(op.token)  # ended by now: its cost stands
         job, budget = self.rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
@@ -401,4 +401,4 @@ def _named(op: Op | None) -> str:
     if op is None:
         return "a node that was given up"
     place = op.place or op.remote_id or "its pod"
-    return f"node {pods.rank_of(op)} ({place})" if pods.size_of(op) > 1 else place
+    return f"node {op.rank} ({place})" if pods.size_of(op) > 1 else place

@@ -126,8 +126,8 @@ class ManagedJobs(RunEngine):
             )
 
         row = pods.RowDraft(target=plan.target, store=plan.store, recoveries=terms.recoveries, admit=terms.admit,
-                            role=terms.role, spec_hash=terms.spec_hash, budget=whole.spend_micro_usd,
-                            asked=terms.asked)  # fmt: skip
+                            owner_kind=terms.owner_kind, owner=terms.owner, spec_hash=terms.spec_hash,
+                            budget=whole.spend_micro_usd, asked=terms.asked)  # fmt: skip
         with stage("submit", start.say):
             jobs = replace(self, submission=task_for)
             op = pods.rent(jobs, replace(plan.request, nodes=1), offer, job, start.journal, row)

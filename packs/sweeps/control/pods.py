@@ -219,7 +219,7 @@ class PodsAtWork:
     def look(self, needed: Collection[str]) -> None:
         """Make what is needed and not there, end what is there and not needed, and see what vendors say of the rest."""
         names = (*self.wanted.entries, *self.wanted.there)
-        rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.slot == 0}
+        rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.is_head}
         if rows and time.monotonic() - self.looked_at > LOOK_EVERY_S:
             # Reconciling ends a pod that a dead process was renting; a pod that is being ended needs nothing more.
             seen = [op.token for name, op in rows.items() if name not in self.ending]
@@ -334,5 +334,5 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return held_pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
+    return held_pods.make(had, limits, journal, settings, tell, pod_set=wanted.set_name,
                           spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip

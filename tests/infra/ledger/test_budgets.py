@@ -35,11 +35,11 @@ def journal(environ):
         yield opened
 
 
-def rent(journal, run, cap, slot=0):
+def rent(journal, run, cap, rank=0):
     def admit(rows, new):
         budgets.admit(journal, rows, new)
 
-    return journal.plan(token=new_token(journal.installation), run=run, slot=slot, vendor="lium", admit=admit,
+    return journal.plan(token=new_token(journal.installation), run=run, rank=rank, vendor="lium", admit=admit,
                         rate=RATE, cap=cap, budget_name="b", budget_run=run)  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from infra.journal_file import Fenced
 from infra.ledger import life_cycle
 from infra.ledger.journal import Journal, JournalError
 from infra.ledger.leases import Held
-from infra.ledger.op import Taken
+from infra.ledger.op import Leased, Taken
 from infra.names import new_token
 from infra.records import Pod
 from tests import seeds
@@ -113,10 +113,47 @@ def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
         with pytest.raises(Taken, match="a-1 is already running it") as taken:
             plan(journal, **again)
         assert taken.value.op == op and taken.value.exit_code == 2
-    others = [plan(journal, "a-1", slot=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]
+    others = [plan(journal, "a-1", rank=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]
     assert [one.state for one in others] == ["PLANNED"] * 3
     journal.advance(op, "unsent")
     assert plan(journal, "a-1", target="t", store="s").is_live
+
+
+def test_a_detached_row_frees_its_run_rank_and_target_and_the_tables_hold_that(journal):
+    same = {"run": "a-1.1", "rank": 1, "target": "t", "store": "s"}
+    for number in range(2):
+        op = journal.advance(journal.advance(plan(journal, **same, place=f"box/{number}"), "sending"), "unclear")
+        lost = journal.advance(op, "detach", reason="it is silent")
+        assert (lost.state, lost.rank, lost.detached, lost.is_head) == ("TERMINATING", 1, True, False)
+    with pytest.raises(Leased, match="box/1 is leased"):
+        plan(journal, **same, place="box/1")
+    plan(journal, **same, place="box/2")
+    assert [op.detached for op in journal.ops(live=True)] == [True, True, False]
+    for more in (same, {**same, "run": "b-2"}, {"run": "a-1.1", "rank": 1}):
+        with pytest.raises(Taken):
+            plan(journal, **more)
+    for wrong in ({"detached": False}, {"detached": False, "rank": 2}, {"detached": False, "target": ""}, {"rank": -1}):
+        with pytest.raises(JournalError, match="constraint failed"):
+            journal.note(lost, **wrong)
+
+
+def test_a_pod_that_turns_up_after_its_end_is_detached_and_keeps_its_rank(journal):
+    op = plan(journal, "a-1.1", rank=1, target="t", store="s", place="box/1")
+    last = plan(journal, "a-1", target="u", store="s")
+    ended = journal.advance(op, "unsent")
+    again = plan(journal, "a-1.1", rank=1, target="t", store="s", place="box/1")
+    found = journal.advance(ended, "resurfaced")
+    assert (found.state, found.rank, found.detached, found.target, found.place) == ("TERMINATING", 1, True, "", "")
+    assert journal.advance(found, "gone").detached and journal.ops(live=True) == [last, again]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stays", "pod_set", "service"),
+    [("", False, "", ""), ("held", True, "", ""), ("pod_set", True, "lab", ""), ("service", False, "", "lab")],
+)
+def test_an_owner_is_a_kind_and_a_name(journal, kind, stays, pod_set, service):
+    op = plan(journal, owner_kind=kind, owner="lab" if pod_set or service else "")
+    assert journal.op(op.token) == op and (op.stays, op.pod_set, op.service) == (stays, pod_set, service)
 
 
 RACE = source("journal_race")
@@ -438,7 +475,7 @@ class Histories(RuleBasedStateMachine):
     @rule(target=rows, run=st.sampled_from("ab"), aim=st.sampled_from(["", "t"]))
     def plan(self, run, aim):
         live = [op for op in self.truth.values() if op.is_live]
-        taken = [op for op in live if op.slot == 0 and (op.run == run or (aim and op.target == aim))]
+        taken = [op for op in live if not op.detached and (op.run == run or (aim and op.target == aim))]
         try:
             op = plan(self.journal, run, target=aim, store="s")
         except Taken as error:
@@ -476,9 +513,11 @@ class Histories(RuleBasedStateMachine):
     def the_journal_holds_what_was_said(self):
         assert {op.token: op for op in self.journal.ops()} == self.truth
         live = [op for op in self.truth.values() if op.is_live]
-        assert len(live) == len({(op.run, op.slot) for op in live})
-        aimed = [op.target for op in live if op.target and op.slot >= 0]
+        attached = [op for op in live if not op.detached]
+        assert len(attached) == len({(op.run, op.rank) for op in attached})
+        aimed = [op.target for op in attached if op.target]
         assert len(aimed) == len(set(aimed))
+        assert all(op.state == "TERMINATING" for op in live if op.detached)
 
 
 TestHistories = Histories.TestCase

@@ -33,9 +33,9 @@ def processes():
         yield held
 
 
-def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, slot=0):
+def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
     """The row of a run that begins there now."""
-    return journal.plan(token=new_token(journal.installation), run=name_of(run, slot), slot=slot, vendor=vendor,
+    return journal.plan(token=new_token(journal.installation), run=name_of(run, rank), rank=rank, vendor=vendor,
                         place=place, devices=devices,
                         admit=lambda rows, new: turns.admit(journal, rows, new, own))  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_one_that_waits_for_this_machine_wants_it_for_itself_and_its_nodes(journ
         end(journal, op)
     assert has.run == "has"
     take(journal, "one", "", vendor="local", own=turn)
-    take(journal, "one", "", vendor="local", own=turn, slot=1)
+    take(journal, "one", "", vendor="local", own=turn, rank=1)
 
 
 @pytest.mark.parametrize(

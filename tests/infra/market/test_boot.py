@@ -182,9 +182,9 @@ def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_pa
         running.fault(requests=[{"call": "create", "kind": "dropped"}])
         said = []
         op = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
-        aside, row = journal.ops(run="otter-1")
+        unclear, row = journal.ops(run="otter-1")
         assert (row, row.state) == (op, "READY")
-        assert (aside.slot, aside.state, aside.remote_id) == (-1, "TERMINATING", None)
+        assert (unclear.rank, unclear.detached, unclear.state, unclear.remote_id) == (0, True, "TERMINATING", None)
         assert any("it is ended once the vendor lists it; check: inv reap" in one for one in said)
         running.fault(requests=[{"call": "create", "kind": "lost"}, {"call": "list", "kind": "error", "count": 40}])
         request = Request(run="otter-2", provider="runpod", gpu="H100", num_gpus=1)

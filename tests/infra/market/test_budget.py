@@ -117,9 +117,9 @@ def test_the_share_of_a_pod_that_could_not_be_ended_yet_is_nobody_elses(begun):
     journal, keeper, _, vendor = begun
     request = Request(run="otter.1", provider="runpod", gpu="L40S", num_gpus=1)
     job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=15 * USD))
-    aside = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, pods.RowDraft(slot=1))
-    pods.stand_aside(aside, journal, "its machine is silent")
+    lost = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, pods.RowDraft(rank=1))
+    pods.detach(lost, journal, "its machine is silent")
     shares, used = bring_back(journal, keeper)
     assert sum(one.spend_micro_usd for one in shares) + used + 15 * USD <= 40 * USD + spend.spent(
-        journal.op(aside.token), read_clocks(), SPEED
+        journal.op(lost.token), read_clocks(), SPEED
     )

@@ -361,7 +361,7 @@ def two_nodes(journal: Journal) -> list[Op]:
     for rank, run in enumerate(("a-1", "a-1.1")):
         token = new_token(journal.installation)
         group = NodeGroup("a-1", rank, ("10.0.0.1", "10.0.0.2"))
-        op = journal.plan(token=token, run=run, slot=rank, vendor="ssh", target="" if rank else "t", store="s",
+        op = journal.plan(token=token, run=run, rank=rank, vendor="ssh", target="" if rank else "t", store="s",
                           job=Job(run, token, (), group=group).to_json(), request=json.dumps({"run": run, "nodes": 2}),
                           place=f"box/{rank}", remote_id=f"{token}@box/{rank}")  # fmt: skip
         for event in ("sending", "created", "armed"):
@@ -371,29 +371,29 @@ def two_nodes(journal: Journal) -> list[Op]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_stands_aside_leaves_its_name_and_target_and_keeps_its_machine(journal, rank):
+def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal, rank):
     rows = two_nodes(journal)
     assert not pods.is_in_pieces(rows[0], journal)
-    aside = pods.stand_aside(rows[rank], journal, "its node was lost")
-    assert (aside.state, aside.is_live, aside.slot, aside.place) == ("TERMINATING", True, -1, f"box/{rank}")
-    assert (pods.run_of(aside), pods.rank_of(aside)) == ("a-1", rank) and not pods.is_over(aside)
-    assert pods.aside_of("a-1", journal) == [aside]
+    lost = pods.detach(rows[rank], journal, "its node was lost")
+    assert (lost.state, lost.is_live, lost.detached, lost.place) == ("TERMINATING", True, True, f"box/{rank}")
+    assert (pods.run_of(lost), lost.rank, lost.is_head) == ("a-1", rank, False) and not pods.is_over(lost)
+    assert pods.detached_of("a-1", journal) == [lost]
     first = journal.ops(run="a-1")[-1]
     assert pods.is_in_pieces(first, journal)
     with pytest.raises(UsageError, match="inv keep a-1"):
         launch.resume(first, SshPools((), lambda host: None, HostMemory(Path("nowhere"))), journal, {})
 
     def again(**more: str) -> Op:
-        same = {"run": aside.run, "slot": rank, "vendor": "ssh", "target": aside.target, "store": "s"}
+        same = {"run": lost.run, "rank": rank, "vendor": "ssh", "target": lost.target, "store": "s"}
         return journal.plan(token=new_token(journal.installation), **same, **more)
 
-    with pytest.raises(Leased, match=f"box/{rank} is leased by {aside.run}"):
-        again(place=aside.place)
+    with pytest.raises(Leased, match=f"box/{rank} is leased by {lost.run}"):
+        again(place=lost.place)
     new = again(place="box/2")
-    assert journal.ops(run=aside.run)[-1] == new and pods.aside_of("a-1", journal) == [aside]
+    assert journal.ops(run=lost.run)[-1] == new and pods.detached_of("a-1", journal) == [lost]
     with pytest.raises(Taken):
         again(place="box/3")
-    assert journal.advance(aside, "gone").slot == -1
+    assert journal.advance(lost, "gone").detached
 
 
 def test_a_run_that_lost_a_node_is_not_over(journal):

@@ -69,7 +69,7 @@ def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
     provider = Local(tmp_path / "pods")
     op = start(tmp_path, provider, journal)
     rows = pods.nodes_of(op, journal)
-    assert [(row.run, row.slot) for row in rows] == [
+    assert [(row.run, row.rank) for row in rows] == [
         ("brave-otter-3", 0),
         ("brave-otter-3.1", 1),
         ("brave-otter-3.2", 2),

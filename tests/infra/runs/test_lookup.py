@@ -4,7 +4,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.runs.lookup import way
+from infra.runs.lookup import find_run, names_of_runs, way
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -18,3 +18,14 @@ def test_a_rented_machine_that_is_gone_is_not_connected_to(tmp_path):
             op = journal.advance(op, event, **({"remote_id": "p1"} if event == "created" else {}))
     with pytest.raises(UsageError, match="calm-1 has ended, and its machine is gone; .* inv logs calm-1"):
         way(settings, op)
+
+
+def test_a_detached_node_is_not_a_run_of_its_own(tmp_path):
+    """A node whose creation was not answered was told of no other node: its row alone says that it is one."""
+    with Journal.open(tmp_path / "journal.db") as journal:
+        journal.plan(token="sw1-1", run="calm-1", vendor="runpod")
+        op = journal.plan(token="sw1-2", run="calm-1.1", rank=1, vendor="runpod")
+        for event in ("sending", "unclear", "detach"):
+            op = journal.advance(op, event)
+        assert names_of_runs(journal) == ["calm-1"] and find_run(journal, "calm").run == "calm-1"
+        assert find_run(journal, "calm-1.1") == op

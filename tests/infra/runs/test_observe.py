@@ -131,7 +131,7 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
     for run in ("mine-1", "mine-2"):
         pods.end(local, rent(local, journal, run), journal)
     for run in ("demo-0", "mine-3"):
-        replica = rent(local, journal, run, role="serve:demo")  # a service may be called as a run is
+        replica = rent(local, journal, run, owner_kind="service", owner="demo")  # a service may be called as a run is
         assert replica.service == "demo"
         assert [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent)][
             -1
@@ -157,7 +157,7 @@ def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(jour
     for key in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY"):
         monkeypatch.setenv(key, "")
     settings = Settings.load(REPOSITORY)
-    replica = start(rent(local, journal, "demo-0", role="serve:demo"), journal, "")
+    replica = start(rent(local, journal, "demo-0", owner_kind="service", owner="demo"), journal, "")
     deadline = time.monotonic() + 30
     while not sight.verdict_of(journal.op(replica.token), ThisMachine()):
         assert time.monotonic() < deadline
@@ -291,7 +291,7 @@ def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(change
 def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_cost():
     common = {"run": "a-1", "vendor": "runpod", "rate": 3_600_000_000, "intent_at": 1_000}
     first = Op(**common, token="one", state="TERMINATED", sent_at=1_000, ended_at=1_060, del_requested_at=1_050)
-    aside = Op(**common, token="two", state="LOST", slot=-1, sent_at=1_060, del_requested_at=1_070)
+    aside = Op(**common, token="two", state="LOST", detached=True, sent_at=1_060, del_requested_at=1_070)
     last = Op(**common, token="new", state="READY", sent_at=1_100)
     rows, now = [first, aside, last], Clocks("", 0.0, 1_200.0)
     work = {"name": "base", "state": "done", "elapsed_s": 10.0}

@@ -25,10 +25,11 @@ def journal(tmp_path):
         yield opened
 
 
-def pod(journal, role="pod:lab", recovers=True, **more):
+def pod(journal, owner_kind="pod_set", owner="lab", recovers=True, **more):
     request = json.dumps({"run": "desk", "provider": "lium", "recovers": recovers})
     job = Job("desk", "sw1-a", (), kind="hold", stays=True).to_json()
-    op = journal.plan(token="sw1-a", run="desk", vendor="lium", role=role, request=request, job=job, **more)
+    op = journal.plan(token="sw1-a", run="desk", vendor="lium", owner_kind=owner_kind, owner=owner,
+                      request=request, job=job, **more)  # fmt: skip
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event)
     return op
@@ -53,7 +54,8 @@ def kept(journal, tmp_path, monkeypatch):
 def test_only_a_pod_of_a_set_that_is_to_recover_and_has_no_work_is_kept(journal):
     assert recovers(pod(journal))
     assert not recovers(journal.note(journal.op("sw1-a"), target="t"))  # a run's keeper has it
-    for number, other in enumerate(({"role": "pod"}, {"role": "train"}, {"recovers": False}, {"role": "serve:lab"})):
+    others = ({"owner_kind": "held", "owner": ""}, {"owner_kind": "", "owner": ""}, {"owner_kind": "service"})
+    for number, other in enumerate((*others, {"recovers": False})):
         with Journal.open(journal.path.with_name(f"{number}.db")) as one:
             assert not recovers(pod(one, **other))
 

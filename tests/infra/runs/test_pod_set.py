@@ -26,8 +26,9 @@ def rows_of(world, ended=()):
 
 
 def row(name, state, pod_set, digest, number=99):
-    role = {"": "train", "ours": "pod:ours", "theirs": "pod:theirs"}[pod_set]
-    return Op(token=f"{name}-{number}", run=name, vendor="local", role=role, state=state, spec_hash=digest)
+    kind = "pod_set" if pod_set else ""
+    return Op(token=f"{name}-{number}", run=name, vendor="local", owner_kind=kind, owner=pod_set, state=state,
+              spec_hash=digest)  # fmt: skip
 
 
 def carried_out(step, rows, wanted):

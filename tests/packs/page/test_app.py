@@ -69,6 +69,15 @@ def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(
     assert second.status_code == 403 and heard == ["expired"]
 
 
+def test_each_live_pod_is_shown_with_its_owner(context):
+    owners = {"otter-1": ("", ""), "box": ("held", ""), "red": ("pod_set", "lab"), "chat-0": ("service", "chat")}
+    with Journal.open(context.settings.state_file) as journal:
+        for run, (kind, owner) in owners.items():
+            journal.plan(token=f"sw1-{run}", run=run, vendor="local", owner_kind=kind, owner=owner)
+    (reply,) = talk(context, ("GET", "/api/pods", {}))
+    assert {one["run"]: (one["owner_kind"], one["owner"]) for one in reply.json()["pods"]} == owners
+
+
 UNREADABLE = (b'{"token": "\\ud800"}', b"[" * 200_000, b'{"a":' * 100_000, b"{", b"[]", b"\xff", b'{"a": 1, "a": 2}')
 
 

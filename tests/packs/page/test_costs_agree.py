@@ -32,7 +32,7 @@ def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began
     began: when its request was sent, in seconds since 1970.
     """
     group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
-    op = journal.plan(token=token, run=run, vendor="shadeform", rate=RATE, slot=rank,
+    op = journal.plan(token=token, run=run, vendor="shadeform", rate=RATE, rank=rank,
                       job=Job(run, token, (), group=group).to_json())  # fmt: skip
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event, **({"remote_id": token} if event == "created" else {}))

@@ -44,7 +44,7 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
         (kind,) = run_groups.kinds()
         assert run_groups.commands(journal, settings, ["rates"]) == told
         assert run_groups.on_record(settings)["rates"].runs["rates.a"].reason == "waits for a pod of its sweep"
-        op = begun(journal, "rates.pod-1", vendor="lium", role="pod:rates")
+        op = begun(journal, "rates.pod-1", vendor="lium", owner_kind="pod_set", owner="rates")
         trial.state = "succeeded"
         result.write()
         assert list(resume_sweep.due(journal, settings)) == ["rates"]  # its pod is to be given back

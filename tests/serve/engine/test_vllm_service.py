@@ -150,7 +150,7 @@ def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
 def workers(place: Place) -> dict[str, list[int]]:
     """The processes that hold a model, by replica."""
     with place.journal() as journal:
-        rows = [op for op in journal.ops(live=True) if op.role == "serve:demo"]
+        rows = [op for op in journal.ops(live=True) if op.service == "demo"]
     found: dict[str, list[int]] = {}
     for op in rows:
         for one in find(op.token):

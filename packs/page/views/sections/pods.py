@@ -23,9 +23,9 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return the pods there are now, their cost per hour, and who ends them when."""
     now = time.time()
     with context.journal() as journal:
-        roles = {op.run: op.role for op in journal.ops(live=True)}
-    views = [view for view in context.runs() if view.run in roles]
-    rows = [{**row(view, now), "role": roles[view.run]} for view in views]
+        owners = {op.run: {"owner_kind": op.owner_kind, "owner": op.owner} for op in journal.ops(live=True)}
+    views = [view for view in context.runs() if view.run in owners]
+    rows = [{**row(view, now), **owners[view.run]} for view in views]
     total = sum(view.micro_usd_per_hour for view in views)
     return {"pods": rows, "usd_per_hour": dollars(total), "command": "inv status"}
 

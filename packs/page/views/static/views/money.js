@@ -31,7 +31,7 @@ export const pods = simple("Pods", "pods", ({ pods: rows, usd_per_hour: rate }) 
     h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}` }, one.run), one.provider, state(one.state), one.usd_per_hour ? `${usd(one.usd_per_hour)}/h` : "free",
     one.limit_usd ? `${usd(one.spent_usd)} of ${usd(one.limit_usd)}` : usd(one.spent_usd), one.limit_in_s === null ? "no limit" : duration(one.limit_in_s),
     one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "nobody but you: it costs nothing"), gpus(one), ago(one.seen_at, one.clock_scale),
-    one.ssh ? h("code", {}, typed(`inv ssh ${one.run}`)) : "", one.role.startsWith("serve:") ? "" : actButton("End", { act: "down", name: one.run }, true),
+    one.ssh ? h("code", {}, typed(`inv ssh ${one.run}`)) : "", one.owner_kind === "service" ? "" : actButton("End", { act: "down", name: one.run }, true),
   ]);
   return [
     h("div", { class: "tiles" }, tile("pods", rows.length), tile("all together", `${usd(rate)}/h`)),
