@@ -38,32 +38,34 @@ from data.config import (
 from data.errors import DataError, InputError
 from data.events import emit
 from data.single_writer import PARENT, die_with
-from store import extensions, outside
+from store import extensions, outside, packs
 
 Inputs = Mapping[str, Path]
 
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data.engines import drive
     from data.shards import pipeline
     from data.text.inputs import Share
 
     # A user's own shards hold nothing out unless asked to; then they lie directly in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
-    spread = load(
-        drive.Spread, {one.name: raw.pop(one.name) for one in fields(drive.Spread) if one.name in raw}, "spec"
-    )
+    engine, options = str(raw.pop("engine", "")), dict(raw.pop("engine_options", {}))
     share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
-    if spread.engine:
+    if engine:
+        found = packs.entries("shard_engines")
+        if engine not in found:
+            known = packs.lacking("shard_engines", engine) or f"known: {', '.join(found) or 'none'}"
+            raise ConfigError(f"engine is {engine!r}; {known}")
         if extensions.all_used():
             raise InputError(
                 "the source of an extension is read by one process, from its beginning; leave --engine out"
             )
         if share.rank:
             raise InputError("--engine assigns the ranks itself; leave --rank out")
-        return drive.shard(spec, folder.resolve(), how, share.world, spread.open())
+        summary: dict[str, Any] = packs.load(found[engine])(spec, folder.resolve(), how, share.world, options)
+        return summary
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
 
 

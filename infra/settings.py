@@ -148,9 +148,6 @@ class Settings:
     )
     boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached for this long is given back", "900")
     spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "maximum cost of all rented pods together; 0: no cap", "0")
-    ray_python: str = row(
-        "SLIPWAY_RAY_PYTHON", "inv shard --engine ray: Python interpreter with the cluster's version of ray"
-    )
     hooks: str = row("SLIPWAY_HOOKS", "hooks to notify of every run, service and audit; see --notify")
     notify: str = row("SLIPWAY_NOTIFY", "notified when runs end: a shell command, or an https:// address to post to")
     rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal to use; empty: the real markets")
@@ -244,17 +241,22 @@ def is_rented(provider: str) -> bool:
     return provider not in (*OWN_MACHINES, HELD, *packs.words("providers"))
 
 
-def pack_settings(provider: str, settings: Settings) -> PackSettings | None:
-    """Return the settings of the pack that has a provider; None where that has none, or no installed pack has it."""
-    record = next((one.settings for one in packs.installed().values() if provider in one.providers), "")
+def pack_settings(kind: str, name: str, settings: Settings) -> PackSettings | None:
+    """Return the settings of the pack that has an entry; None where that has none, or no installed pack has it.
+
+    kind: a field of `store.packs.Pack`, such as `providers`; name: of the entry.
+    """
+    record = next((one.settings for one in packs.installed().values() if name in getattr(one, kind)), "")
     return settings.of(packs.load(record)) if record else None
 
 
 def inventory(provider: str, settings: Settings) -> Path | None:
     """Return the inventory of a pack's provider; None where it has none, or the file is not there."""
     entry = packs.providers().get(provider)
-    path = getattr(pack_settings(provider, settings), entry.inventory) if entry and entry.inventory else None
-    return path if path and path.exists() else None
+    if not entry or not entry.inventory:
+        return None
+    path: Path = getattr(pack_settings("providers", provider, settings), entry.inventory)
+    return path if path.exists() else None
 
 
 def is_secret(variable: str) -> bool:

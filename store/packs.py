@@ -59,6 +59,12 @@ class Pack:
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
     settings: str = ""
     """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
+    shard_engines: Mapping[str, str] = field(default_factory=dict)
+    """Functions `(spec, folder, how, world, options) -> summary` that write the shards of `inv shard --engine NAME`.
+
+    spec: `data.config.TextSpec`; how: `data.shards.pipeline.How`; world: number of ranks; options: the settings of the
+    pack by name, as text.
+    """
     run_groups: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that are shown and ended as one."""
     schemas: Mapping[str, str] = field(default_factory=dict)

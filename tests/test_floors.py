@@ -53,7 +53,7 @@ ORDER = {
     "infra.runs": ("sync", "keepers"),
     "infra.transport": ("scan", "streams"),
     "infra.rehearsal": ("vendors",),
-    "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
+    "data": ("text", "shards", "tokens", "chat", "problems", "report"),
     "data.tokens": ("untrusted",),
     "trainer": (
         "records",

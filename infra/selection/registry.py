@@ -50,7 +50,7 @@ def provider(settings: Settings, name: str) -> Provider:
     """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     keys.append(settings.lium_self_end_key)
-    about = (name, str(settings.pods), str(settings.pools), repr(pack_settings(name, settings)),
+    about = (name, str(settings.pods), str(settings.pools), repr(pack_settings("providers", name, settings)),
              str(settings.state_file), settings.extensions, *keys)  # fmt: skip
     with _turn:
         if about not in _open:

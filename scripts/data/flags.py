@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from infra.flags import Typed, flag
 from scripts.cli.flags import Output
+from store import packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ class ShardFlags(Output, Typed):
     reuse_shards: bool = flag(False, "leave finished shards in OUT as they are", group="What is written")
     engine: str = flag(
         "",
-        "ray or slurm: spread the source over WORLD tasks of a cluster, then merge; Ctrl-C cancels them",
+        f"{' or '.join(packs.words('shard_engines'))}: spread the source over WORLD tasks of a cluster, then merge; "
+        "Ctrl-C cancels them",
         group="Several machines",
     )
     rank: int = flag(

@@ -10,7 +10,7 @@ from flows.planning.extensions import use_source
 from infra.errors import HubUnreachable, SlipwayError, Unsound, UsageError
 from infra.flags import flags_of
 from infra.job_environment import secrets
-from infra.settings import Settings
+from infra.settings import Settings, pack_settings, table
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import ShardFlags
@@ -197,8 +197,14 @@ def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, 
         "lines_per_shard": settings.shard_lines if spec.lines_per_shard is None else spec.lines_per_shard,
         "val_ratio": val_ratio,
         "compression": "gzip" if spec.gzip else spec.compression,
-        "ray_python": settings.ray_python,
+        "engine_options": engine_options(spec.engine, settings),
     }
+
+
+def engine_options(engine: str, settings: Settings) -> dict[str, str]:
+    """Return the settings of the pack that has an engine, by name; {} without an engine."""
+    record = pack_settings("shard_engines", engine, settings) if engine else None
+    return {one.name: str(getattr(record, one.name)) for one in table(type(record))} if record else {}
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:

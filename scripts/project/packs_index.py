@@ -28,6 +28,7 @@ def index(namespace: Any) -> dict[str, Any]:
             "settings": dict(_settings(pack)),
             "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
             "schemas": [*pack.schemas],
+            "shard_engines": [*pack.shard_engines],
             "trackers": list(pack.trackers),
             **{kind: [*getattr(pack, kind)] for kind in BY_WORD},
             "sizes": [size for where in pack.phases.values() for size in packs.load(where).sizes],

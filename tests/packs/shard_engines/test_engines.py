@@ -9,19 +9,20 @@ import sys
 
 import pytest
 
+import data.__main__
 from data import card
 from data.config import ConfigError, TextSpec
-from data.engines import slurm
-from data.engines.drive import Spread, shard, task_words
-from data.engines.on_ray import run_task
-from data.engines.ray import Ray
-from data.engines.work import ShardWork, begin, locked
 from data.errors import DataError, InputError
 from data.merge import merge
 from data.shards.pipeline import How, Stopped
 from data.shards.pipeline import shard as shard_alone
 from data.shards.shards import shard_paths
 from data.text.inputs import Share
+from packs.shard_engines.data import slurm
+from packs.shard_engines.data.drive import shard, task_words
+from packs.shard_engines.data.on_ray import run_task
+from packs.shard_engines.data.ray import Ray
+from packs.shard_engines.data.work import ShardWork, begin, locked
 from tests.data.conftest import ROOT
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -162,9 +163,10 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
         begin(text(corpus), [], tmp_path / "out", 2, how)
 
 
-def test_an_engine_that_nobody_knows_is_refused():
-    with pytest.raises(ConfigError, match="known: ray, slurm"):
-        Spread(engine="spark")
+def test_an_engine_that_nobody_knows_is_refused(corpus, tmp_path):
+    asked = {"source": str(corpus), "engine": "spark", "world": 2}
+    with pytest.raises(ConfigError, match="engine is 'spark'; known: ray, slurm"):
+        data.__main__.text(asked, {}, tmp_path / "out", True)
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ from data.manifest import MANIFEST, TOOL, write_json
 from data.text.inputs import Share
 from store import local_files, outside
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOME, MERGE = ".engine", "merge"
 TAIL_BYTES = 4096
 LOOK_S = 0.2
@@ -146,4 +146,4 @@ def _last_record(path: Path) -> int:
 
 
 def task_words(work: ShardWork, name: str) -> list[str]:
-    return [sys.executable, "-m", "data.engines.task", str(work.home), name]
+    return [sys.executable, "-m", "packs.shard_engines.data.task", str(work.home), name]

@@ -10,22 +10,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.config import ConfigError, TextSpec
-from data.engines.work import HOME, MERGE, ROOT, ShardWork, begin, locked, task_words
+from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.shards.asked import stamps
 from data.shards.pipeline import How, Stopped, check_place
 from data.single_writer import PARENT, leave_behind
 from data.text.inputs import STDIN, Share, list_inputs
+from packs.shard_engines.data.work import HOME, MERGE, ROOT, ShardWork, begin, locked, task_words
 
-ENGINES = ("ray", "slurm")
 MOST_ROUNDS = 5
 LOOK_S, MOST_LOOK_S = 0.5, 10.0
 
@@ -53,31 +52,23 @@ class Cluster(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The choice of an engine, and what it needs."""
-
-    engine: str = ""
-    ray_python: str = ""
-    """An interpreter that has ray."""
-
-    def __post_init__(self) -> None:
-        if self.engine and self.engine not in ENGINES:
-            raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
-
-    def open(self) -> Cluster:
-        if self.engine == "slurm":
-            from data.engines.slurm import Slurm
-
-            return Slurm()
-        from data.engines.ray import Ray
-
-        return Ray(self.ray_python)
-
-
 class Interrupted(BaseException):
     def __init__(self, signal_number: int):
         self.signal_number = signal_number
+
+
+def on_ray(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
+    """Write the shards by tasks of a Ray cluster. options: `ray_python`, an interpreter that has Ray."""
+    from packs.shard_engines.data.ray import Ray
+
+    return shard(spec, folder, how, world, Ray(options.get("ray_python", "")))
+
+
+def on_slurm(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
+    """Write the shards by the tasks of an array job of Slurm."""
+    from packs.shard_engines.data.slurm import Slurm
+
+    return shard(spec, folder, how, world, Slurm())
 
 
 def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import pytest
 
 from data import card
 from data.config import TextSpec
-from data.engines.work import HOME, locked
 from data.merge import merge
 from data.shards.pipeline import How
 from data.shards.pipeline import shard as shard_alone
 from data.text.inputs import Share
+from packs.shard_engines.data.work import HOME, locked
 from tests.data.conftest import ROOT
-from tests.data.engines import ray_cluster, slurm
+from tests.packs.shard_engines import ray_cluster, slurm
 from tests.processes import command_line, pids
 from tests.world import World
 

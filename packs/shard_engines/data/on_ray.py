@@ -1,4 +1,4 @@
-"""`python -m data.engines.on_ray HOME CPUS PYTHON NAME...`: run these tasks on the Ray cluster of RAY_ADDRESS, or here.
+"""Run tasks on the Ray cluster of RAY_ADDRESS, or here: `on_ray HOME CPUS PYTHON NAME...`.
 
 Runs where nothing but Ray need be installed, started by `ray.py`. A task is a process of PYTHON on a machine of the
 cluster; one that is killed, or whose machine is lost, is run again. Exit 0: all have ended; 1: some were killed too
@@ -94,7 +94,9 @@ def _run_all(ray: Any, home: str, cpus: int, python: str, names: list[str]) -> i
         scheduling_strategy="SPREAD",
     )(run_task)
     started = {
-        task.options(name=name).remote(root, [python, "-m", "data.engines.task", home, name], environ, LEAVE_S): name
+        task.options(name=name).remote(
+            root, [python, "-m", "packs.shard_engines.data.task", home, name], environ, LEAVE_S
+        ): name
         for name in names
     }
     left, code = list(started), 0

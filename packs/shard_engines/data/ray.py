@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.engines.work import ROOT, ShardWork, task_words
 from data.errors import DataError, InputError
 from data.single_writer import PARENT
+from packs.shard_engines.data.work import ROOT, ShardWork, task_words
 
 LEAVE_S = 25.0
 HOW = (
@@ -40,7 +40,14 @@ class Ray:
         if not ranks:
             return
         self.work, self.names, self.log = work, [work.name(rank) for rank in ranks], work.file("ray", "log")
-        words = [str(self.python), "-m", "data.engines.on_ray", str(work.home), str(work.cpus), task_words(work, "")[0]]
+        words = [
+            str(self.python),
+            "-m",
+            "packs.shard_engines.data.on_ray",
+            str(work.home),
+            str(work.cpus),
+            task_words(work, "")[0],
+        ]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [*words, *self.names],

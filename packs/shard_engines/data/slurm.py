@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.engines.work import MERGE, ROOT, ShardWork, task_words
 from data.errors import DataError, InputError
 from data.events import emit
+from packs.shard_engines.data.work import MERGE, ROOT, ShardWork, task_words
 
 ASK_S = 60.0
 SILENT_S = 600.0

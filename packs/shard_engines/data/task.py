@@ -1,4 +1,4 @@
-"""`python -m data.engines.task HOME NAME`: do what HOME/NAME.json says, here, and write down how it ended.
+"""`python -m packs.shard_engines.data.task HOME NAME`: do what HOME/NAME.json says, here, and write down how it ended.
 
 Started by an engine on any machine that sees HOME. What it says goes to NAME.log, how far it is to NAME.records, its
 exit code to NAME.exit, unless it was told to stop or killed: then it is to be started again, and goes on. A task that
@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from data.engines.work import MERGE, locked
 from data.errors import DataError
 from data.manifest import write_json
 from data.single_writer import PARENT, die_with
+from packs.shard_engines.data.work import MERGE, locked
 
 ENDS = (0, 1, 2)  # what would not end otherwise if it were started again
 BUSY = 75

@@ -1,0 +1,12 @@
+"""The setting of the pack: an interpreter that has Ray."""
+
+from dataclasses import dataclass
+
+from infra.settings import PackSettings, row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEngineSettings(PackSettings):
+    ray_python: str = row(
+        "SLIPWAY_RAY_PYTHON", "inv shard --engine ray: Python interpreter with the cluster's version of ray"
+    )
