@@ -11,7 +11,6 @@ from flows.specs.launch import LaunchSpec
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
-from infra.jobs.schedule import Berth, Lane, pack, split
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.market.expected import is_measured
@@ -26,6 +25,7 @@ from infra.settings import Settings
 from infra.units import count
 from packs.sweeps.control.limit import HighCost, default_of, limit_before
 from packs.sweeps.control.pods import SweepPods, on_held
+from packs.sweeps.control.schedule import Berth, Lane, pack, split
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial
 from store import credentials
 from trainer.plan import profile_named

@@ -22,7 +22,6 @@ from flows.specs.launch import LaunchSpec
 from infra.agent.limits import Clocks
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError, in_words
 from infra.flags import flags_of
-from infra.jobs.schedule import Lane
 from infra.ledger import budgets, spend
 from infra.ledger.held_pods import is_held
 from infra.ledger.journal import Journal
@@ -37,6 +36,7 @@ from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import amount_of
 from infra.settings import Settings
+from packs.sweeps.control.schedule import Lane
 from packs.sweeps.control.trials.records import SweepSpec
 from packs.sweeps.control.trials.results import TrialResult
 from store.backoff import Backoff

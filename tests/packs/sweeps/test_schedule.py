@@ -1,6 +1,6 @@
 import pytest
 
-from infra.jobs.schedule import pack
+from packs.sweeps.control.schedule import pack
 
 
 def dealt(estimates_s, pods, placed=None):
