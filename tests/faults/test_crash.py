@@ -34,7 +34,12 @@ def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orpha
 
 @pytest.mark.parametrize(
     ("bad", "why"),
-    [("InJson", "lost sight|lost work|orphans"), ("Resending", "duplicates|lost work"), ("Forgetting", "early end")],
+    [
+        # A journal that loses writes between processes can lose any kind of row: any complaint finds it.
+        ("InJson", "lost sight|lost work|orphans|early end"),
+        ("Resending", "duplicates|lost work"),
+        ("Forgetting", "early end"),
+    ],
 )
 def test_the_crash_rig_catches(bad, why):
     # The first failure ends it. Where a kill falls hangs on the machine: 60 trials once met none.

@@ -208,7 +208,7 @@ def test_ray_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(ray, 
     out = tmp_path / "out"
     with ExitStack() as stack:
         names = held(stack, out)
-        command = begin(corpus, out, engine="ray", ray_python=str(ray_python))
+        command = begin(corpus, out, engine="ray", engine_options={"ray_python": str(ray_python)})
         pids = {name: one_more(out, name, command) for name in names}
         raylets = {name: parent(parent(pid)) for name, pid in pids.items()}
         lost = next(raylet for raylet in raylets.values() if parent(raylet) == ray[1].pid)
