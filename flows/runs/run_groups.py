@@ -89,6 +89,11 @@ def commands(journal: Journal, settings: Settings, names: Sequence[str]) -> dict
     return {name: line for kind in kinds() for name, line in kind.commands(journal, settings, names).items()}
 
 
-def is_any_due(journal: Journal, settings: Settings) -> bool:
-    """Return whether a process is at work on a group, or one is to be begun again."""
-    return any(kind.is_at_work(journal) or kind.due(journal, settings) for kind in kinds())
+def is_at_work(journal: Journal) -> bool:
+    """Return whether a living process is at work on a group of any kind."""
+    return any(kind.is_at_work(journal) for kind in kinds())
+
+
+def due(journal: Journal, settings: Settings) -> dict[str, tuple[RunGroups, str]]:
+    """Return the groups whose process is to be begun again: kind and name by the lease."""
+    return {f"{kind.lease}{name}": (kind, name) for kind in kinds() for name in kind.due(journal, settings)}

@@ -57,7 +57,8 @@ def is_dead(op: Op, settings: Settings) -> bool:
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Return whether there is anything that somebody has to look after."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or pods_to_end(journal, settings))
-    return is_left or run_groups.is_any_due(journal, settings) or is_watch_wanted(journal, settings)
+    is_left = is_left or bool(run_groups.due(journal, settings)) or run_groups.is_at_work(journal)
+    return is_left or is_watch_wanted(journal, settings)
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:

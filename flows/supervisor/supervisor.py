@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from flows.runs import follow, run_groups
 from flows.runs.run_groups import RunGroups
-from flows.supervisor.due import is_needed, is_watch_wanted, pods_to_end, runs_to_keep
+from flows.supervisor.due import is_watch_wanted, pods_to_end, runs_to_keep
 from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import start
 from flows.supervisor.supervisor_state import SupervisorState, state_file
@@ -139,11 +139,7 @@ class Supervisor:
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
-        groups = {
-            f"{kind.lease}{name}": (kind, name)
-            for kind in run_groups.kinds()
-            for name in kind.due(self.journal, self.settings)
-        }
+        groups = run_groups.due(self.journal, self.settings)
         for lease, (kind, name) in groups.items():
             self._begin(lease, (name, 0), partial(self._go_on_with, kind), name)
         self._watch()
@@ -155,8 +151,17 @@ class Supervisor:
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         cares = [self.cares[lease] for lease in (*runs, *groups)]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        is_wanted = run_groups.is_any_due(self.journal, self.settings) or is_watch_wanted(self.journal, self.settings)
+        is_wanted = run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted
+
+    def finds_more(self) -> bool:
+        """Return whether there is anything left besides what this process has finished or given up."""
+        keys = {keeper_lease(op.run): (op.token, op.epoch) for op in runs_to_keep(self.journal, self.settings)}
+        keys |= {lease: (name, 0) for lease, (_, name) in run_groups.due(self.journal, self.settings).items()}
+        settled = {lease: care.key for lease, care in self.cares.items() if care.is_done or care.given_up}
+        is_left = any(settled.get(lease) != key for lease, key in keys.items())
+        is_left = is_left or bool(service_rows.every(self.journal) or pods_to_end(self.journal, self.settings))
+        return is_left or run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Work until it is done or fails; the next look begins it again."""
@@ -377,7 +382,7 @@ def serve(tell: Say, renews: bool = False) -> None:
                 start(settings)
                 return
             # A process that has just left work behind saw this lease held, and so started no other supervisor.
-            if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
+            if supervisor.is_leaving.is_set() or not supervisor.finds_more():
                 tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return
 

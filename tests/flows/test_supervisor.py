@@ -155,7 +155,9 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
         now[0] += 1.0
     assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
     assert supervisor.look() is False and "5 times" in supervisor_state.last_state(settings).given_up["far-1"]
+    assert due.is_needed(journal, settings) and not supervisor.finds_more(), "it would begin anew, without an end"
     journal.note(journal.op(op.token), reason="somebody has done something")
+    assert supervisor.finds_more()
     supervisor.look()
     assert len(tried) == 6
 
@@ -174,6 +176,7 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
         supervisor.cares[keeper_lease("far-1")].thread.join()
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
     assert supervisor_state.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
+    assert not supervisor.finds_more()
 
 
 def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervisor_of, monkeypatch):
