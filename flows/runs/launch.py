@@ -176,7 +176,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.gather(journal, settings)
-    likely = vendor.likely(resolved.request) if hasattr(vendor, "likely") else None
+    likely = vendor.likely(resolved.request)
     first = resolved.work.draft(resolved.request, settings) if vendor.is_rented else resolved.request
     plan = resolved.work.plan(settings, first, vendor, resolved.limits, likely)
     found = Launch(resolved=resolved, plan=plan)

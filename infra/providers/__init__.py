@@ -83,6 +83,10 @@ class Provider(Protocol):
         """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
         return ("",)
 
+    def likely(self, request: Request) -> Offer | None:
+        """Return the machine that a request would get, as far as that is known before any is asked; None elsewhere."""
+        return None
+
     def offers(self, request: Request) -> list[Offer]:
         """Return the offers now that satisfy `request`; in no order, perhaps none."""
 
