@@ -1,6 +1,7 @@
 """Packs keep their rooms: no file of the core knows one, and a pack imports what its rooms and its needs allow."""
 
 import ast
+import dataclasses
 import re
 
 import pytest
@@ -87,3 +88,9 @@ def test_an_import_that_a_pack_may_not_is_seen(module, text):
 )
 def test_an_import_that_a_pack_may_is_let_through(module, text):
     assert not complaints(module, text)
+
+
+def test_each_kind_of_entry_is_described():
+    page = (ROOT / "docs" / "contributing" / "packs.md").read_text("utf-8")
+    kinds = {one.name for one in dataclasses.fields(packs.Pack)} - {"name", "about", "needs"}
+    assert not [name for name in kinds if f"`{name}`" not in page]

@@ -1,5 +1,10 @@
 """The words of all packs, and each pack's page of reference, are as the generator writes them."""
 
+import ast
+import re
+
+import pytest
+
 import tasks
 from scripts.cli.line_runner import LineFlags
 from scripts.project import packs_index, reference
@@ -16,6 +21,14 @@ def test_every_pack_has_a_page_of_reference_and_one_by_hand():
     for path, text in reference.pack_pages().items():
         assert path.read_text(encoding="utf-8") == text, "run: python -m scripts.project.reference write"
         assert 5 < len((path.parent / "README.md").read_text(encoding="utf-8").splitlines()) < 120
+
+
+@pytest.mark.parametrize("name", packs.installed())
+def test_every_text_of_a_record_names_an_attribute_that_is_there(name):
+    path = packs.FOLDER / name / "pack.py"
+    texts = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
+    places = [one for one in texts if isinstance(one, str) and re.fullmatch(r"packs(\.\w+)+:\w+", one)]
+    assert places and all(packs.load(where) is not None for where in places)
 
 
 def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_record_says():
