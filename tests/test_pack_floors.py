@@ -94,3 +94,13 @@ def test_each_kind_of_entry_is_described():
     page = (ROOT / "docs" / "contributing" / "packs.md").read_text("utf-8")
     kinds = {one.name for one in dataclasses.fields(packs.Pack)} - {"name", "about", "needs"}
     assert not [name for name in kinds if f"`{name}`" not in page]
+
+
+def test_the_tests_of_a_pack_import_no_other_pack_that_it_does_not_need():
+    bad = []
+    for path in sorted((ROOT / "tests" / "packs").glob("*/*.py")):
+        own = path.parent.name
+        reachable = {own, *packs.known()[own]["needs"]}
+        found = re.findall(r"^(?:from|import) (?:tests\.)?packs\.(\w+)", path.read_text("utf-8"), re.MULTILINE)
+        bad += [f"{path.relative_to(ROOT)}: {name}" for name in found if name not in reachable]
+    assert not bad

@@ -11,13 +11,13 @@ from infra.agent.state import LEFT, stop_file, write_json
 from infra.errors import NoOffer, UsageError
 from infra.records import Request
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.engine import engine_of
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
 from packs.skypilot.agent.managed import NUM_GPUS, REPORT, SUBMITTED_AT, exit_code, job_here
 from packs.skypilot.control import job_view, price_table, task
 from packs.skypilot.control.client import Client
 from packs.skypilot.control.managed_jobs import ManagedJobs
-from packs.slurm.control.clusters import SlurmClusters
 from tests.world import ROOT
 
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
@@ -66,12 +66,11 @@ def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_p
         assert exit_code(pod) == code
 
 
-def test_both_engines_recover_their_runs_and_only_skypilot_costs_money_and_is_out_of_reach(tmp_path):
+def test_skypilot_recovers_its_runs_costs_money_and_is_out_of_reach(tmp_path):
     jobs = ManagedJobs(Client(lambda: tmp_path, tmp_path), tmp_path)
-    clusters = SlurmClusters((), lambda cluster: pytest.fail("nobody is asked"))
-    assert [(one.recovers, one.keeps_runs) for one in (jobs, clusters)] == [(True, True), (True, False)]
-    terms = [terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), one) for one in (jobs, clusters)]
-    assert [(one.accept is None, one.admit is None) for one in terms] == [(True, False), (True, True)]
+    assert jobs.recovers and engine_of(jobs) is jobs
+    terms = terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), jobs)
+    assert terms.accept is None and terms.admit is not None
 
 
 def test_flags_ask_for_resources_and_outweigh_those_of_a_file():

@@ -8,6 +8,8 @@ from infra.ledger.reconcile import look
 from infra.machines.inventory import Unusable
 from infra.providers import PartialListing
 from infra.records import Address, Pod
+from infra.runs.acceptance_policy import terms_for
+from infra.runs.engine import engine_of
 from infra.settings import Settings
 from packs.slurm.control.clusters import SlurmClusters
 from packs.slurm.control.inventory import SlurmCluster
@@ -45,3 +47,10 @@ def test_what_the_other_machines_list_is_seen_beside_an_entry_that_cannot_be_use
     with Journal.open(of(tmp_path).state_file) as journal:
         seen = look(engine, journal)
     assert seen.listing.pods == (mine,) and not seen.listing.is_complete and len(seen.problems) == 1
+
+
+def test_slurm_recovers_its_runs_costs_nothing_and_is_reached(tmp_path):
+    clusters = SlurmClusters((), lambda cluster: pytest.fail("no cluster is asked"))
+    assert clusters.recovers and engine_of(clusters) is None
+    terms = terms_for(of(tmp_path), clusters)
+    assert terms.accept is None and terms.admit is None
