@@ -107,7 +107,8 @@ def test_weights_are_stored_as_they_came_whichever_field_says_so(tmp_path):
         folder = foreign("Llama", tmp_path / str(number), dtype=dtype)
         changed(folder, "config.json", without=("dtype", "torch_dtype"))
         changed(folder, "config.json", **fields)
-        assert import_model.stored_dtype(folder) == (dtype if dtype == torch.bfloat16 else torch.float32)
+        found = import_model.stored_dtype(folder, export.read_config(folder))
+        assert found == (dtype if dtype == torch.bfloat16 else torch.float32)
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
