@@ -4,7 +4,7 @@ from store.packs import Pack
 
 PACK = Pack(
     name="blocks",
-    about="Train models that answer in blocks: phase dlm of inv launch --phase",
+    about="Train models that answer in blocks: phase dlm",
     phases={"dlm": "packs.blocks.records.phases:DLM"},
     profile_phases={"*": "packs.blocks.records.recipes:phases"},
     model_features={"blocks": "packs.blocks.records.feature:BlocksFeature"},

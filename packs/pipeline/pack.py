@@ -4,7 +4,7 @@ from store.packs import Pack, PackCommand
 
 PACK = Pack(
     name="pipeline",
-    about="Train a model on a corpus here, in the folders of a pod's volume",
+    about="Train a model on a corpus here, in folders of a pod's volume",
     needs=("trackers",),
     commands={
         "pipeline": PackCommand(
