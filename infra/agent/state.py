@@ -168,7 +168,7 @@ def report(pod: PodFolder, role: str) -> Path:
 @patient
 def living(pod: PodFolder, role: str) -> Optional[Identity]:
     """Return the process that holds this role now; None also while a new holder has not yet reported."""
-    said = read_json(report(pod, role)).get("identity")
+    said = said_in(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
@@ -176,7 +176,7 @@ def living(pod: PodFolder, role: str) -> Optional[Identity]:
 def leaving(pod: PodFolder) -> Optional[Identity]:
     """Return the guard that is ending the whole pod, its work being over; None when none does."""
     guard = living(pod, "guard")
-    return guard if guard and read_json(report(pod, "guard")).get("is_leaving") else None
+    return guard if guard and said_in(report(pod, "guard")).get("is_leaving") else None
 
 
 def ask_to_stop(

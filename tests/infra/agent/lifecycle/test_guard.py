@@ -303,6 +303,20 @@ def test_a_report_that_a_job_has_overwritten_is_told_in_words(world: World) -> N
     world.call("stop")
 
 
+def test_a_job_that_has_overwritten_the_report_of_its_guard_is_ended_all_the_same(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    guard = world.living("guard")
+    send(guard, signal.SIGSTOP)  # the guard would replace the report
+    with report(world.pod, "guard").open("wb") as file:
+        file.truncate(3 << 30)
+    done = world.command("stop")
+    said, words = done.communicate(timeout=120)
+    assert done.returncode == 0 and "Traceback" not in words
+    assert json.loads(said)["survivors"] == [] and not world.members()
+
+
 def test_at_four_fifths_of_a_limit_a_checkpoint_is_asked_for_once_and_the_work_goes_on(world: World) -> None:
     world.program("wait", WAIT)
     world.job(module("wait"), limits=Limits(time_s=1e6))
