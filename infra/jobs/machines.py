@@ -125,7 +125,8 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
     cloud, region, zone = ("" if one in (None, ANY) else str(one) for one in (cloud, region, zone))
     cloud = cloud.lower()
     if cloud and cloud not in (*ours(), *SKYPILOTS):
-        raise UsageError(f"{line}: infra: unknown cloud {cloud!r}; {near(cloud, (*ours(), *SKYPILOTS))}")
+        why = packs.lacking("providers", cloud)
+        raise UsageError(f"{line}: infra: {why or f'unknown cloud {cloud!r}; {near(cloud, (*ours(), *SKYPILOTS))}'}")
     if cloud in packs.providers():
         return cloud, "", "", "/".join(filter(None, (region, zone)))
     return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")

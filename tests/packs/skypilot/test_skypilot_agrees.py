@@ -104,6 +104,7 @@ def ours(path, text: str) -> str:
     return ""
 
 
+@pytest.mark.pack("slurm")
 def test_ours_takes_and_refuses_what_it_is_said_to(tmp_path):
     assert len((*BOTH_TAKE, *BOTH_REFUSE)) >= 60
     path = tmp_path / "job.yaml"
