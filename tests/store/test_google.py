@@ -58,7 +58,7 @@ def test_a_bucket_that_stumbles_is_asked_again(google, place, fault):
 
 def test_a_bucket_that_answers_nothing_but_503_is_given_up(google, place):
     google.faults = [("GET", 503)] * 99
-    place.patience = Patience(answer_s=0.5, total_s=1.5, first_wait_s=0.1, tries=4)
+    place.patience = Patience(first_wait_s=0.1, tries=4)
     with pytest.raises(StoreAway, match="listing it: it answers 503 backendError; given up after 4 tries"):
         place.listing()
 

@@ -21,6 +21,7 @@ from tests.serve.scripted_engine import ASK, CHAT, GUARD_S, chat, gateway, port_
 pytestmark = pytest.mark.process
 
 ELSEWHERE = "127.0.0.2"
+STANDARD_FILES = 3  # input, output, errors
 (ADA, LINE), (BOB, OTHER) = keys.make("ada"), keys.make("bob")
 KNOWN = Keys(dict(one.split() for one in (LINE, OTHER)))
 BY_ADA = {"Authorization": f"Bearer {ADA}"}
@@ -139,10 +140,9 @@ def test_the_oldest_idle_connection_is_given_up_for_the_next(pair):
 
 @contextlib.contextmanager
 def no_files():
-    """Within it this process can open none."""
+    """Within it this process can open none, not even under a number that something else closes meanwhile."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as last:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD_FILES, before[1]))
     try:
         yield
     finally:
