@@ -28,8 +28,8 @@ from infra.selection.request import NO_GPU
 from infra.settings import Settings
 from infra.units import count, size
 from trainer.config import PhaseConfig, Profile
-from trainer.plan import rollout_engine
 from trainer.plan.estimates import least_bytes
+from trainer.plan.phase_needs import needs_of
 from trainer.plan.smaller import smaller
 
 NUMBERS = (1, 2, 4, 8)  # of GPUs in one machine, as clouds rent them out
@@ -109,7 +109,7 @@ class MachineChoice:
     @property
     def fewest(self) -> int:
         """Return the fewest GPUs with which every phase can run."""
-        return max(rollout_engine.fewest(one.rl) if one.rl else 1 for one in self.phases)
+        return max(needs_of(one).fewest_gpus(one) for one in self.phases)
 
     def need(self, num_gpus: int, nodes: int) -> int:
         """Return the memory that each GPU of so many has to have."""

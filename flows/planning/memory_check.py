@@ -13,6 +13,7 @@ from infra.errors import UsageError
 from infra.units import size
 from trainer import memory
 from trainer.config import PhaseConfig, load_phase
+from trainer.plan.phase_needs import needs_of
 
 
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
@@ -27,7 +28,7 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
     there = min(gpus, default=0) or ram
     device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
     for phase in phases:
-        training = num_gpus if phase.rl is None else len(phase.rl.divided(num_gpus)[0])
+        training = needs_of(phase).training_gpus(phase, num_gpus)
         ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.Shares()}
         least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
         if least > there:

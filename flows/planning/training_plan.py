@@ -6,12 +6,12 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows.models import init_model
-from flows.planning import estimates, memory_check, sandbox_check, trackers
+from flows.planning import estimates, memory_check, trackers
 from flows.planning.extensions import reward_text, use_phases, use_source
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
@@ -33,11 +33,10 @@ from store.artifacts.artifacts import Store
 from store.manifest import Artifact
 from trainer import plan as planning
 from trainer.config import ImportSpec, PhaseConfig
-from trainer.plan import rollout_engine
+from trainer.plan.phase_needs import needs_of
 from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
-from trainer.records.phase import PROMPTS
-from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_reading, phases_sized
+from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_sized
 
 SIZES = ("block_size", "batch_size", "grad_accum", "tokens")  # flags, and settings: see `Phase.sizes`
 
@@ -73,9 +72,9 @@ class Work:
         if request.num_gpus:
             return request
         wanted = self.wanted(settings)
-        prompted = {*wanted.phases} & {*phases_reading(PROMPTS)}
-        specs = [node.spec for node in planning.recipe(wanted).values()] if prompted else []
-        fewest = [rollout_engine.fewest(one.rl) for one in specs if isinstance(one, PhaseConfig) and one.rl]
+        has_needs = any(PHASES[one].needs for one in wanted.phases)
+        specs = [node.spec for node in planning.recipe(wanted).values()] if has_needs else []
+        fewest = [needs_of(one).fewest_gpus(one) for one in specs if isinstance(one, PhaseConfig)]
         return replace(request, num_gpus=max(fewest, default=1))
 
     def plan(
@@ -170,7 +169,7 @@ def plan_for(
     if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     plan = replace(plan, request=replace(plan.request, work_disk_bytes=work_disk.of_plan(plan)))
-    if plan.job and is_examined(vendor) and (note := sandbox_check.note(memory_check.phases_of(plan.job.steps))):
+    if plan.job and is_examined(vendor) and (note := sandbox_note(memory_check.phases_of(plan.job.steps))):
         plan = replace(plan, request=replace(plan.request, sandbox=True), notes=(*plan.notes, note))
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
@@ -197,6 +196,17 @@ def plan_for(
         built = f"the train environment is built first: {how}"
         return replace(plan, notes=(*plan.notes, built))
     return plan
+
+
+def sandbox_note(phases: Iterable[PhaseConfig]) -> str:
+    """Return what the plan says of a rented machine whose kernel is not known; "" where no phase needs a sandbox."""
+    names = [one.phase for one in phases if needs_of(one).sandbox(one)]
+    if not names:
+        return ""
+    return (
+        f"{names[0]} runs code that the model writes: a machine with neither Landlock (Linux 5.13) nor bubblewrap is "
+        "given back after its boot, before any work"
+    )
 
 
 def places(settings: Settings) -> dict[str, str]:

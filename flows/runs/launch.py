@@ -7,20 +7,20 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from flows.limits import shares
 from flows.limits.run_limits import run_limits
-from flows.planning import learned, machine_choice, memory_check, sandbox_check
+from flows.planning import learned, machine_choice, memory_check
 from flows.planning.training_plan import Work
 from flows.runs import receipt, resume, run_leases, same_request
 from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
-from infra.agent.job import Job, Limits
+from infra.agent.job import Job, Limits, Step
 from infra.agent.shell import is_setup
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
@@ -45,7 +45,9 @@ from infra.selection.preflight import check_work, limits_for, preflight
 from infra.selection.request import refuse_open, request_on
 from infra.settings import HELD, MARKET, Settings, is_rented
 from infra.units import count, size
+from store import packs
 from trainer.plan import profile_named
+from trainer.plan.phase_needs import needs_of
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
@@ -289,7 +291,9 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if vendor.is_here:
             phases = memory_check.phases_of(plan.job.steps)
             memory_check.check(phases, resolved.request.num_gpus)
-            sandbox_check.check(phases)
+            for phase in phases:
+                if (where := needs_of(phase).sandbox(phase)) and (why := packs.load(where)()):
+                    raise UsageError(f"{phase.phase}: {why}. Nothing has begun")
         if resolved.spec.dry_run:
             choose.of_machines(
                 vendor, resolved.request
@@ -300,32 +304,26 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 def refuse_code_of_others(job: Job) -> None:
     """Raise UsageError for work that runs code which nobody has read: it could use the key that the guard has."""
     for step in (*job.steps, *job.trackers):
-        if what := _code_of_others(step.config):
+        if what := _code_of_others(step):
             raise UsageError(
                 f"--self-end cannot be used with {what}: step {step.name} runs code on the pod, which could use the "
                 "key of the guard; leave --self-end out: the vendor's own limit ends the pod"
             )
 
 
-def _code_of_others(config: Mapping[str, Any]) -> str:
+def _code_of_others(step: Step) -> str:
     """Return what brings code that is not Slipway's to a step, in words; "" = nothing does."""
-    spec = config.get("spec") or {}
-    rl = spec.get("rl") or {}
-    if config.get("code"):
-        return f"--track {config['tracker']}"
-    if own := config.get("extensions"):
+    if step.config.get("code"):
+        return f"--track {step.config['tracker']}"
+    if own := step.config.get("extensions"):
         return f"extension {', '.join(sorted(own))}"
-    if rl.get("reward"):
-        return "--reward"
-    if tasks := set(spec.get("mixture") or {}) & set(sandbox_check.RUNS_CODE) if rl else set():
-        return f"task {', '.join(sorted(tasks))}"
-    return "--unsafe-rewards" if rl.get("unsafe_rewards") else ""
+    return next((found for one in memory_check.phases_of([step]) if (found := needs_of(one).foreign_code(one))), "")
 
 
 def takes_self_end(found: Launch, settings: Settings) -> bool:
     """Return whether `--self-end` would end a finished pod that nothing else on the pod ends."""
     job = found.plan.job
-    if not found.offers or job is None or job.self_end or any(_code_of_others(step.config) for step in job.steps):
+    if not found.offers or job is None or job.self_end or any(map(_code_of_others, job.steps)):
         return False
     vendors = [market(registry.provider(settings, name)) for name in {one.provider for one in found.offers}]
     return not job.trackers and all(one and one.takes_self_end for one in vendors)

@@ -1,6 +1,6 @@
 """A launch, planned and checked without a word at the terminal: what is open, what it comes to, what is refused."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -18,7 +18,9 @@ from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
+from trainer.config import PhaseConfig
 from trainer.fingerprints import CheckoutCode
+from trainer.recipes import tiny
 from trainer.rewards import jail
 
 pytestmark = pytest.mark.process
@@ -121,17 +123,22 @@ def test_code_of_answers_that_nothing_can_hold_here_is_refused_before_it_begins(
 
 @pytest.mark.parametrize(("rl", "mixture", "why"), [
     ({"reward": "def reward(q, a, c): return 1"}, {"sort": 1.0}, "--reward"),
-    ({"reward": "", "unsafe_rewards": True}, {"sort": 1.0}, "--unsafe-rewards"),
-    ({"reward": ""}, {"mbpp": 0.5, "sort": 0.5}, "task mbpp"),
+    ({"unsafe_rewards": True}, {"sort": 1.0}, "--unsafe-rewards"),
+    ({}, {"mbpp": 0.5, "sort": 0.5}, "task mbpp"),
 ])  # fmt: skip
 def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, mixture, why):
-    def job(**spec) -> Job:
-        return Job("r", "t", (Step("rl", ("-m", "trainer", "rl"), config={"spec": spec}),))
+    phases = tiny().phases
 
+    def job(phase: PhaseConfig) -> Job:
+        config = {"spec": asdict(phase), "keeping": {}}
+        return Job("r", "t", (Step("it", ("-m", "trainer", "it"), config=config, together=("-m", "trainer.spread")),))
+
+    learns = phases["rl"]
     with pytest.raises(UsageError, match=why):
-        launch.refuse_code_of_others(job(rl=rl, mixture=mixture))
-    launch.refuse_code_of_others(job(rl={"reward": ""}, mixture={"sort": 1.0, "math": 1.0}))
-    launch.refuse_code_of_others(job(rl=None, mixture={"mbpp": 0.1, "identity": 0.9}))  # sft reads it, and runs nothing
+        launch.refuse_code_of_others(job(replace(learns, rl=replace(learns.rl, **rl), mixture=mixture)))
+    launch.refuse_code_of_others(job(replace(learns, mixture={"sort": 1.0, "math": 1.0})))
+    # sft reads them, and runs nothing
+    launch.refuse_code_of_others(job(replace(phases["sft"], mixture={"mbpp": 0.1, "identity": 0.9})))
 
 
 def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(settings, tmp_path):

@@ -21,9 +21,10 @@ from store import extensions
 from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import CheckoutCode, differences, digest
-from trainer.plan import data_bytes, rollout_engine
+from trainer.plan import data_bytes
 from trainer.plan.estimates import STATE_BYTES, told, ways_of
 from trainer.plan.nodes import recipe
+from trainer.plan.phase_needs import needs_of
 from trainer.plan.sources import own_sources
 from trainer.plan.wanted import Wanted, profile_named, profile_of
 from trainer.records import phase_options
@@ -104,12 +105,10 @@ def resolve(
     job = None
     if steps:
         specs = [nodes[name].spec for name in due if name in nodes]
-        rl = [one for one in specs if isinstance(one, PhaseConfig)]
-        for one in rl:
-            if one.rl is not None:
-                rollout_engine.check(one.rl, request, one.model.num_attention_heads)
-        is_apart = any(one.rl is not None and one.rl.engine == "vllm" for one in rl)
-        setup = (rollout_engine.environment_of(torch),) if is_apart else ()
+        trained = [one for one in specs if isinstance(one, PhaseConfig)]
+        for one in trained:
+            needs_of(one).check(one, request)
+        setup = tuple(dict.fromkeys(name for one in trained for name in needs_of(one).environments(one, torch)))
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus,
                   setup=setup)  # fmt: skip
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
@@ -123,9 +122,7 @@ def resolve(
             notes += feature(name).notes(phases, wanted.init)
     notes += about_rates(profile, phases) if wanted.init is not None else ()
     notes += tuple(
-        f"{phase.phase}: {said}"
-        for phase in phases
-        if phase.rl and (said := rollout_engine.told(phase.rl, request.num_gpus))
+        f"{phase.phase}: {said}" for phase in phases if (said := needs_of(phase).note(phase, request.num_gpus))
     )
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
@@ -260,13 +257,10 @@ def _step(
     making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code,
                     spec=plain(node.spec))  # fmt: skip
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
-    is_phase = isinstance(node.spec, PhaseConfig)
-    if is_phase:
+    together: tuple[str, ...] = ()
+    if isinstance(node.spec, PhaseConfig):
         config["keeping"] = asdict(keeping)
-    together = ("-m", "trainer.spread") if is_phase else ()
-    rl = node.spec.rl if isinstance(node.spec, PhaseConfig) else None
-    if rl is not None:
-        together = (*together, *rollout_engine.words(rl, num_gpus))
+        together = ("-m", "trainer.spread", *needs_of(node.spec).spread_words(node.spec, num_gpus))
     if own := own_code(node):
         config["extensions"] = own
     config = json.loads(json.dumps(config))

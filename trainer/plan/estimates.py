@@ -13,6 +13,7 @@ from infra.records import Request
 from trainer import memory
 from trainer.config import PhaseConfig
 from trainer.fingerprints import digest
+from trainer.plan.phase_needs import needs_of
 from trainer.records.fields import what_counts
 from trainer.records.phase_registry import KINDS
 
@@ -27,7 +28,7 @@ def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
         tried = [replace(phase, micro_rows=1, recompute=one) for one in {phase.recompute, True}]
     else:
         tried = [phase]
-    training = num_gpus if phase.rl is None else len(phase.rl.divided(num_gpus)[0])
+    training = needs_of(phase).training_gpus(phase, num_gpus)
     spreads = memory.ways(phase, max(1, training), nodes).values()
     least = min(memory.estimate(one, **spread).total for one in tried for spread in spreads)
     return math.ceil(least / memory.USABLE)
@@ -35,7 +36,7 @@ def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
     """Return the possible layouts of a model over the requested GPUs, with estimated bytes on each."""
-    training = request.num_gpus if phase.rl is None else len(phase.rl.divided(request.num_gpus)[0])
+    training = needs_of(phase).training_gpus(phase, request.num_gpus)
     found = memory.ways(phase, max(1, training), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 

@@ -44,6 +44,8 @@ class Phase:
     """The record of its configuration as "module:attribute": `PhaseConfig`, or what a pack extends it by."""
     feature: str = ""
     """The field of `ModelConfig` that its model has and that of the phases before has not, such as `ternary`."""
+    needs: str = ""
+    """Class that extends `trainer.plan.phase_needs.PhaseNeeds`, as "module:attribute"; "" = it needs only memory."""
     family: str = ""
     """Phrase for messages: the phases with an `alias` that belong together."""
     sizes: tuple[str, ...] = ()

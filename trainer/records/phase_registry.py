@@ -47,6 +47,7 @@ _ALL = (
         follows=("sft", "mid", "base"),
         reads=PROMPTS,
         in_all=True,
+        needs="trainer.plan.rollout_needs:RolloutNeeds",
     ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in (*_ALL, *map(packs.load, packs.entries(KIND).values()))}

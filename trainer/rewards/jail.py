@@ -98,7 +98,9 @@ def problem(jail: str, version: int = 0) -> str:
 
 
 def refusal() -> str:
-    """Return why code cannot be run on this machine, and what to do."""
+    """Return why code cannot be run on this machine, and what to do; "" where a jail can be had."""
+    if kind():
+        return ""
     seen = "; ".join(f"{one}: {problem(one)}" for one in KINDS)
     return (
         "mbpp runs code that the model writes, and this machine has nothing to lock it in: "
