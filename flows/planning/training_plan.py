@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flows.models import init_model
 from flows.planning import estimates, memory_check, trackers
 from flows.planning.extensions import reward_text, use_phases, use_source
 from flows.specs.work import WorkSpec
@@ -60,8 +59,12 @@ class Work:
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
         """Return the work that the flags of a training ask for. Raises UsageError for an impossible one."""
-        named = init_named(spec, settings)
-        init = init_model.look(named, settings) if named else None
+        init = None
+        if named := init_named(spec, settings):
+            # Reads models and tokenizers of other projects, which few trainings begin from.
+            from flows.models import init_model
+
+            init = init_model.look(named, settings)
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def draft(self, request: Request, settings: Settings) -> Request:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Sequence
 
 from infra.agent.job import Call
-from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, MARGIN_S
+from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, LIMIT, MARGIN_S, whole
 
 START_SCRIPT = "/start.sh"  # of RunPod's images: starts sshd with PUBLIC_KEY
 LOOK_S = 15  # seconds between two looks at the deadline
@@ -30,6 +30,7 @@ ends_at() {{
     case $at in '' | *[!0-9]*) at={deadline} ;; esac
     echo "$at"
 }}
+[ -s "$folder/{limit}" ] || echo {limit_s} > "$folder/{limit}"
 [ -s "$folder/{ends_at}" ] || echo {deadline} > "$folder/{ends_at}"
 {ask}
 while [ "$(date +%s)" -lt "$(ends_at)" ]; do
@@ -81,12 +82,13 @@ def deadline(begins_at: float, limit_s: float, scale: float) -> int:
     return math.ceil(begins_at + (limit_s + MARGIN_S) / scale)
 
 
-def start_command(ends_at: int, calls: Sequence[Call], start_script: str = START_SCRIPT) -> str:
+def start_command(ends_at: int, limit_s: float, calls: Sequence[Call], start_script: str = START_SCRIPT) -> str:
     """Return the start command of a container, in one line of words that no quoting can change.
 
-    `ends_at`: UTC epoch seconds by the container's clock. `calls`: of the pod's self-termination, tried in turn.
+    `ends_at`: UTC epoch seconds by the container's clock; `limit_s`: the limit that it stands for, by the vendor's
+    clock. `calls`: of the pod's self-termination, tried in turn.
     """
-    timer = timer_script(ends_at, calls)
+    timer = timer_script(ends_at, limit_s, calls)
     # The second one takes the place of the first where there is no setsid, and once where the first is killed.
     script = (
         f"(setsid sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1 || "
@@ -96,12 +98,12 @@ def start_command(ends_at: int, calls: Sequence[Call], start_script: str = START
     return f'sh -c "echo {encoded} | base64 -d > /tmp/.slipway-start; exec sh /tmp/.slipway-start"'
 
 
-def timer_script(ends_at: int, calls: Sequence[Call]) -> str:
+def timer_script(ends_at: int, limit_s: float, calls: Sequence[Call]) -> str:
     """Return the shell script of the timer."""
     lines = "\n".join(f"    {_line(call)}" for call in calls)
     return TIMER.format(
-        folder=FOLDER, ends_at=ENDS_AT, alive=ALIVE, deadline=ends_at, look_s=LOOK_S, again_s=AGAIN_S, ask=ASK,
-        calls=lines,
+        folder=FOLDER, ends_at=ENDS_AT, limit=LIMIT, alive=ALIVE, deadline=ends_at, limit_s=whole(limit_s),
+        look_s=LOOK_S, again_s=AGAIN_S, ask=ASK, calls=lines,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale, market
 from infra.runs import pod_reports, pods, ssh_names
@@ -29,14 +29,17 @@ ARM_S = 60.0
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
     """Send job and secrets and arm the guard; the row is READY then. May be repeated."""
-    if op.state == BOOTING and op.rate:  # so that its guard counts what was billed before it started
-        job = op.read_job()
-        billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
-        op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
     op, key = _with_self_end(op, provider, journal)
     if provider.is_here and op.rank == 0:
         _forget_removed(op)
-    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets, key))
+
+    def arm() -> None:
+        nonlocal op
+        transport = provider.reach(pods.pod_of(op))
+        op = _counted(op, provider, journal)
+        _arm(op, transport, secrets, key)
+
+    twice(arm)
     if op.state != READY:
         op = journal.advance(op, "reachable" if op.state == LOST else "armed")
     ssh_names.add(op, provider, journal)
@@ -67,7 +70,7 @@ def _forget_removed(op: Op) -> None:
                 pod.mark(step.name).unlink()
 
 
-def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str = "") -> None:
+def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> None:
     """Arm the guard. A second time it finds the guard that the first one has started.
 
     `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
@@ -85,3 +88,15 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str = ""
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
     if pod_reports.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:
         raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")
+
+
+def _counted(op: Op, provider: Provider, journal: Journal) -> Op:
+    """Return the row of a rented pod whose job says how long the pod has been billed until now.
+
+    A guard that finds no report of an earlier guard counts from there: at the first hand-over, at its second try, and
+    on a container that was started again on an empty disk.
+    """
+    if not op.rate:
+        return op
+    job, billed_s = op.read_job(), spend.age_s(op, read_clocks(), clock_scale(provider))
+    return journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())

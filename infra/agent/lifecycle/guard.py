@@ -101,7 +101,7 @@ class Guard:
         self.reported_at = 0.0
         self.is_leaving = False
         if self.limit_s is not None and start_timer.is_of(job):
-            start_timer.move(self.limit_s - self.elapsed_s, job.clock_scale)
+            start_timer.follow(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False

@@ -196,7 +196,7 @@ class RunPod(ByHttp):
         begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
         start = ""
         if limit_s is not None:
-            start = start_command(deadline(begins_at, limit_s, self.clock_scale), self.farewell)
+            start = start_command(deadline(begins_at, limit_s, self.clock_scale), limit_s, self.farewell)
         container = Container(env=env, disk_gb=offer.disk_bytes // 10**9, start=start)
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)

@@ -69,7 +69,7 @@ def test_at_the_deadline_every_call_is_made_with_the_pods_own_key(vendor, tmp_pa
     if tool != "python3" and not shutil.which(tool):
         pytest.skip(f"{tool} is not here")
     asked, url = vendor
-    process = begin(dead_man.timer_script(int(time.time()) - 5, calls(url)), tmp_path, [tool], shell)
+    process = begin(dead_man.timer_script(int(time.time()) - 5, 60.0, calls(url)), tmp_path, [tool], shell)
     try:
         until(lambda: len(asked) >= 2, "both calls")
     finally:
@@ -81,15 +81,19 @@ def test_at_the_deadline_every_call_is_made_with_the_pods_own_key(vendor, tmp_pa
     assert asked[1][:4] == ("POST", "/graphql", "Bearer rpa_secret", "slipway/1") and json.loads(asked[1][4]) == query
 
 
-def test_the_deadline_is_moved_by_a_file_and_kept_where_that_says_nothing(vendor, tmp_path, monkeypatch):
+def test_another_limit_moves_the_deadline_and_a_file_without_a_number_keeps_the_first(vendor, tmp_path, monkeypatch):
     asked, url = vendor
     monkeypatch.setenv("HOME", str(tmp_path))
     now = int(time.time())
-    process = begin(dead_man.timer_script(now + 1000, calls(url)), tmp_path, ["curl"])
+    process = begin(dead_man.timer_script(now + 1000, 9999.5, calls(url)), tmp_path, ["curl"])
     try:
         until(lambda: start_timer.look().get("ends_at") == now + 1000, "a timer that is seen")
-        start_timer.move(500.0, 10.0)
+        start_timer.follow(9999.5, 500.0, 10.0)  # of the limit that it was fixed for, by a guard that counts wrongly
+        assert start_timer.look()["ends_at"] == now + 1000
+        start_timer.follow(700.0, 500.0, 10.0)
         assert now + 56 <= start_timer.look()["ends_at"] <= now + 66 and not asked
+        start_timer.follow(9999.5, 9000.0, 10.0)  # a limit that it once stood for is another one by now
+        assert now + 906 <= start_timer.look()["ends_at"] <= now + 916
     finally:
         process.kill()
         process.wait()
@@ -97,7 +101,7 @@ def test_the_deadline_is_moved_by_a_file_and_kept_where_that_says_nothing(vendor
     again = tmp_path / "again"
     (again / start_timer.FOLDER).mkdir(parents=True)
     (again / start_timer.FOLDER / start_timer.ENDS_AT).write_text("soon\n")
-    process = begin(dead_man.timer_script(now - 1, calls(url)), again, ["curl"])
+    process = begin(dead_man.timer_script(now - 1, 60.0, calls(url)), again, ["curl"])
     try:
         until(lambda: asked, "the first deadline")
     finally:
@@ -110,7 +114,7 @@ def test_the_start_command_is_one_line_that_starts_the_timer_and_becomes_the_sta
     script = tmp_path / "start.sh"
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
     script.chmod(0o755)
-    command = dead_man.start_command(int(time.time()) + 1, calls(url), str(script))
+    command = dead_man.start_command(int(time.time()) + 1, 60.0, calls(url), str(script))
     assert "\n" not in command and command.count('"') == 2 and "secret" not in command
     environ = {**os.environ, "HOME": str(tmp_path), "POD_ID": "p-1", "POD_KEY": "rpa_secret"}
     first = subprocess.Popen(shlex.split(command), env=environ, stdin=subprocess.DEVNULL)

@@ -149,7 +149,7 @@ def test_a_container_ends_its_pod_by_the_timer_in_its_start_command(world, is_ea
     calls = (Call("DELETE", f"{url}/v2/pods/{{RUNPOD_POD_ID}}", headers),
              Call("POST", f"{url}/graphql", headers, json.dumps(query)))  # fmt: skip
     ends_at = int(time.time()) + (3 if is_early else -1000)
-    pod_id = create(world, args=dead_man.start_command(ends_at, calls))
+    pod_id = create(world, args=dead_man.start_command(ends_at, 60.0, calls))
     if is_early:
         assert up(world, pod_id)["ssh"]["direct"]  # its start script runs beside the timer
     until(lambda: pod_id not in ids(world), "the pod's own end")
