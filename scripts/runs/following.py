@@ -16,9 +16,11 @@ from flows.runs import follow
 from flows.supervisor import supervisor_client
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
+from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
+from infra.money import per_hour
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.settings import Settings
@@ -44,6 +46,8 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
+        except SlipwayError as error:
+            raise Exit(f"{render.clean(str(error))}{still_there(op, journal)}", code=error.exit_code) from error
     with moving_line.waiting(f"{op.run}: its end is written down and told"):
         follow.conclude(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
@@ -75,6 +79,15 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         if journal.op(op.token).is_live and op.stays:
             then = f"mend that, then: ./inv {'pod.run' if op.read_job().steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
+
+
+def still_there(op: Op, journal: Journal) -> str:
+    """Return what an error leaves behind that ends the watch of a run: the pod, its price, the commands to type."""
+    left = journal.op(op.token)
+    if not left.is_live:
+        return ""
+    bills = f"bills on at {per_hour(left.rate)}" if left.rate else "costs nothing"
+    return f"\n{op.run} is left as it is; its pod {bills}; look: ./inv status {op.run}; end it: ./inv down {op.run}"
 
 
 @contextlib.contextmanager

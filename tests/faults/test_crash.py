@@ -37,8 +37,8 @@ def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orpha
     [
         # A journal that loses writes between processes can lose any kind of row: any complaint finds it.
         ("InJson", "lost sight|lost work|orphans|early end"),
-        ("Resending", "duplicates|lost work"),
-        ("Forgetting", "early end"),
+        pytest.param("Resending", "duplicates|lost work", marks=pytest.mark.nightly),
+        pytest.param("Forgetting", "early end", marks=pytest.mark.nightly),
     ],
 )
 def test_the_crash_rig_catches(bad, why):
@@ -47,13 +47,13 @@ def test_the_crash_rig_catches(bad, why):
     assert done.returncode == 1 and any(word in done.stdout for word in why.split("|"))
 
 
-@rounds(50, 500)
+@rounds(25, 500)
 def test_a_sweep_beside_launches_deletes_no_live_pod(rounds):
     done = rig("races", "launches", "--rounds", str(rounds))
     assert done.returncode == 0 and "no live pod deleted" in done.stdout
 
 
-@rounds(50, 500)
+@rounds(25, 500)
 def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds):
     done = rig("races", "winners", "--rounds", str(rounds))
     assert done.returncode == 0 and f"{rounds} rounds" in done.stdout
@@ -61,7 +61,10 @@ def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds):
 
 @pytest.mark.parametrize(
     ("race", "rounds", "bad", "why"),
-    [("launches", "50", "RowsFirst", "lost work"), ("winners", "5", "InJson", "winners")],
+    [
+        pytest.param("launches", "50", "RowsFirst", "lost work", marks=pytest.mark.nightly),
+        ("winners", "5", "InJson", "winners"),
+    ],
 )
 def test_the_races_catch(race, rounds, bad, why):
     done = rig("races", race, "--rounds", rounds, "--seed", "2", "--renting", f"tests.faults.known_bad:{bad}")

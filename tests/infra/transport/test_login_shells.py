@@ -28,7 +28,23 @@ ODD = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü
 BINARY = bytes(range(256)) * 40
 
 
-@pytest.fixture(params=SHELLS)
+# One of each program, and the forced command that joins the streams: the others differ only in their greeting, which
+# the test of words and streams reads from all of them.
+BY_DAY = ("bash that greets", "fish that greets", "zsh that greets", "tcsh that repeats", "dash",
+          "a forced command that joins")  # fmt: skip
+
+
+def pytest_generate_tests(metafunc):
+    if "host" in metafunc.fixturenames:
+        by_day = {
+            "test_what_a_command_says_is_what_is_read": tuple(SHELLS),
+            "test_a_file_of_40_mb_goes_both_ways": BY_DAY[:1],
+        }.get(metafunc.function.__name__, BY_DAY)
+        names = [pytest.param(name, marks=() if name in by_day else pytest.mark.nightly) for name in SHELLS]
+        metafunc.parametrize("host", names, indirect=True)
+
+
+@pytest.fixture
 def host(request, tmp_path):
     with machine(tmp_path, request.param) as one:
         one.name = request.param
