@@ -83,10 +83,20 @@ def send(identity: Identity, number: int) -> bool:
 
 def find(token: str) -> List[Identity]:
     """Return every living process of the pod with this token."""
+    return find_each([token])[token]
+
+
+def find_each(tokens: Iterable[str]) -> Dict[str, List[Identity]]:
+    """Return every living process of each pod, by the pod's token, from one reading of the process table."""
     table = _table()
-    inside = _with_young(_holders(token, table), table)
+    environs = _environs(table)
     boot = boot_id()
-    return [Identity(boot, pid, table[pid].started) for pid in sorted(inside) if table[pid].state != "Z"]
+    found = {}
+    for token in tokens:
+        holders = {pid for pid, words in environs.items() if f"{TOKEN}={token}" in words}
+        inside = _with_young(holders, table)
+        found[token] = [Identity(boot, pid, table[pid].started) for pid in sorted(inside) if table[pid].state != "Z"]
+    return found
 
 
 def above(pid: int) -> Iterator[int]:
@@ -224,13 +234,13 @@ def _rows_of_ps(*which: str) -> List[ProcessRow]:
     return [ProcessRow(int(pid), int(ppid), state[0], started.strip()) for pid, ppid, state, started in lines]
 
 
-def _holders(token: str, table: Iterable[int]) -> Set[int]:
-    """Return those of these processes whose environment carries the token."""
-    wanted = f"{TOKEN}={token}"
+def _environs(table: Iterable[int]) -> Dict[int, List[str]]:
+    """Return the environment of each of these processes as `NAME=value`; on macOS with the words of its command."""
     if sys.platform == "darwin":
         lines = [line.split() for line in _output(["ps", "-axEww", "-o", "pid=,command="]).splitlines()]
-        return {int(words[0]) for words in lines if wanted in words}.intersection(table)
-    return {pid for pid in table if wanted.encode() in _environ_of_proc(pid)}
+        known = set(table)
+        return {int(pid): words for pid, *words in lines if int(pid) in known}
+    return {pid: [one.decode(errors="replace") for one in _environ_of_proc(pid)] for pid in table}
 
 
 def _environ_of_proc(pid: int) -> List[bytes]:

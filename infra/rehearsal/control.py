@@ -8,6 +8,7 @@ POST /sold-out  {"is": true}: nothing can be rented any more; false: what is fre
 POST /faults    another plan, in the words of the YAML file
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -34,8 +35,10 @@ class Whether(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Control(web.Api):
-    def __init__(self, market: Market, hub: web.Hub, clock: Clock, count: Callable[[str], int], seed: int) -> None:
-        self._market, self._hub, self._clock, self._count, self._seed = market, hub, clock, count, seed
+    def __init__(
+        self, market: Market, hub: web.Hub, clock: Clock, counts: Callable[[], Counter[str]], seed: int
+    ) -> None:  # fmt: skip
+        self._market, self._hub, self._clock, self._counts, self._seed = market, hub, clock, counts, seed
         self.routes = (
             web.Route("GET", "/truth", "truth", self._truth),
             web.Route("GET", "/calls", "calls", lambda asked: web.Answer(200, [asdict(one) for one in hub.lines])),
@@ -55,7 +58,8 @@ class Control(web.Api):
         return self.error(404 if isinstance(error, Refused) and error.reason == "unknown" else 409, str(error))
 
     def _truth(self, asked: web.Asked) -> web.Answer:
-        pods = [self._pod(machine) for machine in self._market.machines.values()]
+        counts = self._counts()
+        pods = [self._pod(machine, counts[machine.machine_id]) for machine in self._market.machines.values()]
         total = {
             "running": sum(pod["processes"] > 0 for pod in pods),
             "billing": sum(pod["micro_usd_per_hour"] > 0 for pod in pods),
@@ -75,14 +79,14 @@ class Control(web.Api):
             },
         )
 
-    def _pod(self, machine: Machine) -> dict[str, Any]:
+    def _pod(self, machine: Machine, processes: int) -> dict[str, Any]:
         return {
             "vendor": machine.offer.vendor, "id": machine.machine_id, "name": machine.order.name,
             "offer": machine.offer.offer_id, "spot": machine.order.spot, "state": machine.state,
             "created_at": iso(machine.created_at), "active_at": iso(machine.active_at),
             "ended_at": iso(machine.ended_at), "ended_by": machine.ended_by,
             "micro_usd_per_hour": rate(machine), "billed_micro_usd": self._market.billed_micro_usd(machine),
-            "history": [[iso(at), what] for at, what in machine.history], "processes": self._count(machine.machine_id),
+            "history": [[iso(at), what] for at, what in machine.history], "processes": processes,
         }  # fmt: skip
 
     def _move(self, asked: web.Asked) -> web.Answer:

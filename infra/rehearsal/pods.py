@@ -162,10 +162,6 @@ class Pod:
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
 
-    def count(self) -> int:
-        """Return how many processes it has now."""
-        return len(process.find(self.token)) if self._init else 0
-
     def has_brought_away(self) -> bool:
         """Return whether the store has a checkpoint that was made on it: one from which another machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -63,7 +64,7 @@ class World:
         self._pods: dict[tuple[str, int], pods.Pod] = {}
         self._workers = ThreadPoolExecutor(16, "pods")
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
-        control = Control(self.market, self.hub, self.clock, self._count, seed)
+        control = Control(self.market, self.hub, self.clock, self._counts, seed)
         self._read_keys = {name: secrets.token_hex(16) for name in READERS}
         self._end_key = secrets.token_hex(16)
         self._apis: dict[str, web.Api] = {}
@@ -208,6 +209,11 @@ class World:
         for pod in found:
             pod.change_host_key()
 
-    def _count(self, machine_id: str) -> int:
-        """Return how many processes the machine really has."""
-        return sum(pod.count() for (one, _), pod in self._pods.items() if one == machine_id)
+    def _counts(self) -> Counter[str]:
+        """Return how many processes each machine really has, from one look: the lock that all servers share is held."""
+        pods_now = list(self._pods.items())
+        found = process.find_each(pod.token for _, pod in pods_now)
+        counts: Counter[str] = Counter()
+        for (machine_id, _), pod in pods_now:
+            counts[machine_id] += len(found[pod.token])
+        return counts

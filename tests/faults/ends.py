@@ -203,8 +203,8 @@ class Rig:
         ids = {pod["id"]: one for one in trials for pod in one.pods}
         created = [parse_iso(running.pod(pod_id)["created_at"]) for pod_id in ids]
         deadline = max(created, default=0.0) + LIMIT_S + LATE_S
-        while parse_iso(running.truth()["now"]) < deadline:
-            time.sleep(0.2)
+        while (now := parse_iso(running.truth()["now"])) < deadline:
+            time.sleep((deadline - now) / SPEED)
         for pod_id, one in ids.items():
             pod = running.pod(pod_id)
             until_s = parse_iso(pod["ended_at"]) if pod["ended_at"] else parse_iso(running.truth()["now"])
@@ -216,7 +216,8 @@ class Rig:
             else:
                 self.worst_s = max(self.worst_s, over_s)
                 if over_s > LATE_S:
-                    raise Wrong(f"{one.run}, {one.kind} at {one.stage}: {over_s:.0f} s beyond its limit: {pod}")
+                    seen = timer_files(running, pod_id)
+                    raise Wrong(f"{one.run}, {one.kind} at {one.stage}: {over_s:.0f} s beyond its limit: {pod}; {seen}")
             self.ended_by[f"{one.kind}: {pod['ended_by']}"] += 1
         if running.truth()["billing"]:
             raise Wrong(f"a pod bills of which no trial knows: {running.truth()['pods']}")
@@ -258,6 +259,13 @@ def timer_of(home: Path) -> int:
         number = int((home / FOLDER / ALIVE).read_text().split()[0])
         return number if process.identify(number) else 0
     return 0
+
+
+def timer_files(running: Running, pod_id: str) -> str:
+    """Return the files of the timer of a container and the time now, in words for a complaint."""
+    folders = Path(running.about["state"]).glob(f"pods/{pod_id}-*/home/{FOLDER}")
+    said = {one.name: one.read_text().strip() for folder in folders for one in folder.iterdir()}
+    return f"timer: {said}, now {time.time():.1f}"
 
 
 def end_timer(home: Path) -> int:
