@@ -1,9 +1,9 @@
-"""The two messages of Arrow's stream that stand before the ids of a token shard, as bytes that never differ.
+"""The two Arrow stream messages before the ids of a token shard, as reproducible bytes.
 
-In: how many ids there are of how many documents. Out: a schema with one column, `input_ids`, of lists of unsigned
-integers; and the message of the one record batch. Both are flatbuffers, laid out here by hand: that way a shard is the
-same to the byte whichever version of pyarrow is installed, and it is written and checked where there is none.
-`token_file.py` calls it. Source: Arrow's `format/Message.fbs` and `Schema.fbs`, metadata version V5.
+From the number of ids and documents, `schema` builds a schema with one column, `input_ids`, of lists of unsigned
+integers, and `batch` the message of the single record batch. Both are flatbuffers, laid out by hand: a shard is then
+byte-identical with every version of pyarrow, and can be written and verified without pyarrow. `token_file.py` calls
+both. Source: Arrow's `format/Message.fbs` and `Schema.fbs`, metadata version V5.
 """
 
 import struct
@@ -11,11 +11,11 @@ import struct
 COLUMN = b"input_ids"
 V5, SCHEMA, RECORD_BATCH = 4, 1, 3  # MetadataVersion, MessageHeader
 INT, LARGE_LIST = 2, 21  # Type
-GOES_ON = 0xFFFFFFFF  # before the length of a message
+GOES_ON = 0xFFFFFFFF  # marker before the length of a message
 PREFIX = struct.Struct("<II")
 
-# A table is the distance to its vtable, then its fields; the vtable says how long both are and where each field is.
-# Every row below begins at the place in the flatbuffer that its comment names.
+# A table starts with the distance to its vtable, followed by fields; the vtable stores both lengths and the field
+# offsets. The comment of each row below gives the row's offset in the flatbuffer.
 _MESSAGE = "I6H iIqhBx"  # 0 root, 4 vtable, 16 table: header at 20, length of the body at 24, version, kind of header
 _FIELD = "8H iIIIBB2x"  # vtable, then table: name, type, children, nullable, kind of type
 _SCHEMA = struct.Struct(
@@ -24,7 +24,7 @@ _SCHEMA = struct.Struct(
     + "II"  # 52 fields
     + _FIELD  # 60, 76
     + "I12s"  # 96 name
-    + "2H i"  # 112 vtable, 116 table of LargeList, which has no fields
+    + "2H i"  # 112 vtable, 116 table of LargeList, without fields
     + "II"  # 120 children
     + _FIELD  # 128, 144
     + "I8s"  # 164 name
@@ -38,11 +38,11 @@ _BATCH = struct.Struct(
     + "4xI8q"  # 108 buffers: begin and length of validity and offsets, validity and items
 )  # fmt: skip
 SCHEMA_BYTES = PREFIX.size + _SCHEMA.size
-"""Length of the schema without its padding."""
+"""Length of the schema without padding."""
 
 
 def schema(bits: int, padding: bytes) -> bytes:
-    """Return the message that says what the columns are, with these bytes, a multiple of eight, in its padding."""
+    """Return the schema message, with `padding` (a multiple of eight bytes) as message padding."""
     field = (16, 20, 4, 16, 17, 8, 0, 12)
     made = _SCHEMA.pack(
         *_message(SCHEMA, 44, 0),
@@ -61,9 +61,9 @@ def schema(bits: int, padding: bytes) -> bytes:
 
 
 def batch(num_lists: int, num_items: int, item_bytes: int, gap: int, num_bytes: int) -> bytes:
-    """Return the message of a record batch, so many bytes long in all.
+    """Return the message of a record batch, `num_bytes` long.
 
-    Behind it stand the items, a gap, and the places where the lists begin and the last one ends, eight bytes each.
+    After the message, a file holds the items, a gap of `gap` bytes, and num_lists + 1 list offsets of eight bytes each.
     """
     offsets = (num_lists + 1) * 8
     made = _BATCH.pack(

@@ -1,7 +1,7 @@
-"""Documents into rows of one length: every row begins with a document, and as few as possible are cut.
+"""Pack documents into rows of equal length: each row begins with a document, and few documents are cut.
 
-In: the lengths of some documents. Out: which of them stand in which row, and how much of each. Source: nanochat's data
-loader ("BOS-aligned best-fit").
+From document lengths, `fill_rows` returns the pieces of documents in each row. Source: nanochat's data loader
+("BOS-aligned best-fit").
 """
 
 from bisect import bisect_right
@@ -12,9 +12,9 @@ import numpy as np
 
 
 class FilledRows(NamedTuple):
-    """The rows: row r holds the pieces from begins[r] to before begins[r + 1].
+    """Packed rows: row r holds the pieces begins[r] to begins[r + 1] - 1.
 
-    A piece is a document and how many ids of it, from its beginning. All int64.
+    A piece is a document number and a size in ids, counted from the beginning of the document. All int64.
     """
 
     documents: np.ndarray
@@ -23,24 +23,24 @@ class FilledRows(NamedTuple):
 
 
 def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> FilledRows:
-    """Return rows that are each `row_len` long together.
+    """Return rows with exactly `row_len` ids each.
 
-    A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
-    it, and its rest is left out. Documents that do not fill a last row are left out.
+    A row takes the longest remaining document that fits, repeatedly. If no document fits, the shortest document is cut
+    to fill the row, and the rest of the document is dropped. Documents that do not fill a last row are dropped.
     """
     bits = len(lengths).bit_length()
     last = (1 << bits) - 1
-    # length and number in one word, in one list, since from it is taken often
+    # Pack length and document number into an integer, in a plain list, because removals are frequent.
     left = np.sort(np.asarray(lengths, np.int64) << bits | np.arange(len(lengths))).tolist()
     taken: list[int] = []
     ends: list[int] = []
-    limit = full = row_len << bits | last  # no word above it fits
+    limit = full = row_len << bits | last  # greatest integer that fits into an empty row
     while left:
         if at := bisect_right(left, limit):
             one = left.pop(at - 1)
             taken.append(one)
             limit -= one & ~last
-            if limit > last:  # there is room left
+            if limit > last:  # the row has free space
                 continue
         else:
             taken.append(left.pop(0))
@@ -50,5 +50,6 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> FilledRows:
     words = np.array(taken[: begins[-1]], np.int64)
     sizes = words >> bits
     if ends:
-        sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len  # the excess is cut off the last one
+        # Cut the excess off the last document of each row.
+        sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len
     return FilledRows(words & last, sizes, begins)

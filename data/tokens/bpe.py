@@ -1,11 +1,11 @@
 """Text shards -> a byte-level BPE tokenizer, as a Hugging Face folder.
 
-In: text shards and a `TokenizerSpec`. Out: a folder with training.yaml and training.toml (what was asked for, written
-before anything else), tokenizer.json and its companions, and tokenizer_manifest.json last. The same text gives the
-same bytes on any number of processors.
+From text shards and a `TokenizerSpec`, `make` writes training.yaml and training.toml (the request, written first),
+tokenizer.json with companion files, and tokenizer_manifest.json last. The same text gives the same bytes on any number
+of processors.
 
-`rustbpe` (nanochat's trainer) counts words in all processors, in about half of the CPU seconds of Hugging Face's
-trainer (bench/RESULTS.md). Memory grows with the number of distinct words, therefore only so much text is looked at.
+`rustbpe` (nanochat's trainer) counts words on all processors, in about half of the CPU seconds of Hugging Face's
+trainer (bench/RESULTS.md). Memory grows with the number of distinct words, so the spec limits the amount of text.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("training.yaml", "training.toml"),
 )
-BUFFER = 1024  # documents that are counted together
+BUFFER = 1024  # number of documents counted together
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(lead='', turn=0) -%}
 {{- '<|bos|>' -}}
@@ -78,10 +78,10 @@ def make(
     others: Sequence[Path] = (),
     partial: bool = False,
 ) -> dict[str, Any]:
-    """Make a tokenizer of the training shards of `text` in `folder`, or reuse one unless `retrain`.
+    """Train a tokenizer on the training shards of `text` into `folder`, or reuse an existing tokenizer.
 
-    A tokenizer in `folder` or in one of `others` is reused when it was made of the same text, wherever that lies, with
-    the same settings, and is still as it was written. Raises InputError, DataError.
+    A tokenizer in `folder` or in `others` is reused, unless `retrain`, if the text, the settings and all files are
+    identical; the location of the text does not matter. Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
     paths = shard_paths(text, partial=partial)
@@ -104,14 +104,14 @@ def make(
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A tokenizer that somebody else published."""
+    """A tokenizer published by a third party."""
 
     path: str
-    """Path of its tokenizer.json, or of the folder with it. The chat tokens must be its last ids."""
+    """Path of the tokenizer.json, or of the parent folder. The chat tokens must be the last ids."""
 
 
 def adopt(published: Published, folder: Path) -> dict[str, Any]:
-    """Copy a published tokenizer.json, byte for byte, with the companions that it needs. Raises InputError."""
+    """Copy a published tokenizer.json unchanged, and write the companion files. Raises InputError."""
     source = Path(published.path)
     source = source / "tokenizer.json" if source.is_dir() else source
     if source.name != "tokenizer.json":
@@ -134,9 +134,9 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
-    """Return a tokenizer of exactly `vocab_size` ids: the 256 bytes, merges in their order, the specials.
+    """Return a tokenizer of exactly `vocab_size` ids: the 256 bytes, the merges in order, the special tokens.
 
-    Raises InputError when the texts do not yield that many.
+    Raises InputError if the texts yield fewer ids.
     """
     import rustbpe
 
@@ -151,7 +151,7 @@ def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
 
 
 def assemble(words: list[bytes]) -> "tokenizers.Tokenizer":
-    """Return the tokenizer whose id n is `words[n]`: the 256 bytes, each merge after its parts, then the specials."""
+    """Return the tokenizer with `words[n]` as id n: the 256 bytes, each merge after its parts; then special tokens."""
     import tokenizers
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
@@ -173,13 +173,13 @@ def assemble(words: list[bytes]) -> "tokenizers.Tokenizer":
 
 
 def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """Return the two words that were merged into `word`: what the earlier merges leave of it."""
+    """Return the two words merged into `word`, found by replaying the earlier merges."""
     halves = [at for at in range(1, len(word)) if word[:at] in ranks and word[at:] in ranks]
-    if len(halves) == 1:  # of a third of all words, and quicker
+    if len(halves) == 1:  # true for a third of all words, and faster
         return [word[: halves[0]], word[halves[0] :]]
     parts = [word[at : at + 1] for at in range(len(word))]
     never = len(ranks)
-    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # each part with the one after it
+    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # rank of each part with the next
     while len(parts) > 2:
         at = joins.index(min(joins))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
@@ -200,7 +200,7 @@ def byte_letters() -> Any:
 
 
 def save(made: "tokenizers.Tokenizer", folder: Path) -> None:
-    """Write the three files that `transformers` and vLLM look for."""
+    """Write the three files read by `transformers` and vLLM."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(made.to_str(pretty=True), encoding="utf-8")
     _save_companions(made, folder)
@@ -212,7 +212,7 @@ def _save_companions(made: "tokenizers.Tokenizer", folder: Path) -> None:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles,
-        "add_bos_token": False,  # the template emits it
+        "add_bos_token": False,  # the template emits the token
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {str(made.token_to_id(name)): {"content": name, **flags} for name in SPECIALS},
         "additional_special_tokens": [name for name in SPECIALS if name not in roles.values()],
@@ -223,9 +223,9 @@ def _save_companions(made: "tokenizers.Tokenizer", folder: Path) -> None:
 
 
 def _begin(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Write training.yaml and training.toml, equal in content.
+    """Write training.yaml and training.toml with equal content, and mark the folder as unfinished.
 
-    `asked` is flat, and both languages read JSON's scalars. From here on the folder counts as unfinished.
+    `asked` is flat, and both formats accept JSON scalars.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -235,13 +235,13 @@ def _begin(folder: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _scalar(value: Any) -> str:
-    """Return a value as JSON writes it, without what YAML or TOML would not read."""
+    """Return a value as JSON, with characters escaped that YAML or TOML cannot read."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
-    """Return all that the tokenizer depends on, and where the text came from."""
+    """Return all settings and hashes that determine the tokenizer, and the origin of the text."""
     folder = text / "train" if (text / "train").is_dir() else text
     manifest = read_manifest(folder, finished=not partial)
     shards = [one["sha256"] for one in manifest["shards"]]
@@ -259,7 +259,7 @@ def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
 
 
 def _heads(texts: Iterator[str], spec: TokenizerSpec) -> Iterator[str]:
-    """Yield the beginnings of the documents, as far as the spec wants to look."""
+    """Yield the beginning of each document, up to `document_chars` each and `max_chars` in total."""
     left = spec.max_chars
     for done, text in enumerate(texts, 1):
         head = text[: min(spec.document_chars, left)]
@@ -277,7 +277,7 @@ def _check_size(vocab_size: int) -> None:
 
 
 def _finish(folder: Path, fingerprint: str) -> None:
-    """Write the manifest, after all that it lists is on the disk."""
+    """Write the manifest after all listed files are on disk."""
     for name in FILES:
         sync_path(folder / name)
     files = {name: _sha256(folder / name) for name in FILES}
@@ -285,7 +285,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 
 
 def _is_made(folder: Path, fingerprint: str) -> bool:
-    """Return whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
+    """Return True if `folder` holds the files listed by `_finish` under this fingerprint, unchanged."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         manifest = outside.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}

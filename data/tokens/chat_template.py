@@ -1,10 +1,11 @@
-"""A model's own way to write conversations: the Jinja template that lies beside its tokenizer.
+"""Chat templates: render conversations with the Jinja template stored beside a model's tokenizer.
 
-In: the templates by name, conversations. Out: ids, and which of them are learnt. The text is that of `transformers`,
-and so are the ids, but for one thing: a special token that somebody has only spelt out stays text. An answer is learnt
-as the model is asked for it: behind the prompt that the template makes of all that stands before, up to the token that
-ends it. Where a template writes an earlier answer otherwise than it asked for it (without its reasoning, say), that
-answer is the end of a row of its own.
+The input is the model's templates by name plus a conversation; the output is token ids and a loss mask. Text and ids
+equal the output of `transformers`, with one exception: a special token spelled out in a message stays plain text.
+
+An answer is trained in the context of inference: after the prompt rendered from all earlier messages, up to and
+including the stop token. Some templates render an earlier answer differently (for example without reasoning); such an
+answer ends a separate row.
 """
 
 import os
@@ -25,42 +26,43 @@ if TYPE_CHECKING:
 
 PROBE = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-"""Tokens that a template may name; the first three have ids of their own in a config."""
+"""Special tokens available to templates; a config has separate id fields for the first three."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-TAGS = ("<think>", "</think>")  # of answers, whether special or not: they are how a model writes its reasoning
-SHORT, MOST_KNOWN = 32, 4096  # characters of a text whose ids are remembered, and how many are
+# Models write reasoning with these tags, so answers keep the tags, even as special tokens.
+TAGS = ("<think>", "</think>")
+SHORT, MOST_KNOWN = 32, 4096  # maximum length in characters of a cached text, and maximum number of cached texts
 SPACE = r"\s*"
 OPENED = re.compile(r"<think>\s*\Z")
 Message = Mapping[str, Any]
 Part = int | tuple[str, bool]
-"""An id, or a text and whether it goes on behind other text without a space of the tokenizer's own in front."""
+"""A token id, or a text and a flag: True if the text continues earlier text, without a space added by the tokenizer."""
 Encode = Callable[[Sequence[str], bool], Sequence["np.ndarray"]]
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation, and all that belongs to it."""
+    """A conversation with the tools and variables of the chat template."""
 
     messages: Sequence[Message]
-    """Messages with role and content; answers may have reasoning_content, tool_calls and weight (0 is not learnt)."""
+    """Messages with role and content; answers may have reasoning_content, tool_calls and weight (0: no loss)."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Functions that the model may call."""
+    """Functions available to the model."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template, such as enable_thinking."""
 
     def up_to(self, count: int) -> "Dialogue":
-        """Return its first messages."""
+        """Return the dialogue cut to the first `count` messages."""
         return replace(self, messages=self.messages[:count])
 
 
 def is_learnt(message: Message) -> bool:
-    """Return whether a message is an answer that is to be learnt."""
+    """Return True for an assistant message without weight 0."""
     return bool(message["role"] == "assistant" and message.get("weight", 1))
 
 
 @dataclass
 class _Row:
-    """A text, and the parts of it that are learnt."""
+    """A rendered text and the character spans to train on."""
 
     text: str
     spans: Spans
@@ -72,7 +74,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Turn:
-    """An answer as the end of a text: where it begins, and behind which token it ends."""
+    """An answer at the end of a text: start position, and end position after the stop token."""
 
     text: str
     spans: Spans
@@ -81,7 +83,7 @@ class _Turn:
 
 
 class ChatTemplate:
-    """The chat templates of a model, which write conversations as tokens."""
+    """Render conversations as token ids with the chat templates of a model."""
 
     def __init__(
         self,
@@ -92,12 +94,13 @@ class ChatTemplate:
         stops: Sequence[int],
         lead: str = NOTHING,
     ) -> None:
-        """Make ready the templates, which are tried on a short conversation.
+        """Compile the templates and try them on a short conversation.
 
-        sources: by name, of which `default` is the usual one and `tool_use` the one with tools; names: texts of
-        `bos_token` and so on; added: added tokens as `tokenizers` has them, with their ids; encode: texts to ids,
-        without added tokens; stops: ids that end an answer, by what the model says of itself; lead: where the tokenizer
-        puts a space in front. Raises DataError for templates that nobody can learn conversations from.
+        sources: templates by name; `default` is required, `tool_use` renders dialogues with tools. names: texts of
+        `bos_token` and the other named tokens. added: added tokens of `tokenizers` with their ids. encode: function
+        from texts to ids, without added tokens. stops: ids of the tokens that end an answer, from the model's config.
+        lead: positions where the tokenizer adds a leading space. Raises DataError for templates unsuitable for
+        training.
         """
         if "default" not in sources:
             raise DataError(f"the chat templates are {', '.join(sources)}, and none of them is named default")
@@ -115,19 +118,19 @@ class ChatTemplate:
 
     @property
     def is_dated(self) -> bool:
-        """Return whether what it writes depends on the day."""
+        """Return True if the rendered text depends on the current date."""
         return any(one.is_dated for one in self._templates.values())
 
     def fix_date(self, date: datetime) -> None:
-        """Let it be that day from here on."""
+        """Render all later texts with `date` as the current date."""
         for one in self._templates.values():
             one.date = date
 
     def rows(self, talk: Dialogue, align: int = 1) -> list[tuple[list[int], list[int]]]:
-        """Return (ids, mask) of one row or several, so that each answer is learnt once, as the model is asked for it.
+        """Return (ids, mask) of each row of a conversation; each answer is trained once, after its inference prompt.
 
-        `align` is as in `data.chat.conversations.render`. Raises InputError for what the templates refuse, or leave
-        out.
+        `align` is as in `data.chat.conversations.render`. Raises InputError if a template rejects the conversation or
+        omits a part.
         """
         talk = self._prepared(talk)
         answers = [at for at, one in enumerate(talk.messages) if is_learnt(one)]
@@ -144,18 +147,18 @@ class ChatTemplate:
         return [self._ids_of(one, self._answer_ends(talk, one.text) if align > 1 else [], align) for one in found[::-1]]
 
     def prompt(self, talk: Dialogue, align: int = 1) -> list[int]:
-        """Return the ids that ask for the next answer. Raises InputError."""
+        """Return the ids of the prompt for the next answer. Raises InputError."""
         talk = self._prepared(talk)
         text, spans = self._text(talk, True)
         ends = self._answer_ends(talk, text, asks=True) if align > 1 else []
         return self._ids_of(_Row(text, spans), ends, align)[0]
 
     def text(self, talk: Dialogue) -> str:
-        """Return a conversation as the template writes it. Raises InputError."""
+        """Return the text of a conversation as rendered by the template. Raises InputError."""
         return self._text(self._prepared(talk), False)[0].replace(HIDDEN, "")
 
     def _usual_stops(self, stops: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids that end an answer, first of them the one that the template itself writes."""
+        """Return the ids of the stop tokens; the first is the stop token written by the template."""
         text = self._text(Dialogue([PROBE[0], {"role": "assistant", "content": written_whole.PROBE}]), False)[0]
         self._text(Dialogue(PROBE[:1]), True)
         behind = text.rpartition(written_whole.PROBE)[2]
@@ -168,9 +171,10 @@ class ChatTemplate:
         return tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
 
     def _lead(self) -> int | None:
-        """Return with how many ids every conversation begins, before its first question.
+        """Return the number of ids before the first question, equal for all conversations.
 
-        None where several cannot simply follow one another, since the template writes an earlier turn otherwise.
+        Return None if the template renders an earlier turn differently, because such conversations cannot be
+        concatenated.
         """
         try:
             rows = self.rows(Dialogue(PROBE))
@@ -181,7 +185,7 @@ class ChatTemplate:
         return lead if len(rows) == 1 and 0 <= lead < len(one) and one + one[lead:] == two else None
 
     def _text(self, talk: Dialogue, asks: bool) -> tuple[str, Spans]:
-        """Return the text that the templates write of a prepared dialogue."""
+        """Return the rendered text of a prepared dialogue, and the spans marked by the template."""
         return self._template_for(talk).render(self._variables(talk, asks))
 
     def _template_for(self, talk: Dialogue) -> JinjaTemplate:
@@ -192,7 +196,7 @@ class ChatTemplate:
         return {**self.names, **talk.variables, **given}
 
     def _prepared(self, talk: Dialogue) -> Dialogue:
-        """Return a dialogue as `transformers` gives it to a template, no text of which has a special token."""
+        """Return a dialogue in the form `transformers` passes to a template, with special tokens in texts escaped."""
         messages = [self._message(one) for one in talk.messages]
         if not talk.tools and not talk.variables:
             return Dialogue(messages)
@@ -200,7 +204,7 @@ class ChatTemplate:
         return Dialogue(messages, tools, variables)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """Return a message without nulls, its reasoning by all its names."""
+        """Return a message without null fields, with the reasoning stored under every known field name."""
         plain = {name: one for name, one in message.items() if one is not None}
         reasoning = next((plain[name] for name in REASONING if name in plain), None)
         if reasoning is not None:
@@ -209,11 +213,12 @@ class ChatTemplate:
         return {name: self._hidden(one, spelt) for name, one in plain.items()}
 
     def _hidden(self, value: Any, spelt: re.Pattern[str]) -> Any:
-        """Return a value in which no text has a special token. Raises InputError for our own private characters."""
+        """Return a value with special tokens in texts escaped. Raises InputError for reserved private characters."""
         if isinstance(value, str):
             if not value.isascii() and not RESERVED.isdisjoint(value):
                 raise InputError("a text has the character U+10FFFB, U+10FFFC or U+10FFFD, which stands for nothing")
-            if not any(one in value for one in self._firsts):  # twenty times as fast as the search for all of them
+            # This prefix test is twenty times as fast as a search for all special tokens.
+            if not any(one in value for one in self._firsts):
                 return value
             return spelt.sub(lambda found: f"{found[0][0]}{HIDDEN}{found[0][1:]}", value)
         if isinstance(value, Mapping):
@@ -221,14 +226,17 @@ class ChatTemplate:
         return [self._hidden(one, spelt) for one in value] if isinstance(value, (list, tuple)) else value
 
     def _beginnings(self, talk: Dialogue, answers: Sequence[int]) -> dict[Beginning, tuple[str, Spans]]:
-        """Return the texts of a prepared dialogue: of all of it, and before and behind each of these answers."""
+        """Return the rendered texts of a prepared dialogue: the whole, and the text before and after each answer."""
         asked = [(len(talk.messages), False), *((at, True) for at in answers), *((at + 1, False) for at in answers)]
         beginnings = list(dict.fromkeys(asked))
         texts = self._template_for(talk).render_beginnings(self._variables(talk, False), beginnings)
         return dict(zip(beginnings, texts, strict=True))
 
     def _turn(self, talk: Dialogue, at: int, texts: Mapping[Beginning, tuple[str, Spans]]) -> _Turn:
-        """Return the answer `at`, as it is asked for. Raises InputError where its text does not follow its prompt."""
+        """Return the answer at index `at`, located after its prompt.
+
+        Raises InputError if the answer's text does not continue the prompt, or has no stop token.
+        """
         prompt, _ = texts[at, True]
         text, spans = texts[at + 1, False]
         if not text.startswith(prompt):
@@ -242,10 +250,10 @@ class ChatTemplate:
         return _Turn(text, spans, len(prompt), ends[-1].end())
 
     def _open_reasoning(self, answer: Message, prompt: str, text: str) -> str:
-        """Return the text of an answer whose prompt already opens its reasoning, which history leaves out.
+        """Return the text of an answer whose prompt opens a reasoning tag that the history omits.
 
-        What follows the prompt is what the model says then: the reasoning, its end, the answer. Raises InputError for
-        one without reasoning, and where the template's own text has another beginning.
+        The model continues such a prompt with the reasoning, the closing tag and the answer. Raises InputError for an
+        answer without reasoning, and if prompt and rendered history differ before the tag.
         """
         opened, content = OPENED.search(prompt), answer.get("content") or ""
         said, _, rest = content.partition("</think>") if "</think>" in content else ("", "", content)
@@ -263,7 +271,7 @@ class ChatTemplate:
         return f"{prompt}{reasoning.strip()}\n</think>\n\n{rest.strip()}{after}"
 
     def _check(self, talk: Dialogue, text: str) -> None:
-        """Raise InputError where something of a conversation is not in its text."""
+        """Raise InputError if a part of a conversation is missing from the rendered text."""
 
         def is_written(instead: Dialogue) -> bool:
             return written_whole.PROBE in self._text(instead, False)[0]
@@ -272,7 +280,10 @@ class ChatTemplate:
             raise InputError(f"the model's chat template leaves out {lost}")
 
     def _answer_ends(self, talk: Dialogue, text: str, asks: bool = False) -> list[int]:
-        """Return the places in `text` behind each answer but a last one. Raises InputError where they are not told."""
+        """Return the positions in `text` after each answer except a final one.
+
+        Raises InputError if the END markers appended to the answers change the rendered text.
+        """
         marked = [
             {**one, "content": f"{one.get('content') or ''}{END}"} if one["role"] == "assistant" else one
             for one in talk.messages
@@ -291,13 +302,14 @@ class ChatTemplate:
         return places if asks or talk.messages[-1]["role"] != "assistant" else places[:-1]
 
     def _ids_of(self, row: _Row, ends: Sequence[int], align: int) -> tuple[list[int], list[int]]:
-        """Return the ids of a text, cut where what is learnt begins and ends; behind `ends` they are filled up."""
+        """Return (ids, mask) of a row, with stop tokens after each position in `ends` up to a multiple of `align`."""
         targets = sorted(row.targets)
         if row.spans:
             targets = [(max(a, c), min(b, d)) for a, b in targets for c, d in row.spans if max(a, c) < min(b, d)]
         cuts = sorted({0, len(row.text), *ends, *(place for one in targets for place in one)})
         leads, begins = self._lead_of_texts != NOTHING, self._begins(row.text)
-        parts = list[tuple[Part, int]]()  # an id or a text, and whether it is learnt; a text of "" fills up
+        # Pairs of an id or text and a loss flag; an empty text marks padding.
+        parts = list[tuple[Part, int]]()
         for start, stop in zip(cuts, cuts[1:], strict=False):
             learnt = int(any(a <= start and stop <= b for a, b in targets))
             parts += [(one, learnt) for one in self._parts(row.text[start:stop], leads and start not in begins)]
@@ -315,12 +327,12 @@ class ChatTemplate:
         return ids, mask
 
     def _begins(self, text: str) -> set[int]:
-        """Return the places in a text behind which the tokenizer puts a space in front."""
+        """Return the positions in a text at which the tokenizer adds a leading space."""
         behind = {one.end() for one in self._added.finditer(text)} if self._lead_of_texts == ALWAYS else set()
         return {0, *behind}
 
     def _encoded(self, texts: set[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
-        """Return the ids of texts; those of short ones, which templates write again and again, are remembered."""
+        """Return the ids of texts, with a cache for short texts because templates repeat them."""
         found = dict[tuple[str, bool], list[int]]()
         for goes_on in (False, True):
             new = [one for one in texts if one not in self._known and one[1] is goes_on]
@@ -331,11 +343,11 @@ class ChatTemplate:
         return {one: found[one] if one in found else self._known[one] for one in texts}
 
     def _id_of(self, found: str) -> int:
-        """Return the id of an added token, around which there may be space that it swallows."""
+        """Return the id of a matched added token; the match may include whitespace stripped by the token."""
         return self._ids[found] if found in self._ids else self._ids[found.strip()]
 
     def _parts(self, text: str, goes_on: bool) -> list[Part]:
-        """Return the added tokens of a text as ids, and what stands between them as it was spelt."""
+        """Return the parts of a text: added tokens as ids, and the original text between them."""
         found, at = list[Part](), 0
         for one in self._added.finditer(text):
             found += [(text[at : one.start()].replace(HIDDEN, ""), goes_on), self._id_of(one[0])]
@@ -345,14 +357,14 @@ class ChatTemplate:
 
 
 def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:
-    """Return the text of a message; of an answer in parts its texts, since calls of a tool are nanochat's."""
+    """Return the text of a message; of an answer in parts, only text parts, since tool calls use nanochat's format."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content if part.get("type", "text") == "text")
 
 
 def _matching(added: Sequence[Any]) -> re.Pattern[str]:
-    """Return what finds added tokens in a text as `tokenizers` does: the longest first, some with the space around."""
+    """Return a pattern for added tokens as in `tokenizers`: longest first, some with the surrounding whitespace."""
     words = [
         f"{SPACE * one.lstrip}{re.escape(one.content)}{SPACE * one.rstrip}"
         for one in sorted(added, key=lambda one: -len(one.content))

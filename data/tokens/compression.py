@@ -1,9 +1,8 @@
-"""The compression of text by a tokenizer, beside GPT-2's and GPT-4's.
+"""Measure text compression by a tokenizer, compared with the tokenizers of GPT-2 and GPT-4.
 
-In: a tokenizer, text shards with a held-out part, and a folder in which the files of others may lie. Out: for each kind
-of text its bytes and words, and for each tokenizer the tokens, bytes per token, tokens per word, and the share of the
-vocabulary that came up. Where no file of another lies, bytes as tokens are the measure. No network is used unless
-`download` asks for it.
+From a tokenizer, text shards with a held-out part, and an optional folder of peer tokenizers, `measure` returns bytes
+and words per kind of text, and per tokenizer the tokens, bytes per token, tokens per word, and share of vocabulary
+used. Without any peer file, the baseline is one token per byte. The network is used only with `download`.
 """
 
 import hashlib
@@ -24,8 +23,8 @@ from data.tokens.sample_texts import KINDS
 from data.tokens.tokenizer import encode_flat, load
 from store import local_files
 
-BATCH = 256  # documents
-HELD_OUT_BYTES = 32 << 20  # held-out text beyond this is not needed
+BATCH = 256  # number of documents encoded together
+HELD_OUT_BYTES = 32 << 20  # limit of held-out text, enough for stable figures
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings"
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -35,14 +34,14 @@ class CompressionSpec:
     """Text and a tokenizer -> figures."""
 
     peers: str = ""
-    """Folder of the others' .tiktoken files; empty: tiktoken's own cache."""
+    """Folder of the peers' .tiktoken files; "" = tiktoken's own cache."""
     download: bool = False
-    """Fetch a file that is not there."""
+    """Download missing files."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A tokenizer that somebody else published."""
+    """A published tokenizer for comparison."""
 
     file: str
     sha256: str
@@ -69,7 +68,10 @@ PEERS = {
 
 
 def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path, partial: bool = False) -> dict[str, Any]:
-    """Return the figures of every kind of text. partial: of what is whole in an unfinished one. Raises DataError."""
+    """Return the figures of each kind of text.
+
+    partial: accept an unfinished text folder, and use the complete shards. Raises DataError.
+    """
     ours = load(tokenizer_folder)
     encoders: dict[str, tuple[int, Encode]] = {"ours": (ours.vocab_size, ours.encode_joined)}
     absent = {}
@@ -120,17 +122,17 @@ def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any
 
 
 def cache_folder() -> str:
-    """Return the folder in which tiktoken keeps its files."""
+    """Return tiktoken's cache folder."""
     named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     return named or os.path.join(tempfile.gettempdir(), "data-gym-cache")
 
 
 def _open(peer: Peer, folder: Path, download: bool) -> Encode:
-    """Return the peer's encoder. Raises DataError when its file is not there, or is another than the published one."""
+    """Return the peer's encoder. Raises DataError for a missing file, or a wrong digest."""
     import fastokens
 
     address = f"{ADDRESS}/{peer.file}"
-    cached = folder / hashlib.sha1(address.encode()).hexdigest()  # tiktoken's name for it
+    cached = folder / hashlib.sha1(address.encode()).hexdigest()  # tiktoken's cache name of the file
     path = next((path for path in (folder / peer.file, cached) if path.is_file()), None)
     if path is None and download:
         path = _fetch(address, cached)

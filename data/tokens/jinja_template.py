@@ -1,8 +1,8 @@
-"""The Jinja template of an untrusted model as text: the one place where a template is run, in a child with limits.
+"""Render the Jinja template of an untrusted model, in a child process with limits.
 
-In: the template, the variables that `transformers` gives it. Out: the text, and which of it stands in its
-`{% generation %}` blocks. The date that a template asks for can be fixed, so that a run that goes on tomorrow has the
-rows of today.
+From a template and the variables of `transformers`, `render` returns the text and the spans of `{% generation %}`
+blocks. The current date of a template can be fixed, so that a run resumed on a later day renders the same rows. All
+templates are rendered through this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from store.untrusted.templates import BEGIN, Beginning
 from store.untrusted.templates import END as END
 
 HIDDEN = "\U0010fffd"
-"""A private character inside of a special token that somebody has only spelt out."""
+"""Private-use character that breaks up special tokens spelled out in a message."""
 RESERVED = {BEGIN, END, HIDDEN}
 Spans = list[tuple[int, int]]
 
 
 class JinjaTemplate:
-    """A template that is ready to be rendered."""
+    """A template ready to render."""
 
     def __init__(self, source: str) -> None:
         self.date: datetime | None = None
@@ -31,16 +31,19 @@ class JinjaTemplate:
         self._template = templates.Template(source)
 
     def render(self, variables: Mapping[str, Any]) -> tuple[str, Spans]:
-        """Return the text, and the parts of it that the template marks as the model's own, by place.
+        """Return the rendered text, and the spans of generation blocks in the text.
 
-        Raises InputError when the template cannot be read, refuses, in its words, or goes beyond its limits.
+        Raises InputError if the template is invalid, raises an exception, or exceeds its limits.
         """
         return self.render_beginnings(variables, [])[0]
 
     def render_beginnings(
         self, variables: Mapping[str, Any], beginnings: Sequence[Beginning]
     ) -> list[tuple[str, Spans]]:
-        """Return what `render` does, of each beginning of the messages; of all where there is none. As `render`."""
+        """Return the result of `render` for each prefix of the messages, or for all messages if `beginnings` is empty.
+
+        Raises as `render` does.
+        """
         try:
             texts = self._template.render_beginnings(variables, beginnings, self.date)
         except Unreadable as error:
@@ -49,7 +52,7 @@ class JinjaTemplate:
 
 
 def _without_marks(text: str) -> tuple[str, Spans]:
-    """Return the text without the marks of generation blocks, and the parts between them."""
+    """Return the text without the markers of generation blocks, and the spans of the blocks."""
     pieces, spans, begun, size = list[str](), Spans(), None, 0
     for piece in text.replace(END, f"{BEGIN}{END}").split(BEGIN):
         if piece.startswith(END):

@@ -1,9 +1,8 @@
-"""Batches for base training, and the held-out text for its measure.
+"""Batches for base training, and held-out text for bits per byte.
 
-A batch is a pure function of what the loader was made of and of the step. What a checkpoint keeps of it is `cursor`: a
-few numbers that name the data and a place in it, and let a loader resume without going there from the beginning. Every
-process of a run makes the same batch and takes its share of the rows, so that a batch does not depend on how many
-processes there are.
+A batch is a pure function of the loader's arguments and the step. A checkpoint stores `cursor`: a hash of the data and
+a position, enough to resume without replaying earlier steps. Every process of a run builds the same batch and takes its
+share of the rows, so a batch does not depend on the number of processes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,19 +21,21 @@ from data.tokens.shuffle import Shuffle
 from data.tokens.stream import Stream
 from data.tokens.tokenizer import load
 
-GROUP = 4096  # documents that are packed together: few rows of theirs are cut, and a group is packed in milliseconds
-PLACES = 64  # places of the last steps that are remembered
+# Number of documents packed together: enough to cut few documents, small enough to pack in milliseconds.
+GROUP = 4096
+PLACES = 64  # number of recent steps with a cached place
 
 
 class Loader(ABC):
-    """The common part of both ways to cut tokens into rows."""
+    """Base class of the loaders, which differ in the way of cutting tokens into rows."""
 
     def __init__(
         self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
     ):
         """Open the shards.
 
-        Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one row.
+        Raises DataError for shards damaged or made with a different tokenizer, InputError if the tokens do not fill a
+        row.
         """
         self.stream = Stream(paths, tokenizer_sha256)
         self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
@@ -45,34 +46,37 @@ class Loader(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:
-        """Return the ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
+        """Return the ids of a step, int64 (rows, sequence_len + 1).
+
+        Inputs are all ids of a row but the last, targets all but the first.
+        """
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return the position in the data where `step` begins, and a name of the data."""
+        """Return the position in the data at the start of `step`, with a hash of the data."""
         return {"data": self.stream.sha256[:12]}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
-        """Prepare to resume from a cursor. Raises DataError when it is a place in other data."""
+        """Prepare to resume from a cursor. Raises DataError if the cursor belongs to different data."""
         if cursor.get("data") != self.stream.sha256[:12]:
             theirs, ours = cursor.get("data"), self.stream.sha256[:12]
             words = f"the checkpoint was trained on tokens {theirs}, these are {ours}"
             raise DataError(f"{words}; remove this run's checkpoints to begin again")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
-        """Return the document of its row that each id belongs to, from 0; int64, for attention within documents."""
+        """Return the document index of each id, counted from 0 in each row; int64, for attention within documents."""
         begins = rows == self.stream.bos
         begins[:, 0] = False
         return np.cumsum(begins, axis=1)
 
 
 class Windows(Loader):
-    """A loader whose rows are windows, wherever documents end. Each epoch has another order and another offset."""
+    """Cut rows as fixed windows across document borders, with a new order and offset in each epoch."""
 
     def __init__(
         self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
     ):
         super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
-        # one window fewer than would fit leaves room to shift them all
+        # One window less than the maximum leaves room for the offset of each epoch.
         self.num_windows = max(1, (self.stream.num_tokens - sequence_len) // sequence_len)
         self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may span two epochs
 
@@ -99,7 +103,7 @@ class Windows(Loader):
 
 @dataclass(frozen=True)
 class Place:
-    """The position of the next row: row `row` of group `group` in epoch `epoch`."""
+    """Position of the next row: row `row` of group `group` in epoch `epoch`."""
 
     epoch: int = 0
     group: int = 0
@@ -108,12 +112,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of one group, in the order in which they come."""
+    """The packed rows of a group, in shuffled order."""
 
     starts: np.ndarray
-    """int64 (pieces,), in the stream"""
+    """int64 (pieces,): offset of each piece in the token stream"""
     lengths: np.ndarray
-    """int64 (pieces,)"""
+    """int64 (pieces,): length of each piece"""
     rows: np.ndarray
     """int64 (rows + 1,): the first piece of each row, and the number of pieces"""
 
@@ -122,9 +126,10 @@ class Packed:
 
 
 class BestFit(Loader):
-    """A loader whose rows are whole documents as far as possible. Each epoch takes documents in another order.
+    """Fill rows with whole documents if possible, with a new document order in each epoch.
 
-    Documents of an epoch fall into groups, each packed by itself: a place is a few numbers, and nothing is held over.
+    The documents of an epoch are split into groups, packed independently, so a position is a few numbers without
+    leftover state.
     """
 
     def __init__(
@@ -135,7 +140,8 @@ class BestFit(Loader):
         self._epoch = lru_cache(maxsize=2)(self._order)
         self._group = lru_cache(maxsize=4)(self._packed)
         self._places = {0: Place()}
-        self._lock = Lock()  # lock of `_places`: the cursor is read by another thread than the one that makes batches
+        # Guards `_places`: a thread may read the cursor while a second thread builds batches.
+        self._lock = Lock()
 
     def batch(self, step: int) -> np.ndarray:
         starts, lengths = [], []
@@ -164,7 +170,7 @@ class BestFit(Loader):
             self._places[numbers[0]] = Place(*numbers[1:])
 
     def _place(self, step: int) -> Place:
-        """Return the place where a step begins: found from the nearest earlier step whose place is known."""
+        """Return the place at the start of a step, computed from the nearest earlier step with a known place."""
         with self._lock:
             known = max(one for one in self._places if one <= step)
             place = self._places[known]
@@ -191,10 +197,10 @@ class BestFit(Loader):
         starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
         rows = fill_rows(lengths, self.row_len)
         begins, counts = rows.begins, np.diff(rows.begins)
-        # they come longest documents first, which is no order to learn in
+        # Shuffle the rows: best-fit packing returns rows with the longest documents first.
         order = np.random.default_rng([self.seed, epoch, group]).permutation(len(counts))
         ends = np.cumsum(counts[order])
-        moved = begins[:-1][order] - (ends - counts[order])  # number of places by which the pieces of each row move
+        moved = begins[:-1][order] - (ends - counts[order])  # shift of the pieces of each row
         pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
         return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
 
@@ -210,9 +216,9 @@ def heldout(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yield batches that predict every held-out token exactly once.
 
-    Yields (ids, targets, bytes): both int64 (<= rows, sequence_len); a target of -1 is not counted (specials, which are
-    no text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets. Bits per byte =
-    summed nats / ln 2 / summed bytes.
+    Yields (ids, targets, bytes): ids and targets are int64 (<= rows, sequence_len). Targets of -1 are ignored: special
+    tokens, which have no text, and padding of the last row. `bytes` is the UTF-8 length of the text in the targets.
+    Bits per byte = summed nats / ln 2 / summed bytes.
     """
     tokenizer = load(tokenizer_folder)
     stream, widths = Stream(paths, tokenizer.sha256), tokenizer.token_bytes()

@@ -1,8 +1,8 @@
-"""Texts to ids by SentencePiece's kind of tokenizers, which put a space in front of some texts and not of others.
+"""Encode texts for SentencePiece tokenizers, which add a leading space to texts in some positions only.
 
-In: a tokenizer.json of that kind, texts, and whether each goes on behind another. Out: ids as Hugging Face's
-`tokenizers` gives them. `fastokens` makes them; it knows no Metaspace, so both spellings of the rule for spaces become
-one, but for a Metaspace with added tokens that can stand inside a text, which is slower.
+From a SentencePiece tokenizer.json, texts, and a flag per text for continued text, `flat` returns the ids of Hugging
+Face's `tokenizers`. `fastokens` computes the ids. It does not support Metaspace, so both forms of the space rule are
+converted to normalizers. The exception is Metaspace with added non-special tokens, which uses the slower library.
 """
 
 import json
@@ -20,7 +20,7 @@ class PieceEncoder:
     """A tokenizer on characters with byte fallback."""
 
     def __init__(self, said: Mapping[str, Any], spaces: Spaces) -> None:
-        """Open the tokenizer. said: its tokenizer.json. Raises what the libraries raise."""
+        """Open the tokenizer with the tokenizer.json `said`. Raises the errors of the libraries."""
         import fastokens
         import tokenizers
 
@@ -28,10 +28,10 @@ class PieceEncoder:
         plain = {**said, "pre_tokenizer": None, "post_processor": None, "decoder": None}
         bare = {**plain, "normalizer": {"type": "Sequence", "normalizers": [WRITES]}}
         has_texts = not all(one.get("special") for one in said.get("added_tokens") or ())
-        # With Metaspace, what begins behind an added token that is text is for the library to say.
+        # With Metaspace, only the library knows if a text after an added non-special token gets a space.
         self.is_fast = spaces.doubles or not has_texts
         self.has_borders = not has_texts and not crosses(said["model"]["vocab"])
-        """True if a text may be cut in front of a space between letters."""
+        """True if a text may be cut before a space between letters."""
         if self.is_fast:
             led = {**plain, "normalizer": {"type": "Sequence", "normalizers": [LEADS, WRITES]}}
             self._led, self._bare = (fastokens.Tokenizer.from_json_str(json.dumps(one)) for one in (led, bare))
@@ -42,7 +42,7 @@ class PieceEncoder:
             self._library_led.encode_special_tokens = self._library_bare.encode_special_tokens = True
 
     def flat(self, texts: Sequence[str], go_on: Sequence[bool]) -> tuple["np.ndarray", list[int]]:
-        """Return the ids of all texts in a row, uint32 (tokens,), and where each begins and the last one ends."""
+        """Return the concatenated ids of all texts, uint32 (tokens,), and the text offsets including the end."""
         import numpy as np
 
         bare = [on or self._stays(text) for text, on in zip(texts, go_on, strict=True)]
@@ -59,7 +59,7 @@ class PieceEncoder:
         return np.concatenate(parts), ends
 
     def _stays(self, text: str) -> bool:
-        """Return whether nothing is put in front of a text that stands by itself."""
+        """Return True if a text at the start of a document gets no leading space."""
         if not self.is_fast:
             return False
         return self.spaces.lead == NOTHING or not self.spaces.doubles and text.startswith((" ", SPACE))
@@ -78,14 +78,14 @@ class PieceEncoder:
 
 
 def decoder_behind() -> "tokenizers.decoders.Decoder":
-    """Return what writes ids that go on behind others: the decoder of that kind, which drops no space here."""
+    """Return a decoder for ids of continued text: the SentencePiece decoder without removal of a leading space."""
     from tokenizers import decoders
 
     return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def widths(said: Mapping[str, Any]) -> dict[int, int]:
-    """Return the bytes of text behind each id of the model and of added tokens that are no special ones."""
+    """Return the number of text bytes per id, for ids of the model and added tokens; 0 for special tokens."""
     words = {number: word.replace(SPACE, " ") for word, number in said["model"]["vocab"].items()}
     from_bytes = {said["model"]["vocab"][f"<0x{byte:02X}>"] for byte in range(256)}
     found = {number: 1 if number in from_bytes else len(word.encode()) for number, word in words.items()}

@@ -1,12 +1,13 @@
-"""Ids that come one by one, as text. Standard library only."""
+"""Decode ids that arrive one at a time. Standard library only."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 
 def as_text(tokens: Iterable[int], decode: Callable[[list[int], bool], str]) -> Iterator[str]:
-    """Text as it becomes whole: ids whose bytes end inside a character wait for the next ones.
+    """Yield text as soon as it is complete: ids that end inside a UTF-8 character wait for the next id.
 
-    A character that never becomes whole is left out at the end. decode: ids, and whether they go on behind others.
+    A character still incomplete at the end is dropped. decode: function of ids and a flag, True if the ids continue
+    earlier ids.
     """
     waiting: list[int] = []
     goes_on = False

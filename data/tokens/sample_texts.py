@@ -1,7 +1,7 @@
-"""Text of kinds that a tokenizer meets, from what is on every machine: the same on each with the same Python.
+"""Sample texts to evaluate tokenizers, from sources on every machine; equal with the same Python version.
 
-In: nothing. Out: documents by kind. Prose are Python's own help topics, code is the source of its library, numbers are
-made up, and other scripts are the first article of the Universal Declaration of Human Rights.
+Documents are grouped by kind: prose is Python's help topics, code is the source of Python's library, numbers are
+generated, and other scripts are the first article of the Universal Declaration of Human Rights.
 """
 
 import random
@@ -60,7 +60,7 @@ def code() -> Iterator[str]:
 
 
 def numbers() -> Iterator[str]:
-    """Yield prices, dates, addresses, sums, tables of figures: so many lines, always the same."""
+    """Yield NUMBER_LINES lines of prices, dates, addresses, sums and tables of figures, the same in every call."""
     chance = random.Random(1337)
     whole = chance.randrange
 

@@ -1,19 +1,19 @@
-"""A random permutation of things that are too many for a list of them.
+"""Random permutation of sets too large for a list.
 
-In: how many, chance. Out: which thing stands at a place.
+`Shuffle` maps positions to numbers, given a size and a random generator.
 """
 
 import numpy as np
 
-TABLE = 1 << 22  # up to so many a list is quickest: 32 MB
+TABLE = 1 << 22  # up to this size a list (32 MB) is fastest
 ROUNDS = 6
 
 
 class Shuffle:
-    """The numbers below `size` in a random order: a list, or above TABLE a cipher of that many words.
+    """The numbers below `size` in random order: a list, or above TABLE a permutation cipher.
 
-    The cipher is a Feistel network over the next power of four, walked until it hits a number below `size`.
-    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+    The cipher is a Feistel network over the next power of four, iterated until the result is below `size` (cycle
+    walking). Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
     """
 
     def __init__(self, size: int, chance: np.random.Generator, table: int = TABLE):
@@ -24,7 +24,7 @@ class Shuffle:
         self.half, self.mask = np.uint64(half), np.uint64((1 << half) - 1)
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at these places, int64."""
+        """Return the numbers at the given positions, int64."""
         if self.list is not None:
             return self.list[places]
         found = self._cipher(np.asarray(places).astype(np.uint64))
@@ -40,7 +40,7 @@ class Shuffle:
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
-    """Mix the words so that every bit of the result depends on every bit of the 64. Source: splitmix64's finaliser."""
+    """Return words mixed so that every output bit depends on all 64 input bits. Source: splitmix64's finaliser."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

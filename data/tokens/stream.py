@@ -1,6 +1,6 @@
-"""Token shards, mapped rather than read, as one long row of ids.
+"""Memory-mapped token shards, accessed as a long sequence of ids.
 
-In: files as `token_file.py` describes them. Out: ids from any place on, where documents stand.
+From files in the format of `token_file.py`, a `Stream` returns ids from any offset, and the offsets of documents.
 """
 
 import hashlib
@@ -16,13 +16,14 @@ from data.tokens.token_file import Header, read_header
 
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 STARTS = np.dtype("<u8")
-MAPPED_BYTES = 64 << 20  # pages of the files that may count as this process's memory
-FAULT_BYTES = 64 << 10  # bytes that the system maps when one byte is touched
+# Maximum mapped pages of the files, because mapped pages may count as memory of this process.
+MAPPED_BYTES = 64 << 20
+FAULT_BYTES = 64 << 10  # bytes mapped by the system per page fault
 
 
 @dataclass(frozen=True)
 class TokenShard:
-    """One file of ids."""
+    """A memory-mapped token file."""
 
     path: Path
     header: Header
@@ -34,7 +35,7 @@ class TokenShard:
 
 
 def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
-    """Map one file. Raises DataError as `read_header`."""
+    """Map a file. Raises DataError as `read_header`, and for damaged document offsets."""
     header = read_header(path, tokenizer_sha256)
     with open(path, "rb") as file:
         pages = mmap.mmap(file.fileno(), header.num_bytes, prot=mmap.PROT_READ)
@@ -46,10 +47,10 @@ def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
 
 
 class Stream:
-    """Several token shards as one long row of ids. Little of what is read counts as memory of ours."""
+    """Several token shards as a long sequence of ids; pages are released early to keep memory use low."""
 
     def __init__(self, paths: Sequence[Path], tokenizer_sha256: str | None = None):
-        """Open the shards. Raises DataError when one is damaged, or when two come from different tokenizers."""
+        """Open the shards. Raises DataError for a damaged shard, and for shards from different tokenizers."""
         if not paths:
             raise DataError("no token shards to read")
         self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
@@ -77,31 +78,31 @@ class Stream:
         return self._known(ids)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return `length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
+        """Return `length` ids from each offset, int64 (len(starts), length); all ids must lie in the stream."""
         first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
         if (first == last).all():
             return self.pieces(starts, np.full(len(starts), length)).reshape(-1, length)
         return np.stack([self.read(start, length) for start in starts.tolist()])
 
     def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return so many ids from each of these places on, none over the end of a file, one after another; int64."""
+        """Return the concatenated pieces at `starts` with `lengths`, none crossing the end of a file; int64."""
         where = np.searchsorted(self.ends, starts, side="right")
         first = (starts - self.begins[where]) * self.width
         spans = zip(where.tolist(), first.tolist(), (first + lengths * self.width).tolist(), strict=True)
-        # twice as fast as numpy's slices, and as fast with a thousand files as with one
+        # A join of memoryviews is twice as fast as numpy slices, independent of the number of files.
         joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])
         ids = np.frombuffer(joined, DTYPES[self.width]).astype(np.int64)
         self._count(len(starts), ids.size * 4)
         return self._known(ids)
 
     def _known(self, ids: np.ndarray) -> np.ndarray:
-        """Raise DataError for an id that is not in the vocabulary: a model would look beyond its table."""
+        """Return `ids`. Raises DataError for an id outside the vocabulary, which would overflow an embedding table."""
         if ids.size and ids.max() >= self.vocab_size:
             raise DataError(f"{self.shards[0].path.parent}: id {ids.max()} of {self.vocab_size}; make the tokens again")
         return ids
 
     def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
+        """Return the offsets of documents and the lengths including <|bos|>; both int64 (len(documents),)."""
         starts, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
         some = MAPPED_BYTES // FAULT_BYTES // 4
         for low in range(0, len(documents), some):
@@ -127,7 +128,10 @@ class Stream:
             start, at = min(stop, end), at + 1
 
     def _count(self, places: int, num_bytes: int) -> None:
-        """Release pages before they add up; what the system keeps in its cache is there again at once."""
+        """Count mapped bytes, and release all pages once the count exceeds MAPPED_BYTES.
+
+        Pages in the system's cache can be mapped again at once.
+        """
         self._mapped += places * FAULT_BYTES + num_bytes
         if self._mapped > MAPPED_BYTES and not self._is_small:
             self._mapped = 0

@@ -1,19 +1,19 @@
-"""Files of token ids, memory-mapped: a header, the ids of all documents in a row, and where each document begins.
+"""Memory-mapped token files: a header, the concatenated ids of all documents, and the offset of each document.
 
-A file is a stream of Arrow, so that pyarrow and `datasets` read it without our code: a column `input_ids` with a list
-for each document. Our own reader needs no Arrow: everything stands at a fixed place.
+A file is an Arrow stream with a column `input_ids`, one list per document, so pyarrow and `datasets` can read the file
+without Slipway. Slipway's reader needs no Arrow, because all offsets are fixed.
 
-    schema   the message of Arrow's stream; its padding holds fields and digest:
+    schema   the schema message of the Arrow stream; its padding holds fields and digest:
              magic 8s | version u32 | bytes per id u32 | vocab u32 | id of <|bos|> u32 | tokens u64 | documents u64
              | sha256 of the tokenizer 32s | of the text shard 32s | of this file 32s
-    batch    the message that says how long ids and starts are
+    batch    the record batch message with the lengths of ids and starts
     ids      little-endian uint16, or uint32 for a vocabulary over 65536; each document begins with <|bos|>, which
-             stands nowhere else; zeros up to a multiple of eight bytes
-    starts   u64 (documents + 1,): where each document begins, and the number of tokens
+             occurs only there; zero padding to a multiple of eight bytes
+    starts   u64 (documents + 1,): the offset of each document, and the number of tokens
 
-The last sha256 is of ids and starts, then of the fields before it. A file of version 2 begins with the fields, and is
-no stream of Arrow. A folder of them has a `manifest.json`, written last. In: a path. Out: what its header or its
-manifest says, or what is wrong with it. `verify.py` reads them where there is no numpy.
+The last sha256 covers ids and starts, then the fields before the digest. A file of version 2 begins with the fields,
+and is not an Arrow stream. A folder of token files has a `manifest.json`, written last. The functions return headers
+and manifests, or raise DataError for invalid files. `verify.py` reads token files without numpy.
 """
 
 import hashlib
@@ -42,13 +42,13 @@ PLACE_BYTES = 8
 WIDTHS = (2, 4)
 KIND, SCHEMA = "token shards", 1
 SUFFIX = ".arrow"
-SUFFIXES = (SUFFIX, ".bin")  # .bin: of version 2
+SUFFIXES = (SUFFIX, ".bin")  # .bin: version 2
 _NAME = re.compile(r"(train|val)-[0-9]+\.(arrow|bin)")
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file."""
+    """Header of a token file."""
 
     width: int
     """Bytes per id."""
@@ -63,14 +63,14 @@ class Header:
 
     @property
     def fields(self) -> bytes:
-        """Return its own fields, but for the last."""
+        """Return the packed fields, without the digest."""
         shape = (self.width, self.vocab_size, self.bos, self.num_tokens, self.num_documents)
         origin = bytes.fromhex(self.tokenizer_sha256), bytes.fromhex(self.source_sha256)
         return FIELDS.pack(MAGIC, self.version, *shape, *origin)
 
     @property
     def head(self) -> bytes:
-        """Return all that stands before the ids."""
+        """Return all bytes before the ids."""
         ours = self.fields + bytes.fromhex(self.sha256)
         if self.version == PLAIN:
             return ours
@@ -101,7 +101,7 @@ class Header:
 def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     """Return the header of a file.
 
-    Raises DataError, one line, when the file is not whole, of another version or of another tokenizer.
+    Raises DataError if the file is incomplete or damaged, has an unsupported version, or is from a different tokenizer.
     """
     try:
         with outside.opened(path) as file:
@@ -133,7 +133,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
 
 
 def is_intact(path: Path, header: Header) -> bool:
-    """Return whether every byte is as it was written. Reads all of it."""
+    """Return True if the digest of the file matches the header. Reads the whole file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(header.body)
@@ -144,20 +144,20 @@ def is_intact(path: Path, header: Header) -> bool:
 
 
 def token_files(folder: Path, *parts: str) -> list[Path]:
-    """Return the token shards of these parts of a folder, or of `train` and `val`, in their order."""
+    """Return the token shards of the given parts of a folder in order; default parts: `train` and `val`."""
     wanted = [f"{part}-[0-9]*{suffix}" for part in parts or ("train", "val") for suffix in SUFFIXES]
     return sorted(path for pattern in wanted for path in folder.glob(pattern))
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Return whether `folder` holds token shards, finished or not."""
+    """Return True if `folder` holds token shards, finished or not."""
     with suppress(OSError, ValueError):
         return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))
 
 
 def read_token_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder of token shards. Raises DataError when there is none, or none that this reads."""
+    """Return the manifest of a folder of token shards. Raises DataError for a missing or invalid manifest."""
     path = folder / MANIFEST
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)

@@ -1,8 +1,8 @@
-"""Text shards -> token shards: an `.arrow` for each text shard, `train-00000.arrow` and so on; `manifest.json` last.
+"""Text shards -> token shards: one `.arrow` file per text shard, and `manifest.json` written last.
 
-In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
-text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped resumes: a
-file that is there is whole, and says of which text and by which tokenizer it was made.
+`token_file.py` defines the file format; files are named `train-00000.arrow` and so on. Each process tokenizes one text
+shard at a time; a file depends only on its text shard and the tokenizer. A stopped run resumes: an existing file is
+complete, and its header identifies text and tokenizer.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from data.tokens.token_file import BODY, KIND, SCHEMA, SUFFIX, Header, read_head
 from data.tokens.tokenizer import Tokenizer, load
 
 BATCH = 512
-WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes
+WORTH_A_PROCESS = 16 << 20  # bytes of text per process; starting a process takes as long as tokenizing a few megabytes
 TELL_EVERY_S = 0.3
 
 
@@ -38,9 +38,10 @@ NO_SOURCE = bytes(32).hex()
 
 
 class TokenWriter:
-    """One file, written beside its place, where a process that outlives its parent for a moment does no harm.
+    """Write a token file as a draft in the target folder, renamed at the end.
 
-    Memory: eight bytes per document.
+    The draft has the process id in its name, so that a process briefly outliving its parent does no harm. Memory: eight
+    bytes per document.
     """
 
     def __init__(self, target: Path, tokenizer: Tokenizer, source_sha256: str = NO_SOURCE):
@@ -62,7 +63,7 @@ class TokenWriter:
         return len(self.starts) - 1
 
     def add(self, documents: Sequence[Sequence[int] | np.ndarray]) -> None:
-        """Append the ids of some documents, without their <|bos|>."""
+        """Append the ids of several documents, given without <|bos|>."""
         ends = np.cumsum([1 + len(one) for one in documents])
         ids = np.empty(ends[-1] if len(ends) else 0, DTYPES[self.header.width])
         start = 0
@@ -74,14 +75,14 @@ class TokenWriter:
         self.starts.extend((ends + self.num_tokens).tolist())
 
     def finish(self) -> None:
-        """Publish the file, after it is on the disk."""
+        """Write header and index, and publish the file after syncing to disk."""
         header = replace(self.header, num_tokens=self.num_tokens, num_documents=self.num_documents)
         self._write(bytes(header.padding))
         self._write(np.array(self.starts, STARTS).data)
         self.digest.update(header.fields)
         self.file.seek(0)
         self.file.write(replace(header, sha256=self.digest.hexdigest()).head)
-        # Not by `store.local_files`, which takes pieces from first to last: the header is written when all is counted.
+        # `store.local_files` writes from start to end, but the header is written after all tokens are counted.
         sync(self.file)
         self.file.close()
         os.replace(self.draft, self.target)
@@ -94,7 +95,7 @@ class TokenWriter:
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """One text shard and the file that is made of it."""
+    """A text shard and its token file."""
 
     text: Path
     source_sha256: str
@@ -106,10 +107,10 @@ class TokenizeTask:
 
 
 def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, partial: bool = False) -> dict[str, Any]:
-    """Write the token shards of `text` into `folder`; what they hold.
+    """Write the token shards of `text` into `folder`; return token and document counts.
 
-    workers: processes; 0 as many as there are processors. partial: of what is whole in a text that was not finished.
-    Raises DataError, ConfigError.
+    workers: number of processes; 0: one per CPU core. partial: accept an unfinished text folder, and use the complete
+    shards. Raises DataError, ConfigError.
     """
     if workers < 0:
         raise ConfigError(f"workers is {workers}; it must be at least 0 (0 = one per CPU core)")
@@ -124,7 +125,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
         _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
     names = {task.target.name for task in tasks}
     for path in (*token_files(folder), *folder.glob(".*-[0-9]*.draft")):
-        if path.name not in names:  # a file of an earlier run, which had more text or was killed
+        if path.name not in names:  # left by a killed run or a run with more text
             path.unlink()
     shards = [_about(task.target, tokenizer.sha256) for task in tasks]
     about: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_sha256": tokenizer.sha256}
@@ -138,13 +139,13 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
 
 
 def _origin(text: Path) -> dict[str, Any]:
-    """Return the origin that text shards state, for the card."""
+    """Return the origin in the manifest of the text shards, for the card."""
     manifest = read_manifest(parts(text)[0], finished=False)
     return {name: manifest.get(name, {}) for name in ("source", "options", "input")}
 
 
 def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
-    """Tokenize text shards into one file; (tokens, documents)."""
+    """Tokenize text shards into a single file; return (tokens, documents)."""
     made = TokenWriter(target, tokenizer)
     for _ in _fill(made, paths, tokenizer):
         pass
@@ -170,7 +171,7 @@ def _about(path: Path, tokenizer_sha256: str) -> dict[str, Any]:
 
 
 def _fill(made: TokenWriter, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
-    """Add the documents of these shards; after each batch, (documents, tokens) so far."""
+    """Add the documents of the shards; yield the total (documents, tokens) after each batch."""
     texts = read(list(paths))
     while batch := list(islice(texts, BATCH)):
         made.add(tokenizer.encode_batch(batch))
@@ -184,14 +185,14 @@ def _made(task: TokenizeTask, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]
 
 
 def _work(tokenizer_folder: Path, threads: int) -> Callable[[TokenizeTask], Iterator[tuple[int, int]]]:
-    """Return the function that a process of the pool applies to a task."""
+    """Return the function applied to each task by a worker process."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     tokenizer = load(tokenizer_folder)
     return lambda task: _made(task, tokenizer)
 
 
 class TokenizeProgress:
-    """The progress of all text shards, reported every now and then."""
+    """Progress of all text shards, reported every TELL_EVERY_S seconds."""
 
     def __init__(self) -> None:
         self.of: dict[TokenizeTask, tuple[int, int]] = {}
@@ -216,6 +217,6 @@ def _make_all(tasks: Sequence[TokenizeTask], tokenizer_folder: Path, workers: in
             for so_far in _made(task, tokenizer):
                 told.hear(task, so_far)
     else:
-        largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all end at about the same time
+        largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all processes end together
         share_out(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
     told.tell()

@@ -1,14 +1,14 @@
-"""Text to ids and back, by a BPE that lies in a folder as `transformers` and vLLM read it.
+"""Tokenizer: convert text to ids and back with the BPE of a folder in the format of `transformers` and vLLM.
 
-In: a folder that `bpe.py` or an export wrote, or one of somebody else's model. Out: a Tokenizer. Ours splits text with
-GPT-4's pattern, numbers by at most two digits, and the nine specials are its last nine ids. Source: nanochat (its
-tokenizer and chat format). Anyone else's has a chat template and stop tokens of its own, which are kept. Ours and most
-others work on bytes; SentencePiece's kind works on characters, and writes the first text of several otherwise than
-those that go on behind it (`piece_encoder`).
+The folder comes from `bpe.py`, from an export, or from a published model. Slipway's own tokenizers split text with
+GPT-4's pattern, group at most two digits, and reserve the last nine ids for the special tokens. Source: nanochat (its
+tokenizer and chat format). A published model keeps its own chat template and stop tokens. Slipway's tokenizers and most
+others work on bytes. SentencePiece tokenizers work on characters and encode the start of a document differently from
+continued text (`piece_encoder`).
 
-Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
-twelve times as fast (bench/RESULTS.md). A file with parts whose cost is not known is untrusted: it works in a child
-with limits, more slowly.
+Ids equal the ids of Hugging Face's `tokenizers`, verified by tests; `fastokens` computes them from the same file about
+twelve times as fast (bench/RESULTS.md). A file with components of unknown cost is untrusted and runs, more slowly, in a
+child process with limits.
 """
 
 import hashlib
@@ -39,20 +39,27 @@ if TYPE_CHECKING:
 
 BOS, END = "<|bos|>", ENDS_ANSWER
 TOKENIZER_BYTES = 256 * outside.MIB
-PIECE = 1 << 20  # characters: what is longer is encoded in pieces, else it takes fifty times its size
-CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a new word, whatever stands around it
+# Size in characters of a piece; encoding a longer text at once takes fifty times the text's size in memory.
+PIECE = 1 << 20
+CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # PATTERN always begins a new word here, in every context
 
 
 class Tokenizer:
-    """Text to ids and back. Text that looks like a special token is plain text: only `special` gives its id.
+    """Convert text to ids and back; text that looks like a special token is encoded as plain text.
 
-    stops: ids that end an answer, the first of them also pads. begin: ids in front of a text by itself. separator: the
-    id in front of each document. named: ids of `bos_token` and so on, None where there is none. chat: the model's own
-    template, None = ours.
+    Only `special` returns the ids of special tokens.
+
+    stops: ids that end an answer; the first is also the padding id. begin: ids before a single text. separator: id
+    before each document. named: ids of `bos_token` and the other named tokens, or None. chat: the model's own chat
+    template, or None for Slipway's chat format.
     """
 
     def __init__(self, folder: Path):
-        """Open the tokenizer of a folder. Raises DataError when it holds none that is ours or has a chat template."""
+        """Open the tokenizer of a folder.
+
+        Raises DataError without a tokenizer.json, and for a tokenizer with neither Slipway's chat tokens nor a chat
+        template.
+        """
         import fastokens
         import tokenizers
 
@@ -64,7 +71,7 @@ class Tokenizer:
                 self._by_pieces = PieceEncoder(said, sentencepiece.spaces_of(said))
                 self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
             else:
-                self._limited = limited_tokenizer.of_untrusted(raw)  # opens it in a child first
+                self._limited = limited_tokenizer.of_untrusted(raw)  # opens the file in a child process first
                 self.inner = tokenizers.Tokenizer.from_str(raw.decode())
                 self._encoder = self._limited or fastokens.Tokenizer.from_json_str(raw.decode())
             self._said = said
@@ -74,7 +81,8 @@ class Tokenizer:
             raise DataError(f"{folder}: no tokenizer.json{other}") from None
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        except BaseException as error:  # the libraries raise bare Exception for a file that they cannot read, or panic
+        # The libraries raise a bare Exception, or panic, on an unreadable file.
+        except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise DataError(f"{path}: not a tokenizer: {str(error)[:200]}") from None
@@ -99,7 +107,10 @@ class Tokenizer:
             raise DataError(str(error)) from None
 
     def _take_over(self, folder: Path, sources: Mapping[str, str]) -> None:
-        """Make ready what somebody else's model says of its own tokens. Raises DataError, Unreadable."""
+        """Read stop tokens, named tokens and chat template of a published model.
+
+        Raises DataError, InputError or Unreadable.
+        """
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
         texts = named_tokens(folder)
@@ -122,17 +133,17 @@ class Tokenizer:
 
     @property
     def has_pieces(self) -> bool:
-        """Return whether it is SentencePiece's kind, on characters with byte fallback."""
+        """Return True for a SentencePiece tokenizer: characters with byte fallback."""
         return self._by_pieces is not None
 
     def encode(self, text: str | bytes, goes_on: bool = False) -> list[int]:
         return self.encode_batch([text], goes_on)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str | bytes], goes_on: bool = False) -> list["np.ndarray"]:
-        """Return the ids of each text, uint32 (tokens,); bytes that are no UTF-8 count as U+FFFD, as in text shards.
+        """Return the ids of each text, uint32 (tokens,); bytes that are not UTF-8 count as U+FFFD, as in text shards.
 
-        goes_on: each stands behind other text, not by itself, which only SentencePiece's kind writes otherwise. All
-        are views of one array. Raises UnicodeEncodeError for a string with half a surrogate pair.
+        goes_on: each text continues earlier text; only SentencePiece tokenizers encode such text differently. All
+        returned arrays are views of a shared array. Raises UnicodeEncodeError for a string with an unpaired surrogate.
         """
         pieces: list[str] = []
         firsts = [0]
@@ -143,20 +154,23 @@ class Tokenizer:
         return [ids[ends[start] : ends[stop]] for start, stop in pairwise(firsts)]
 
     def encode_joined(self, texts: Sequence[str]) -> "np.ndarray":
-        """Return the ids of all texts in one row, uint32 (tokens,)."""
+        """Return the concatenated ids of all texts, uint32 (tokens,)."""
         pieces = [list(self._pieces(text)) for text in texts]
         firsts = [0, *accumulate(map(len, pieces))]
         return self._flat([one for some in pieces for one in some], firsts, False)[0]
 
     def _flat(self, pieces: list[str], firsts: Sequence[int], goes_on: bool) -> tuple["np.ndarray", list[int]]:
-        """Return the ids of all pieces in a row, and where each begins; `firsts`: those with which a text begins."""
+        """Return the concatenated ids of all pieces, and the offset of each piece.
+
+        firsts: indices of the pieces that begin a text.
+        """
         if self._by_pieces is None:
             return encode_flat(self._encoder, pieces)
         begins = frozenset() if goes_on else frozenset(firsts)
         return self._by_pieces.flat(pieces, [at not in begins for at in range(len(pieces))])
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Yield `text` in parts whose ids are those of the whole."""
+        """Yield parts of `text` that, encoded separately, give the same ids as the whole text."""
         start = 0
         if self._by_pieces is None or self._by_pieces.has_borders:
             while len(text) - start > PIECE and (cut := CUT.search(text, start + PIECE)):
@@ -165,16 +179,16 @@ class Tokenizer:
         yield text[start:]
 
     def reference_ids(self, text: str, special: bool) -> list[int]:
-        """Return the ids by Hugging Face's library; `special`: with those that stand around a text."""
+        """Return the ids from Hugging Face's library; `special`: include the special tokens added around a text."""
         if self._limited is not None:
             return self._limited.reference_ids(text, special)
         self.inner.encode_special_tokens = not special
         return list(self.inner.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], goes_on: bool = False) -> str:
-        """Return the text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of `ids` with special tokens spelled out; bytes that are not UTF-8 become U+FFFD.
 
-        goes_on: they stand behind others, so that a space at their beginning is one of the text.
+        goes_on: the ids continue earlier ids, so a space at the beginning belongs to the text.
         """
         if goes_on and self._by_pieces is not None:
             words = map(self.inner.id_to_token, map(int, ids))
@@ -184,18 +198,18 @@ class Tokenizer:
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def special(self, name: str) -> int:
-        """Return the id of one of SPECIALS; a tokenizer with a template of its own has none of them."""
+        """Return the id of a token in SPECIALS; only for tokenizers without their own chat template."""
         assert self.chat is None, "it has stops, begin and separator"
         return self.vocab_size - len(SPECIALS) + SPECIALS.index(name)
 
     def token_bytes(self) -> "np.ndarray":
-        """Return the bytes of text behind each id, int32 (vocab_size,); 0 for the specials."""
+        """Return the number of text bytes per id, int32 (vocab_size,); 0 for the special tokens."""
         return self._token_bytes
 
     def bytes_behind(self, before: "np.ndarray", ids: "np.ndarray") -> "np.ndarray":
-        """Return the bytes of text behind each of `ids`, int32 as their shape; `before`: the id in front of each.
+        """Return the number of text bytes of each of `ids`, int32 of equal shape; `before`: the id preceding each id.
 
-        The space that the tokenizer puts in front of a document is none of its text.
+        The space added by the tokenizer at the start of a document does not count.
         """
         found = self._token_bytes[ids]
         if self._by_pieces is None or self._by_pieces.spaces.lead == sentencepiece.NOTHING:
@@ -206,14 +220,14 @@ class Tokenizer:
     def _token_bytes(self) -> "np.ndarray":
         import numpy as np
 
-        # one character of a byte-level token stands for one byte, whatever it decodes to
+        # Each character of a byte-level token stands for exactly one byte.
         words = self.inner.get_vocab(with_added_tokens=False).items() if not self._said else ()
         found = widths(self._said) if self._said else {number: len(word) for word, number in words}
         return np.array([found.get(number, 0) for number in range(self.vocab_size)], dtype=np.int32)
 
     @cached_property
     def _led(self) -> "np.ndarray":
-        """Return whether each id begins with a space, bool (vocab_size,)."""
+        """Return a flag per id: True if the token begins with a space, bool (vocab_size,)."""
         import numpy as np
 
         words = self._said["model"]["vocab"].items()
@@ -222,12 +236,12 @@ class Tokenizer:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
+    """Return the tokenizer of a folder written by `bpe.save` or an export. Raises DataError."""
     return Tokenizer(Path(folder))
 
 
 def encode_flat(encoder: "fastokens.Tokenizer | LimitedTokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:
-    """Return the ids of all texts in a row, uint32 (tokens,), and where each text begins and the last one ends."""
+    """Return the concatenated ids of all texts, uint32 (tokens,), and the text offsets including the end."""
     import numpy as np
 
     ids, ends = encoder.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=True)
@@ -235,11 +249,11 @@ def encode_flat(encoder: "fastokens.Tokenizer | LimitedTokenizer", texts: list[s
 
 
 def _of_pieces(raw: bytes) -> dict[str, Any]:
-    """Return a tokenizer.json of SentencePiece's kind, {} for any other. Raises InputError, ValueError."""
+    """Return a tokenizer.json of a SentencePiece tokenizer as a dict, else {}. Raises InputError or ValueError."""
     said = json.loads(raw)
     if not isinstance(said, dict) or not sentencepiece.is_pieces(said):
         return {}
-    said |= {"padding": None, "truncation": None}  # of whoever wrote the file, for rows of a batch
+    said |= {"padding": None, "truncation": None}  # settings of the file's author for batches
     if odd := odd_part(said):
         raise InputError(f"{odd} is not supported in a tokenizer with byte fallback")
     return said

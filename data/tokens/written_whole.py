@@ -1,8 +1,8 @@
-"""The parts of a conversation that a chat template leaves out: nothing with meaning is dropped in silence.
+"""Detect parts of a conversation that a chat template leaves out, so that no content is dropped silently.
 
-In: a conversation, the text that a template made of it, a way to render another one. Out: words for the first thing
-that is not in the text. A text that is there as it is, or as JSON spells it, is found at once; of another one a probe
-in its place tells whether the template writes it in a way of its own.
+`lost` receives a conversation, the rendered text and a function that renders a changed conversation, and describes the
+first missing part. A part found in the text, raw or JSON-escaped, counts as present. Otherwise a probe replaces the
+part: if the probe appears in the new text, the template writes the part in a transformed form.
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any
 PROBE = "Qz7probeQz7"
 THOUGHT = re.compile(r"<think>(.*?)</think>|</?think>", re.DOTALL)
 Probed = tuple[str, str, Callable[[], Mapping[str, Any]]]
-"""Words for a part, the part, and what makes its message with a probe in its place."""
+"""Description of a part, the part, and a function that returns the message with a probe instead of the part."""
 
 
 def lost(talk: Any, text: str, is_written: Callable[[Any], bool]) -> str:
-    """Return words for something of a `Dialogue` that its text does not have; "" when all is there.
+    """Return a description of a part of a `Dialogue` missing from its text; "" if the text is complete.
 
-    The reasoning of earlier answers may be missing, as it is when the model is asked for the last one.
+    The reasoning of earlier answers may be missing, as in the prompt for the last answer.
     """
     for at, message in enumerate(talk.messages):
         for what, part, instead in _parts(message, at + 1 == len(talk.messages)):
@@ -38,7 +38,7 @@ def lost(talk: Any, text: str, is_written: Callable[[Any], bool]) -> str:
 
 
 def has(text: str, part: str) -> bool:
-    """Return whether a text has a part, as it is or as a string of JSON."""
+    """Return True if a text contains a part, raw or as a JSON string."""
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text or json.dumps(part)[1:-1] in text
 
 

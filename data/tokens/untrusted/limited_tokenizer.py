@@ -1,7 +1,7 @@
-"""A tokenizer whose parts have no known cost, which works in a child process with limits.
+"""A tokenizer with components of unknown cost, run in a child process with limits.
 
-In: a tokenizer.json. Out: what `fastokens` and `tokenizers` make of texts and ids, more slowly; None where the file has
-parts of known cost only, and needs no child. Raises InputError in words.
+The child gives the same results as `fastokens` and `tokenizers`, more slowly. `of_untrusted` returns None for a
+tokenizer.json with components of known cost only, which needs no child. Failures of the child raise InputError.
 """
 
 import json
@@ -11,15 +11,16 @@ from data.errors import InputError
 from data.tokens.untrusted.plain_parts import odd_part
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
-CHARS = 1 << 20  # of the texts of one question
-ROOM_BYTES, ROOM_PER_BYTE = 512 << 20, 16  # a file of merges becomes tables
+CHARS = 1 << 20  # maximum characters of texts per request
+# Memory limit of the child: a base, and a share per byte of the file, because merges become tables.
+ROOM_BYTES, ROOM_PER_BYTE = 512 << 20, 16
 
 
 class LimitedTokenizer:
-    """The tokenizer in its child."""
+    """A tokenizer that runs in a child process."""
 
     def __init__(self, raw: bytes, odd: str) -> None:
-        """Open it. Raises InputError."""
+        """Start the child and open the tokenizer. Raises InputError."""
         limits = ChildLimits(
             room_bytes=ROOM_BYTES + ROOM_PER_BYTE * len(raw), cpu_s=8.0, answer_s=9.0, answer_bytes=64 << 20
         )
@@ -30,7 +31,7 @@ class LimitedTokenizer:
     def encode_batch_flat(
         self, texts: Sequence[str], add_special_tokens: bool, split_special_tokens: bool
     ) -> tuple[bytes, bytes]:
-        """Return what fastokens does: the ids of all texts, uint32, and where each begins and the last ends, uint64."""
+        """Return the concatenated ids (uint32) and the text offsets including the end (uint64), as fastokens does."""
         assert not add_special_tokens and split_special_tokens
         parts, ends, size = list[bytes](), [0], 0
         for some in _batches(texts):
@@ -43,7 +44,7 @@ class LimitedTokenizer:
         return b"".join(parts), b"".join(end.to_bytes(8, "little") for end in ends)
 
     def reference_ids(self, text: str, special: bool) -> list[int]:
-        """Return the ids by the reference library; `special`: with those that stand around a text."""
+        """Return the ids from the reference library; `special`: include the special tokens added around a text."""
         ids: list[int] = json.loads(self._ask({"text": text, "special": special}))
         return ids
 
@@ -52,14 +53,14 @@ class LimitedTokenizer:
 
     def _ask(self, said: dict[str, object]) -> bytes:
         try:
-            # Half a surrogate pair fails here as fastokens would.
+            # An unpaired surrogate raises UnicodeEncodeError here, as in fastokens.
             return self._child.ask(json.dumps(said, ensure_ascii=False).encode())
         except ChildFailed as failed:
             raise InputError(f"the model's tokenizer {failed} ({self.odd})") from None
 
 
 def of_untrusted(raw: bytes) -> LimitedTokenizer | None:
-    """Return the tokenizer in a child; None where all parts are of known cost. Raises InputError, ValueError."""
+    """Return a tokenizer in a child, or None if all components have known cost. Raises InputError, ValueError."""
     said = json.loads(raw)
     if not isinstance(said, dict):
         raise ValueError("it holds no object")

@@ -1,9 +1,9 @@
-"""The expressions by which published models split text, each of which takes time in proportion to the text.
+"""Regular expressions used by published models to split text; each takes time proportional to the text.
 
 Sources: the tokenizer.json of the named models, and tiktoken's openai_public.py.
 """
 
-# Ours; numbers by at most two digits.
+# Slipway's own pattern; at most two digits per number.
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -31,7 +31,7 @@ KNOWN_PATTERNS = frozenset(
         r"[一-龥぀-ゟ゠-ヿ]+",
         "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-        # digits by themselves
+        # single digits
         r"\p{N}",
         r"\d",
     }

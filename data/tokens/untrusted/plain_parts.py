@@ -1,8 +1,9 @@
-"""The parts of tokenizer files whose cost is known. Pure.
+"""Find tokenizer components of unknown cost. Pure.
 
-In: the content of a tokenizer.json. Out: the part whose cost is not known, "" for none. An untrusted regular expression
-may take hours on a word, and a replacement may make gigabytes of it; the expressions of `patterns` take time that is
-proportional to the text. A file with another part is not refused: it works in a child (`limited_tokenizer`).
+From a tokenizer.json, `odd_part` returns the first component of unknown cost, or "". An untrusted regular expression
+may take hours on a single word, and a replacement may expand a word to gigabytes; the expressions in `patterns` take
+time proportional to the text. A file with an unknown component is not rejected: it runs in a child process
+(`limited_tokenizer`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,20 +13,21 @@ from data.tokens.untrusted.patterns import KNOWN_PATTERNS
 from store import outside
 from store.artifacts.sentencepiece import LEADS, READS, SPACE, STRIPS, WRITES
 
-# Of the parts that a tokenizer.json may name, those without an expression, a replacement or a table of their own.
+# Components without their own expression, replacement or table.
 SIMPLE = {
     "normalizer": {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "ByteLevel"},
     "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"},
     "decoder": {"ByteLevel", "ByteFallback", "Fuse"},
     "post_processor": {"ByteLevel"},
 }
-SPACES = {"normalizer": (LEADS, WRITES), "decoder": (READS, STRIPS)}  # one character for one, or one more
+# Each part maps a character to a character, or adds one character.
+SPACES = {"normalizer": (LEADS, WRITES), "decoder": (READS, STRIPS)}
 INNER = {"normalizers", "pretokenizers", "decoders", "processors"}
 MOST_PARTS, MOST_CHARS, MOST_IDS = 64, 64, 16
 
 
 def odd_part(said: Mapping[str, Any]) -> str:
-    """Return the first part whose cost is not known, in words; "" for none."""
+    """Return a description of the first component of unknown cost, or ""."""
     model = said.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
         return "its model"
@@ -39,7 +41,7 @@ def odd_part(said: Mapping[str, Any]) -> str:
 
 
 def _parts(said: Any) -> Iterator[Any]:
-    """Yield the parts of one kind, those of sequences one by one."""
+    """Yield the components of a kind, with sequences flattened."""
     waiting = [] if said is None else [said]
     while waiting:
         part = waiting.pop()
@@ -76,7 +78,7 @@ def _is_known(pattern: Any) -> bool:
 
 
 def _is_short(part: Mapping[str, Any]) -> bool:
-    """Return whether a template of special tokens writes a few of them only."""
+    """Return True if a post-processing template adds at most a few special tokens."""
     tokens = part.get("special_tokens")
     ids = [one.get("ids") for one in tokens.values() if isinstance(one, dict)] if isinstance(tokens, dict) else [None]
     written = [part.get("single"), part.get("pair"), *ids]

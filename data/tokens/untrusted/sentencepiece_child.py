@@ -1,6 +1,6 @@
-"""`python -m data.tokens.untrusted.sentencepiece_child`: the child that reads a `tokenizer.model`. See `converted`.
+"""`python -m data.tokens.untrusted.sentencepiece_child`: reads a `tokenizer.model` in a child. See `converted`.
 
-First question: the file. Answer to any other: the tokenizer.json with its ids.
+The first request is the file. The response to any later request is the tokenizer.json with the model's ids.
 """
 
 import json
@@ -10,7 +10,7 @@ from store.untrusted.limited import ChildRefusal, answer_all
 
 
 class HeldModel:
-    """The file of this child."""
+    """The file held by this child."""
 
     def __init__(self) -> None:
         self.raw: bytes | None = None

@@ -1,4 +1,4 @@
-"""A `tokenizer.model` of somebody else as a tokenizer.json. A child with limits reads it."""
+"""Convert an untrusted `tokenizer.model` to a tokenizer.json, in a child process with limits."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ def write(folder: Path) -> None:
 
 
 def converted(raw: bytes) -> bytes:
-    """Return the tokenizer.json with the ids of a `tokenizer.model` alone. Raises InputError."""
+    """Return a tokenizer.json with only the ids of the `tokenizer.model`. Raises InputError."""
     if wrong := vocabulary.model_problem(raw):
         raise InputError(wrong)
     limits = ChildLimits(
@@ -39,7 +39,7 @@ def converted(raw: bytes) -> bytes:
 
 
 def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a tokenizer.json with the tokens that lie beside it, as `transformers` adds them. Raises InputError."""
+    """Return a tokenizer.json completed with the added tokens of `folder`, as in `transformers`. Raises InputError."""
     ids = vocabulary.ids_of(said)
     added = {one["content"]: one for one in said["added_tokens"]}
     for number, content, flags in _beside(folder):
@@ -67,7 +67,7 @@ def completed(said: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
-    """Yield the tokens beside a model's own: id where it is told, text, flags. Raises InputError, Unreadable."""
+    """Yield the added tokens of `folder`: id or None, text, flags. Raises InputError, Unreadable."""
     config, special = config_of(folder, CONFIG), config_of(folder, SPECIAL_MAP)
     named = named_tokens(folder)
     extra = [*_texts(config), *_texts(special)]
@@ -94,7 +94,7 @@ def _beside(folder: Path) -> Iterator[tuple[int | None, str, dict[str, bool]]]:
 
 
 def _texts(said: Mapping[str, Any]) -> list[str]:
-    """Return the texts of the special tokens without a role."""
+    """Return the texts of special tokens without a role."""
     more = said.get("additional_special_tokens")
     texts = [one.get("content") if isinstance(one, dict) else one for one in (more if isinstance(more, list) else [])]
     return [one for one in texts if isinstance(one, str) and one]

@@ -1,7 +1,8 @@
-"""`python -m data.tokens.untrusted.tokenizer_child`: the child that holds a tokenizer. See `limited_tokenizer`.
+"""`python -m data.tokens.untrusted.tokenizer_child`: the child process of `limited_tokenizer`.
 
-First question: the tokenizer.json. Others: JSON, one of `{"texts"}`, `{"text", "special"}`, `{"ids"}`. Answers: ids and
-ends as fastokens has them, behind eight bytes with the length of the ends; ids of the reference library as JSON; text.
+The first request is the tokenizer.json. Later requests are JSON: `{"texts"}`, `{"text", "special"}` or `{"ids"}`. The
+responses are ids and offsets as in fastokens, after eight bytes with the length of the offsets; ids of the reference
+library as JSON; and decoded text.
 """
 
 import json
@@ -14,7 +15,7 @@ from store.untrusted.limited import ChildRefusal, answer_all
 
 
 class HeldTokenizer:
-    """The tokenizer of this child."""
+    """The tokenizer opened by this child."""
 
     def __init__(self) -> None:
         self.inner: tokenizers.Tokenizer | None = None
@@ -26,11 +27,11 @@ class HeldTokenizer:
         return self.asked(json.loads(question))
 
     def open(self, raw: str) -> None:
-        """Open it by both libraries. Raises ChildRefusal."""
+        """Open the tokenizer with both libraries. Raises ChildRefusal."""
         try:
             self.fast = fastokens.Tokenizer.from_json_str(raw)
             self.inner = tokenizers.Tokenizer.from_str(raw)
-        except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
+        except Exception as error:  # the libraries raise a bare Exception for an unreadable file
             raise ChildRefusal(f"cannot be read: {error}") from None
 
     def asked(self, said: dict[str, Any]) -> bytes:
