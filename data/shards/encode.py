@@ -1,6 +1,6 @@
-"""The encoding of a whole draft of lines: gzip and zstd in blocks of a megabyte by several threads, or parquet.
+"""Compress complete shard drafts: gzip or zstd in blocks of a megabyte with several threads, or parquet.
 
-The bytes do not depend on how many threads there are: every block is a member (a frame) of its own.
+The output does not depend on the number of threads, because every block is a separate gzip member or zstd frame.
 """
 
 import hashlib
@@ -23,13 +23,14 @@ from data.text.long_documents import mapped, take_text
 from store import outside
 
 BLOCK = 1 << 20
-GZIP_LEVEL, ZSTD_LEVEL = 5, 3  # half the time of gzip's level 9, 1.5 % more bytes
-ROWS = 1000  # rows of a row group of parquet, as FineWeb has it
-ROW_BYTES = 16 << 20  # bytes of the lines in a row group
+# gzip level 5 takes half the time of level 9 for 1.5 % more bytes.
+GZIP_LEVEL, ZSTD_LEVEL = 5, 3
+ROWS = 1000  # rows of a parquet row group, as in FineWeb
+ROW_BYTES = 16 << 20  # maximum bytes of lines per row group
 
 
 def pack(draft: Path, target: Path, format: str, compression: str, threads: int) -> dict[str, Any]:
-    """Write `target` from the lines of `draft`; its bytes and sha256."""
+    """Write the lines of `draft` to `target` in the given format; return size and sha256."""
     if format == "parquet":
         _to_parquet(draft, target)
     else:
@@ -47,7 +48,7 @@ def pack(draft: Path, target: Path, format: str, compression: str, threads: int)
 
 
 def _in_order(work: Any, blocks: Iterator[bytes], threads: int) -> Iterator[bytes]:
-    """Yield what `map` by threads yields, holding no more than a few blocks."""
+    """Yield the results of `work` for each block in order, with about 2 * threads blocks in flight."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[bytes]] = deque()
         for block in blocks:
@@ -79,7 +80,7 @@ def _to_parquet(draft: Path, target: Path) -> None:
     with open(draft, "rb") as lines:
         how = {}
         if any(b"\n" not in block for block in iter(lambda: lines.read(BLOCK), b"")):
-            # a dictionary, statistics and pages of the first version each hold another copy of a giant
+            # Dictionary, statistics and version 1 pages would each hold a copy of a giant text.
             how = {"use_dictionary": COLUMNS, "write_statistics": COLUMNS, "data_page_version": "2.0"}
         size = lines.seek(0, os.SEEK_END)
         lines.seek(0)
@@ -91,13 +92,13 @@ def _to_parquet(draft: Path, target: Path) -> None:
                 others = [_values(columns[field.name], field) for field in list(schema)[1:]]
                 with _strings([row.pop("text") for row in rows], draft.parent) as texts:
                     file.write_table(pyarrow.table([texts, *others], schema=schema))
-                del texts, rows  # a large document is freed before the next one is read
+                del texts, rows  # free a large document before the next read
 
 
 def _values(values: list[Any], field: Any) -> Any:
-    """Return one column.
+    """Return a column as an Arrow array.
 
-    Raises InputError for a value of another kind, such as a number where there is text in other rows.
+    Raises InputError for a value of the wrong type, such as a number in a text column.
     """
     import pyarrow
 
@@ -109,7 +110,7 @@ def _values(values: list[Any], field: Any) -> Any:
 
 
 def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
-    """Yield the lines of one row group each: at most ROWS, and no more than ROW_BYTES unless that is one line alone."""
+    """Yield the lines of each row group: at most ROWS lines and ROW_BYTES bytes, or a single longer line."""
     group: list[bytes | bytearray] = []
     size = 0
     for lines in batches:
@@ -126,10 +127,10 @@ def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
 
 @contextmanager
 def _strings(texts: list[Any], folder: Path) -> Iterator[Any]:
-    """Yield an Arrow array of these; of a giant, which is alone, one that takes no memory.
+    """Yield an Arrow array of the texts; for a single giant text, an array in a memory-mapped file.
 
-    Raises DataError above 2 GB. To write a giant, Arrow makes a page of it and then packs that, with the text at hand
-    until it is done.
+    Raises DataError for a text above 2 GB. Arrow copies a giant text into a page and compresses the page while the
+    original stays allocated, so the original is moved to disk.
     """
     import pyarrow
 

@@ -1,9 +1,9 @@
-"""Several sources as one, by weight: document for document as `datasets.interleave_datasets` draws them.
+"""Mix several sources by weight, document for document like `datasets.interleave_datasets`.
 
-In: the files of each source, weights, a seed, and where an earlier run stopped. Out: batches of lines with the position
-behind each, as `in_turn` gives them of one source. Each source is read in its own order by processes of its own; who is
-next is drawn in this process. So neither the number of processes nor a kill changes what comes. What a source gives are
-the documents that are kept of it: weights are shares of the result.
+From the files of each source, weights, a seed and a start position, `mixed` yields batches of lines with the position
+after each batch, as `in_turn` does for a single source. Each source is read in order by its own processes; the main
+process draws the next source. The result therefore does not depend on the number of processes or on interruptions. Only
+kept documents count as draws, so weights are shares of the output.
 """
 
 import json
@@ -22,34 +22,34 @@ from data.text.lines import Part, Prepared
 
 Line = tuple[str, bytes, bytes]  # part, line and digest of a document
 NO_LINE: Line = ("", b"", b"")
-DRAWS = 1000  # drawn together, as `datasets` does
+DRAWS = 1000  # number of draws at once, as in `datasets`
 BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A position in one source: `lines` lines into the batch that follows `position`."""
+    """Position in a source: `lines` lines into the batch after `position`."""
 
     position: Position = Position()
     lines: int = 0
     is_open: bool = False
-    """True if that batch was begun, and its counts were added."""
+    """True if the batch after `position` was opened and its counts were added."""
     is_exhausted: bool = False
-    """True if the source has reached its end at least once."""
+    """True if the source was read to the end at least once."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A position in the drawing from sources: after `drawn` draws of a generator in this state."""
+    """Position in a mixture: after `drawn` draws of a generator in state `generator`."""
 
     places: tuple[SourcePlace, ...]
     generator: str = ""
-    """State of the generator as JSON text, since its numbers are too long for our files."""
+    """State of the generator as JSON text, because its numbers are too large for a manifest."""
     drawn: int = 0
 
 
 def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
-    """Return the position that `asdict` has made plain."""
+    """Return the position restored from the output of `asdict`."""
     if "places" not in raw:
         return Position(**raw)
     places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
@@ -57,7 +57,7 @@ def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
 
 
 class SourceLines:
-    """The documents of one source, one by one, over and over."""
+    """The documents of a source, repeated endlessly."""
 
     def __init__(self, task: Task, words: str, place: SourcePlace):
         self.task, self.words, self.place = task, words, place
@@ -69,14 +69,14 @@ class SourceLines:
         self._behind = Position()
 
     def take(self) -> Line:
-        """Return the next document; where it was the last, `place` says so. Raises InputError where there is none."""
+        """Return the next document, and update `place`. Raises InputError for a source without kept documents."""
         if not self.lines:
             self.batches = in_turn(replace(self.task, start=self.place.position))
             self._next()
             if not self.lines:
                 raise InputError(f"source {self.words}: none of its documents was chosen")
         at = self.place.lines
-        found, self.lines[at] = self.lines[at], NO_LINE  # a large document is freed
+        found, self.lines[at] = self.lines[at], NO_LINE  # free a large document
         self.place = replace(self.place, lines=at + 1)
         if at + 1 == len(self.lines):
             self.place = replace(self.place, position=self._behind, lines=0, is_open=False)
@@ -88,7 +88,7 @@ class SourceLines:
             self.batches.close()
 
     def _next(self) -> None:
-        """Open the next batch that has documents; none where the source ends."""
+        """Open the next batch with documents; at the end of the source, mark the source as exhausted."""
         for position, made in self.batches:
             if not self.place.is_open:
                 self.counts.update(made.counts)
@@ -102,7 +102,7 @@ class SourceLines:
 
 
 def documents(made: Prepared) -> list[Line]:
-    """Return part, line and digest of each document of a batch, in their order."""
+    """Return part, line and digest of each document of a batch in order."""
     names = [part.name for part in made.parts]
     split = [iter(b"".join(map(bytes, part.blocks)).split(b"\n")) for part in made.parts]
     order = made.order or bytes(sum(part.lines for part in made.parts))
@@ -111,7 +111,7 @@ def documents(made: Prepared) -> list[Line]:
 
 
 class Draws:
-    """Numbers of sources, as often as their weights say. The generator is that of `datasets`, a thousand at a time."""
+    """Draw source numbers by weight, with the generator of `datasets`, a thousand at a time."""
 
     def __init__(self, seed: int, weights: Sequence[float], start: Mixed):
         import numpy
@@ -138,7 +138,7 @@ class Draws:
 def mixed(
     spec: TextSpec, inputs: Inputs, start: Mixed | None, workers: int
 ) -> Generator[tuple[Mixed, Prepared], None, None]:
-    """Yield batches of the mixture with the position behind each, until the first or each source came to its end.
+    """Yield batches of the mixture with the position after each, until the first source (or all) is exhausted.
 
     Raises InputError for a source without a document.
     """
@@ -167,7 +167,7 @@ def mixed(
 
 
 def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> Prepared:
-    """Return drawn documents as one batch, with what was counted since the last one."""
+    """Return drawn documents as a batch, with the counts added since the last batch."""
     names = ("train", "val") if spec.val_ratio else ("train",)
     skipped: list[SkippedLine] = []
     counts = Counter(f"of source {number}" for number, _ in batch)

@@ -1,7 +1,7 @@
-"""Documents -> text shards: the whole of `inv shard`, and the first step on a pod.
+"""Documents -> text shards: the implementation of `inv shard`, and the first step on a pod.
 
-The bytes of the shards and of their manifest depend on the source and the options only: not on how many processes
-read, and not on how often the run was killed and resumed.
+The bytes of shards and manifest depend only on source and options, not on the number of reading processes or on
+interruptions.
 """
 
 import hashlib
@@ -39,12 +39,13 @@ from store import extensions, outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
-SILENCE_S = 3.0  # after a stop, anything that is silent for this long is not waited for
+# Seconds to wait after a stop request; a read or disk write without progress is then abandoned.
+SILENCE_S = 3.0
 MOST_WAITING = 4
 
 
 class Stopped(DataError):
-    """A signal asked the run to stop, and everything up to here was kept."""
+    """A signal stopped the run; all progress up to the signal is saved."""
 
     def __init__(self, signal_number: int, words: str):
         super().__init__(words)
@@ -55,16 +56,16 @@ class Stopped(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """The options that do not change the result."""
+    """Options that do not change the result."""
 
     workers: int = 0
-    """Processes; 0: as many as there are processors."""
+    """Number of processes; 0: one per CPU core."""
     reuse_shards: bool = False
-    """Leave finished shards as they are, whatever they were made from."""
+    """Keep finished shards, even from a different source."""
     keep_every_s: float = 30.0
-    """Longest time between two resume points; KEEP_BYTES of text also make one due."""
+    """Longest time between two resume points in seconds; KEEP_BYTES of text also trigger a resume point."""
     stdin: str = ""
-    """A path to read where the source is `stdin`."""
+    """Path of a file to read as `stdin`."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -72,12 +73,12 @@ class How:
 
 
 def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
-    """Write the shards of `spec` into `folder`; the summary of all parts.
+    """Write the shards of `spec` into `folder`; return a summary of all parts.
 
-    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`. The share of
-    one of several machines goes into folders of its own therein, for `merge`.
-    Goes on where an earlier run with the same source and options stopped. Memory does not grow with the source.
-    Raises InputError when the source yields nothing, Stopped after SIGINT or SIGTERM.
+    split: write into `train/` and `val/` (no `val/` if no documents are held out), otherwise directly into `folder`. In
+    a distributed run, each rank writes its share into a subfolder, for `merge`. The run resumes from an earlier run
+    with the same source and options. Memory use does not grow with the source. Raises InputError if the source has no
+    documents, Stopped after SIGINT or SIGTERM.
     """
     held_out = bool(spec.val_ratio or spec.validation)
     if not split and held_out:
@@ -92,24 +93,25 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
     check_place(spec, folder, split)
     inputs = share.of(spec, list_inputs(spec))
     with alone_in(folder if share.world == 1 else folders["train"]):
-        check_place(spec, folder, split)  # again: another process may have finished meanwhile
+        # Check again, because a different process may have finished meanwhile.
+        check_place(spec, folder, split)
         run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
         try:
             with _stoppable() as stop:
                 run.read_all(stop)
-                made = run.finish()  # takes a moment, so a signal does not stop it
+                made = run.finish()  # quick, so a signal does not interrupt it
         except Stopped as stopped:
-            stopped.goes_on = spec.source not in STDIN  # what was read from there cannot be read again
+            stopped.goes_on = spec.source not in STDIN  # stdin cannot be read again
             raise
         finally:
             run.close()
         if split and not held_out:
-            remove_shards(folder / "val")  # an old part must not stand beside a new one
+            remove_shards(folder / "val")  # stale shards must not lie beside new shards
     return _summary(spec, made)
 
 
 def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
-    """Raise InputError where a later reader would mistake shards in `folder` for what they are not."""
+    """Raise InputError if a later reader would mix shards in `folder` with other shards, or read them as the source."""
     others = [folder / MANIFEST] if split else [folder / "train", folder / "val"]
     if found := [path.name for path in others if path.exists()]:
         which = "in train and val" if split else "of its own"
@@ -127,7 +129,7 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
 
 
 class Run:
-    """One run over a source: its position, and the two writers that it feeds."""
+    """A run over a source: the position in the source, and the writers of `train` and `val`."""
 
     def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
@@ -141,7 +143,7 @@ class Run:
         self.seen: Seen | None = None
         options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
-        identity += [one.uri for one in inputs.files if one.stream]  # the unit of a position
+        identity += [one.uri for one in inputs.files if one.stream]  # positions count streams
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._more_about()
@@ -164,10 +166,10 @@ class Run:
         self.weights = weights(inputs)
         self.began_with = (self.kept, self.raw_bytes, self._read_share(0.0))
         if state is None:
-            self._keep(*self._now())  # from here on the folder is ours
+            self._keep(*self._now())  # marks the folder as used by this run
 
     def read_all(self, stop: Callable[[], int]) -> None:
-        """Read the whole source. Raises Stopped when `stop` says so."""
+        """Read the whole source. Raises Stopped if `stop` returns a signal number."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
         batches = self._batches()
@@ -199,7 +201,7 @@ class Run:
         return in_turn(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
     def keep(self) -> None:
-        """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
+        """Start to publish complete shards and save the position, in the background."""
         self.settle()
         if self.seen:
             self.seen.commit()
@@ -207,18 +209,20 @@ class Run:
         self.kept_at, self.kept_bytes = time.monotonic(), self.raw_bytes
 
     def settle(self) -> None:
-        """Wait for the disk: a kill from here on costs nothing of what was there at the last `keep`."""
+        """Wait for the background save; a kill after this call loses no progress made before the last `keep`."""
         if self.keeping:
             self.keeping.result()
             self.keeping = None
 
     def _is_due(self, now: float) -> bool:
-        if self.keeping and not self.keeping.done():  # then only so many drafts may pile up
+        # During a save, the next save is due only after MOST_WAITING complete shards, which limits the number of
+        # drafts.
+        if self.keeping and not self.keeping.done():
             return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
     def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
-        """Return the state to keep."""
+        """Return the cut of each writer, and the state to save."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
@@ -231,17 +235,20 @@ class Run:
         return {name: writer.cut() for name, writer in self.writers.items()}, state
 
     def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
-        """Save the state, in a thread of its own: it waits for the disk."""
+        """Publish the shards and save the state; runs in the disk thread, because the disk is slow."""
         about = {**self.about, "counts": state["counts"], **_listed(state["skipped"])}
         parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
-        if self.spec.source not in STDIN:  # what was read from there cannot be read again
+        if self.spec.source not in STDIN:  # stdin cannot be read again
             write_json(self.draft / STATE, {**state, "parts": parts})
         for writer in self.writers.values():
             writer.forget()
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Return the manifests, when everything is read. Raises InputError when that was nothing."""
-        some = self.share.world > 1  # the source may have many files, and no document in them
+        """Write and return the manifests after the whole source is read.
+
+        Raises InputError if the source has no documents or none is selected, except in a distributed run.
+        """
+        some = self.share.world > 1  # the share of a rank may have files without documents
         if not (some or self.counts["read"] - self.counts["empty"]):
             raise InputError(f"source {self.spec.source}: no document in it")
         if not (some or self.kept):
@@ -257,7 +264,7 @@ class Run:
         self.close()
         shutil.rmtree(self.draft)
         if some:
-            with suppress(OSError):  # another rank is at work
+            with suppress(OSError):  # a different rank still uses the folder
                 self.draft.parent.rmdir()
         return parts
 
@@ -292,7 +299,8 @@ class Run:
     def _tell(self, now: float, read_share: float) -> None:
         """Report the progress.
 
-        read_share: of the source. Where its end is nearer than `take`, that is what counts.
+        read_share: share of the source read so far. If the run is closer to `take` documents than to the end of the
+        source, the share of `take` is reported.
         """
         self.told_at = now
         took = now - self.began
@@ -315,9 +323,9 @@ class Run:
         )
 
     def _read_share(self, file_done: float) -> float:
-        """Return the share of the source that lies before the piece at `position`."""
+        """Return the share of the source before the piece at `position`, from 0 to 1."""
         if isinstance(self.position, Mixed):
-            return 0.0  # it is not known which source ends first
+            return 0.0  # the source that ends first is unknown
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
@@ -338,7 +346,7 @@ class Run:
         return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Return the position at which a run with the same source and options stopped; None when there is none."""
+        """Return the saved state of a run with the same source and options, or None."""
         try:
             state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
@@ -347,12 +355,12 @@ class Run:
 
 
 def _listed(skipped: list[str]) -> dict[str, list[str]]:
-    """Return the skipped lines for a manifest: the first of them, by file and line."""
+    """Return the manifest entry of the skipped lines: the first of them, by file and line."""
     return {"skipped": skipped} if skipped else {}
 
 
 def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return the manifests of these parts if all are finished."""
+    """Return the manifests of all parts if all are finished, else {}."""
     if not all((folder / MANIFEST).exists() for folder in folders.values()):
         return {}
     found = {name: read_manifest(folder, finished=False) for name, folder in folders.items()}
@@ -373,10 +381,10 @@ def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """Yield a function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
+    """Yield a function that returns the number of the signal that requested a stop, or 0.
 
-    Where nobody calls that function in time, a read or the disk hangs: Stopped is raised there, and what was kept
-    before is all.
+    A second signal raises KeyboardInterrupt. If the function is not called within SILENCE_S seconds after a signal, a
+    read or the disk hangs: Stopped is raised in place, and only progress saved earlier remains.
     """
     asked = [0]
 

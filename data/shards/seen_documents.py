@@ -1,4 +1,4 @@
-"""The hashes of documents that were there before, in an SQLite file, so that memory stays flat."""
+"""Hashes of earlier documents in an SQLite file, for deduplication with constant memory."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ CACHE_KIB = 64 << 10
 
 
 class Seen:
-    """A set of hashes with the number of the document that first had each.
+    """A set of document hashes, each with the number of the first document.
 
-    The number makes asking again harmless: a run that resumes from an older mark meets its own entries.
+    The number makes repeated queries safe: a run resumed from an older mark finds its own entries.
     """
 
     def __init__(self, path: Path):
@@ -26,7 +26,7 @@ class Seen:
         self.base.execute("BEGIN")
 
     def are_new(self, digests: Sequence[bytes], first_number: int) -> list[bool]:
-        """Return for each whether it is seen for the first time; numbers go on from `first_number`."""
+        """Return a flag per digest: True for the first occurrence; documents are numbered from `first_number`."""
         new = []
         with self._disk():
             for number, digest in enumerate(digests, first_number):
@@ -38,7 +38,7 @@ class Seen:
         return new
 
     def commit(self) -> None:
-        """Keep it. To be called before a mark is kept that relies on it."""
+        """Commit the entries to disk; call before saving a mark that relies on them."""
         with self._disk():
             self.base.execute("COMMIT")
             self.base.execute("BEGIN")
@@ -47,7 +47,7 @@ class Seen:
     def _disk(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:  # the disk is full, or damaged
+        except sqlite3.OperationalError as error:  # a full or damaged disk
             raise DataError(f"{self.path}: {error}") from None
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Text shards: one document per line in `shard-00000.txt`, ..., and a `manifest.json` that is written last.
+"""Text shards: one document per line in `shard-00000.txt` and following files, with a `manifest.json` written last.
 
-How a document is one line: `data/text/escapes.py`. What the manifest says: `manifest.py`. A folder is finished when its
-manifest says so. Until then the shards that it lists are whole, and what is not whole yet lies in `.draft`. Where a
-finished run is repeated, its shards stay until the new ones are all there.
+`data/text/escapes.py` defines the escaping of a document to a single line, `manifest.py` the manifest. The manifest
+marks a folder as finished. Before that, all listed shards are complete and partial shards are in `.draft`. Repeating a
+finished run keeps the old shards until all new shards are complete.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from store import outside
 
 @dataclass(frozen=True)
 class Form:
-    """The file format of a shard: `txt`, `jsonl` or `parquet`; `gzip`, `zstd` or none, by so many threads."""
+    """File format of a shard: `txt`, `jsonl` or `parquet`; compression `gzip`, `zstd` or none; number of threads."""
 
     format: str = "txt"
     compression: str = ""
@@ -42,7 +42,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Cut:
-    """The position of a Writer: the shards completed since the last cut, and the size of the open one."""
+    """Position of a Writer: the shards completed since the last cut, and the size of the open shard."""
 
     whole: list[dict[str, Any]]
     index: int
@@ -52,11 +52,11 @@ class Cut:
 
 
 class Writer:
-    """A writer that rolls lines into the shards of one folder.
+    """Write lines into the shards of a folder.
 
-    `cut` and `write` are quick; `publish`, which may run beside them in another thread, lets the shards of a cut appear
-    and waits for the disk. Its mark is what a later Writer needs to stand behind exactly the lines before that cut.
-    `finish` writes the manifest that says that this is all.
+    `cut` and `write` are quick. `publish` makes the shards of a cut visible and waits for the disk; it may run in a
+    separate thread and returns a mark. A later Writer resumes from the mark, directly after the last line before the
+    cut. `finish` writes the final manifest.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Writer:
         draft: Path | None = None,
         mark: Mapping[str, Any] | None = None,
     ):
-        """Open the folder at the beginning, or where `mark` was made.
+        """Open the folder for a new run, or resume from `mark`.
 
-        Raises InputError when `folder` holds shards that no manifest of ours claims, DataError when what the mark
-        relies on is gone.
+        Raises InputError if `folder` holds shards not listed in a manifest, DataError if files required by the mark are
+        missing or changed.
         """
         self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
         self.draft = draft or folder / DRAFT
@@ -78,7 +78,7 @@ class Writer:
         self._whole: list[dict[str, Any]] = []
         self._spent: list[Path] = []
         self.num_bytes = 0
-        """Bytes written by this very object."""
+        """Bytes written by this Writer, without earlier runs."""
         self._index = self._lines = self._bytes = 0
         self._file: Any = None
         if mark is None:
@@ -102,14 +102,14 @@ class Writer:
                 )
             what += ", with other options or another source than now"
             raise InputError(f"{what}; run its command again to continue, remove the folder, or choose another")
-        for path in unclaimed:  # a killed run had no time to list them
+        for path in unclaimed:  # written by a run killed before it could list them
             path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True)
         self.home.mkdir(parents=True, exist_ok=True)
 
     def _resume(self, mark: Mapping[str, Any]) -> None:
-        """Undo whatever was written after the mark."""
+        """Restore the state of the mark, and remove data written later."""
         self.aside, self.shards = mark["aside"], list(mark["shards"])
         self._index = len(self.shards)
         self._lines, self._bytes = mark["lines"], mark["bytes"]
@@ -139,40 +139,40 @@ class Writer:
 
     @property
     def home(self) -> Path:
-        """Return the folder in which shards appear."""
+        """Return the folder for published shards: a draft folder while an old finished set stays in place."""
         return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
-        self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # half a surrogate pair has no UTF-8
+        self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # an unpaired surrogate has no UTF-8 form
 
     def write(self, blocks: Iterable[Text], lines: int) -> int:
-        """Write so many whole lines, in blocks that end anywhere; return their bytes."""
+        """Write `lines` whole lines, given as blocks with arbitrary borders; return the number of bytes written."""
         before = self.num_bytes
         if lines < self.lines_per_shard - self._lines:
             if lines:
                 self._append(blocks, lines)
             return self.num_bytes - before
-        for block in map(bytes, blocks):  # a shard ends in one of them
+        for block in map(bytes, blocks):  # a block in this call completes a shard
             self._append_and_roll(block)
         return self.num_bytes - before
 
     @property
     def num_whole(self) -> int:
-        """Return how many shards are whole, whether they have appeared or not."""
+        """Return the number of complete shards, published or not."""
         return self._index
 
     @property
     def num_waiting(self) -> int:
-        """Return how many shards were whole after the last cut."""
+        """Return the number of shards completed since the last cut."""
         return len(self._whole)
 
     def cut(self) -> Cut:
-        """Return the cut: the shards to publish, and the position they reach."""
+        """Return the shards completed since the last cut, and the current position."""
         whole, self._whole = self._whole, []
         return Cut(whole, self._index, self._lines, self._bytes)
 
     def publish(self, cut: Cut, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Publish the shards of `cut` and list them in the manifest, then the mark, after all of it is on the disk."""
+        """Publish the shards of `cut`, list them in the manifest and return the mark, all after syncing to disk."""
         for one in cut.whole:
             index = len(self.shards)
             name, draft = f"shard-{index:05d}{self.form.suffix}", self._draft(index)
@@ -195,18 +195,21 @@ class Writer:
         return {"shards": self.shards, "lines": cut.lines, "bytes": cut.bytes, "aside": self.aside}
 
     def forget(self) -> None:
-        """Remove what is of no more use once a mark was kept."""
+        """Remove drafts of compressed shards; call after the mark is saved."""
         for path in self._spent:
             path.unlink(missing_ok=True)
         self._spent = []
 
     def close(self) -> None:
-        """Make the open shard whole, however short it is."""
+        """Complete the open shard, even if short."""
         if self._file is not None:
             self._roll()
 
     def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
+        """Write the final manifest after all shards are on disk, and return the manifest.
+
+        Replaces the shards of an earlier run.
+        """
         about = {"source": source, "options": dict(options), **(more or {})}
         self.close()
         self.publish(self.cut(), about)
@@ -252,9 +255,9 @@ class Writer:
 
 
 def replace_shards(new: Path, folder: Path) -> None:
-    """Move the finished shards of `new` into `folder` in place of those that its manifest lists, the manifest last.
+    """Replace the shards listed in the manifest of `folder` with the finished shards of `new`; move the manifest last.
 
-    Can be asked for again after it was broken off.
+    Safe to call again after an interruption.
     """
     moved = {name for name in listed(new) if not (new / name).exists()}
     remove_shards(folder, moved)
@@ -265,36 +268,36 @@ def replace_shards(new: Path, folder: Path) -> None:
 
 
 def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
-    """Remove what the manifest of `folder` lists, the manifest first."""
-    with suppress(DataError):  # there is no manifest, or it is not ours: there is nothing to remove
+    """Remove the manifest of `folder`, then the listed shards except those in `but`."""
+    with suppress(DataError):  # no manifest, or a manifest of a different program: remove no files
         names = listed(folder)
         (folder / MANIFEST).unlink()
-        for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of ranks
+        for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of distributed ranks
             (path / MANIFEST).unlink(missing_ok=True)
         for name in names - but:
             (folder / name).unlink(missing_ok=True)
         for path in {(folder / name).parent for name in names} - {folder}:
-            with suppress(OSError):  # there is something else in it
+            with suppress(OSError):  # the folder holds other files
                 path.rmdir()
 
 
 def _end_of_line(data: bytes, at: int, lines: int) -> int:
-    """Return the position after so many lines from `at` on."""
+    """Return the offset after `lines` lines, counted from offset `at`."""
     for _ in range(lines):
         at = data.index(b"\n", at) + 1
     return at
 
 
 def shard_paths(text: Path, part: str = "train", partial: bool = False) -> list[Path]:
-    """Return the shards of one part of a text folder; a folder without parts is all `train`. Raises DataError.
+    """Return the shards of a part of a text folder; a folder without parts is all `train`. Raises DataError.
 
-    partial: those that are whole also of a run that was interrupted.
+    partial: accept an unfinished run, and return the complete shards.
     """
     return [path for path, _ in whole_shards(text, part, partial)]
 
 
 def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the shards as `shard_paths` does, each with what the manifest says of it."""
+    """Return the shards as in `shard_paths`, each with its manifest entry. Raises DataError."""
     folder = text / part
     if not folder.is_dir():
         if part != "train" or (text / "val").is_dir():
@@ -310,7 +313,7 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
 
 
 def read(paths: list[Path]) -> Iterator[str]:
-    """Yield the documents of these shards, one after another."""
+    """Yield the documents of the shards in order."""
     from data.text.batches import open_pieces
     from data.text.documents import InputFile
 

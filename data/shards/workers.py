@@ -1,8 +1,8 @@
-"""Batches of lines, made by several processes and given out in the one order that a single process would have.
+"""Worker processes that read batches of lines in parallel and yield them in the order of a single process.
 
-`Task.reader` says which process reads a piece of a file; so everybody knows who has what, and nobody needs to know how
-many pieces a file has but the one who comes to its end. This process is one of them. Lines of the others travel through
-a ring of slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
+`Task.reader` assigns each piece of a file to a process, so all processes know the assignment; only the process that
+reaches the end of a file needs the number of pieces. The main process is process 0 and reads too. Each other process
+writes lines into a ring of slots in shared memory; a pipe carries messages about filled slots and returns free slots.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class Position:
-    """The end of a batch: `row` rows into piece `piece` (of parquet: the row group) of file `file`."""
+    """End of a batch: `row` rows into piece `piece` (in parquet: the row group) of file `file`."""
 
     file: int = 0
     piece: int = 0
     row: int = 0
     state: dict[str, Any] | None = None
-    """State of a stream, from which it resumes there."""
+    """State of a stream for resuming at the position."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The work of reading: what is read, from where, and by how many processes."""
+    """A reading job: the spec, the files, the start position and the number of processes."""
 
     spec: TextSpec
     files: tuple[InputFile, ...]
@@ -57,8 +57,9 @@ class Task:
     def reader(self, file: int, piece: int) -> int:
         """Return the number of the process that reads a piece.
 
-        Process 0 also writes what all have read, which is half as much work as reading it, but for what comes from
-        afar: there most of the work is to wait.
+        Process 0 also writes the output of all processes, which takes half as much work as reading. On local files,
+        process 0 therefore reads one piece in four if there are two processes, and no piece if there are more. Remote
+        files are shared equally, because reading them is mostly waiting.
         """
         is_near = "://" not in self.files[file].uri
         shares = {2: (0, 1, 1, 1)}.get(self.workers, range(1, self.workers)) if is_near else range(self.workers)
@@ -66,9 +67,9 @@ class Task:
 
 
 def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
-    """Yield each batch with the position behind it. What a process raises is raised here, when its turn comes.
+    """Yield each batch with the position after the batch; errors of a process are raised here in order.
 
-    The blocks of a batch are good until the next one is asked for. Raises DataError when a process is killed.
+    The blocks of a batch are valid until the next iteration. Raises DataError if a process is killed.
     """
     forked = task.workers > 1 and _may_fork(task)
     others: list[Worker] = []
@@ -86,30 +87,30 @@ def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
 
 
 def _may_fork(task: Task) -> bool:
-    """Return whether the processes can be copies of this one, which start at once with all that is imported here.
+    """Return True if workers can be forked, which starts them at once with all modules imported.
 
-    What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
-    it themselves), and connections cannot be shared.
+    Forking requires a single thread, because a lock held by a second thread would stay locked in the child (Arrow's
+    allocators handle this), and local files, because connections cannot be shared.
     """
     if threading.active_count() > 1 or any("://" in file.uri for file in task.files):
         return False
     file = task.files[min(task.start.file, len(task.files) - 1)]
-    open_pieces(file, wanted_columns(task.spec), required_columns(task.spec))  # imports what they need
+    open_pieces(file, wanted_columns(task.spec), required_columns(task.spec))  # imports the modules that workers need
     return True
 
 
 def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Position, Prepared], None, bool]:
-    """Yield the batches of a piece; return whether the file goes on after it."""
+    """Yield the batches of a piece; return True if the file has more pieces."""
     while True:
         position, made = tell()
         if isinstance(made, bool):
             return made
         yield position, made
-        del made  # a large document is freed before the next one is read
+        del made  # free a large document before the next read
 
 
 def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]:
-    """Yield the results of worker `number` in order: batches, and at the end of each piece whether its file goes on."""
+    """Yield the results of worker `number` in order: batches, and after each piece True if the file has more pieces."""
     spec, start = task.spec, task.start
     for at, file in enumerate(task.files[start.file :], start.file):
         pieces = open_pieces(file, wanted_columns(spec), required_columns(spec))
@@ -129,15 +130,15 @@ def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]
                     made = prepare(batch, spec, file.part, task.main)
                     yield Position(at, piece, row, batch.state), replace(made, file_done=piece / pieces.count)
                     del made
-                del batch  # a large document is freed before the next one is read
+                del batch  # free a large document before the next read
             yield Position(at, piece + 1), True
 
 
 class Worker:
-    """One process and its ring, as the side that reads sees it."""
+    """A worker process and its ring buffer, as seen by the reading process."""
 
     def __init__(self, task: Task, number: int, forked: "list[Worker] | None"):
-        """Start a process: anew, or as a copy of this one where the list of those copied before is given."""
+        """Start a process: spawned if `forked` is None, otherwise forked; `forked` lists the workers forked earlier."""
         slots = max(8, RING_BYTES // (task.workers - 1) // SLOT_BYTES)
         self.memory = os.memfd_create("ring")
         os.ftruncate(self.memory, slots * SLOT_BYTES)
@@ -157,7 +158,7 @@ class Worker:
         theirs.close()
 
     def next(self) -> tuple[Position, Any]:
-        for _ in self.views:  # parts of the previous batch that were not read
+        for _ in self.views:  # skip unread parts of the previous batch
             pass
         self._give_back()
         position, made = self._receive()
@@ -170,7 +171,7 @@ class Worker:
 
     def _give_back(self) -> None:
         if self.slot is not None:
-            with contextlib.suppress(ConnectionError):  # the next look at it reports that it was killed
+            with contextlib.suppress(ConnectionError):  # the next receive reports a killed process
                 self.connection.send_bytes(self.slot.to_bytes(2, "big"))
             self.slot = None
 
@@ -188,7 +189,7 @@ class Worker:
         return position, made
 
     def _views(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield the bytes of one batch, each time with the number of their part."""
+        """Yield the byte blocks of a batch, each with the number of its part."""
         while True:
             view = memoryview(self.ring)
             for one in self.stored:
@@ -209,7 +210,7 @@ class Worker:
 
 
 def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], number: int) -> Iterator[memoryview]:
-    """Yield the bytes of one part; those before it have been gone through, or nobody wanted them."""
+    """Yield the byte blocks of part `number`; skips unread earlier parts."""
     for found, views in groups:
         if found == number:
             yield from (view for _, view in views)
@@ -218,7 +219,7 @@ def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], numbe
 
 @dataclass(frozen=True)
 class StoredPart:
-    """The place in the ring of some bytes of part number `part`."""
+    """Byte range in the ring that holds data of part number `part`."""
 
     part: int
     start: int
@@ -227,19 +228,20 @@ class StoredPart:
 
 def _work(task: Task, number: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
-    # the library of streams makes semaphores, which are to be taken away when it is told to end
+    # The streaming library creates semaphores, which a normal exit removes.
     leave: Any = (lambda *_: sys.exit(143)) if any(one.stream for one in task.files) else signal.SIG_DFL
     signal.signal(signal.SIGTERM, leave)
-    for other in others:  # a pipe whose end a copy holds too would never report that its owner is gone
+    # Close inherited pipe ends; otherwise a pipe stays open after its owner exits.
+    for other in others:
         other.close()
-    with contextlib.suppress(ConnectionError, EOFError):  # the reader is gone
+    with contextlib.suppress(ConnectionError, EOFError):  # the reading process exited
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
                 Sender(shared, slots, connection).send_all(_made(task, number))
-        except Exception as error:  # reported to the waiting process, which raises it
+        except Exception as error:  # send the error to the reading process, which raises it
             _send_error(error, connection)
         while True:
-            connection.recv_bytes()  # stay until the other side has read all and hangs up
+            connection.recv_bytes()  # wait until the reading process has read everything and closes the pipe
 
 
 def _send_error(error: Exception, connection: Connection) -> None:
@@ -252,7 +254,7 @@ def _send_error(error: Exception, connection: Connection) -> None:
 
 
 class Sender:
-    """The other side of a Worker: what is made goes into slots of the ring, a giant into one after another."""
+    """Worker side of the ring: writes batches into slots; a large batch fills several slots in sequence."""
 
     def __init__(self, shared: mmap.mmap, slots: int, connection: Connection):
         self.shared, self.connection = shared, connection
@@ -285,10 +287,10 @@ class Sender:
         self._hand_over()
 
     def _begin(self, said: tuple[Position, Prepared | None]) -> None:
-        """Begin a new slot, which goes with this message."""
+        """Take the free slot with the lowest index, and keep `said` as the message for the slot."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
-        self.slot = heapq.heappop(self.free)  # the slot of the lowest memory, which is warm
+        self.slot = heapq.heappop(self.free)  # the lowest slot is most likely in the CPU cache
         self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES
         self.said = said
         self.stored: list[StoredPart] = []

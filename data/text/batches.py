@@ -1,7 +1,7 @@
-"""Files as batches of documents: about a megabyte of text at a time, in a fixed order, from any place in the middle.
+"""Read files as batches of documents: about a megabyte of text each, in a fixed order, from any start position.
 
-A file falls into pieces that can be read apart from each other: the row groups of a parquet file, byte ranges of a
-plain local text file; anything else is one piece. Every piece falls into batches.
+A file consists of pieces that are read independently: the row groups of a Parquet file, or byte ranges of an
+uncompressed local text file; any other file is a single piece. A piece consists of batches.
 """
 
 import gzip
@@ -40,14 +40,14 @@ class Pieces(Protocol):
     count: int
 
     def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
-        """Yield its batches; those of a stream go on from a `state` that one of them had."""
+        """Yield the batches of a piece; a stream resumes from the `state` of an earlier batch."""
         ...
 
 
 def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence[str] = ()) -> Pieces:
-    """Open `file` for reading. `columns` are read along where there are any, `required` must be there.
+    """Open `file` for reading, with optional `columns` read if present and `required` columns.
 
-    Raises InputError for what is no such file, DataError when it cannot be reached.
+    Raises InputError for an invalid file or a missing required column, DataError if the file is unreachable.
     """
     if file.uri == "pydocs":
         from data.text import pydocs
@@ -83,7 +83,7 @@ def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) ->
 
 
 class DamagedFile(InputError):
-    """A file that cannot be opened as what its name says."""
+    """A file with content that does not match the format of its name."""
 
     def __init__(self, uri: str, why: str) -> None:
         super().__init__(f"{uri}: {why}")
@@ -91,7 +91,7 @@ class DamagedFile(InputError):
 
 
 class Unread:
-    """A damaged file of which nothing is read: one row, which is left out."""
+    """A damaged file that is skipped: yields a single row, marked as left out."""
 
     count = 1
 
@@ -103,14 +103,14 @@ class Unread:
 
 
 def left_out(uri: str, start: int, line: int, why: str) -> Batch:
-    """Return a batch of one row that is left out."""
+    """Return a batch with a single row, marked as left out."""
     skips = Skips(uri, start)
     skips.add(line, why)
     return Batch(1, Listed(), {}, skips=skips)
 
 
 class Renamed:
-    """Pieces whose columns get our names."""
+    """Pieces with columns renamed to Slipway's names."""
 
     def __init__(self, pieces: Pieces, file: InputFile):
         self.pieces, self.file, self.count = pieces, file, pieces.count
@@ -120,11 +120,11 @@ class Renamed:
         for one in self.pieces.read(piece, state):
             mapped = {ours: one.columns[theirs] for ours, theirs in names.items() if theirs in one.columns}
             yield replace(one, columns={**one.columns, **mapped})
-            del one  # a large document is freed before the next one is read
+            del one  # free a large document before the next read
 
 
 class YieldedDocuments:
-    """Documents that a program yields, as one piece."""
+    """Documents from an iterator, as a single piece."""
 
     count = 1
 
@@ -140,7 +140,7 @@ class YieldedDocuments:
 
 
 class Parquet:
-    """A parquet file; row groups are pieces. Only the columns that are wanted are read."""
+    """A Parquet file; pieces are row groups. Only the requested columns are read."""
 
     def __init__(
         self, uri: str, columns: Sequence[str], required: Sequence[str], text: str = "text", skips: bool = False
@@ -198,7 +198,7 @@ class Parquet:
 
 
 class Ranged:
-    """Some rows of a parquet file: the row groups that they lie in are pieces."""
+    """A row range of a Parquet file; pieces are the row groups in the range."""
 
     def __init__(self, file: Parquet, start: int, stop: int):
         self.file = file
@@ -228,7 +228,7 @@ class Ranged:
 
 
 class Lines:
-    """A text file of lines or of JSON objects; ranges of a plain local file are pieces."""
+    """A file of text lines or JSON objects; pieces are byte ranges of an uncompressed local file."""
 
     def __init__(
         self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str], text: str = "text",
@@ -249,7 +249,7 @@ class Lines:
 
         number = 0
         with self._open() as file:
-            if start:  # a line belongs to the range that it begins in
+            if start:  # a line belongs to the range of its first byte
                 file.seek(start - 1)
                 while (rest := file.readline(BATCH_BYTES)) and not rest.endswith(b"\n"):
                     pass
@@ -262,7 +262,7 @@ class Lines:
                     is_noise = bool(batch.skips and batch.skips.is_noise)
                     del lines
                     yield batch
-                    del batch  # a large document is freed before the next one is read
+                    del batch  # free a large document before the next read
                     number += number_of_lines
             except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
                 if not self.skips:
@@ -273,7 +273,8 @@ class Lines:
     def _open(self) -> BinaryIO:
         if self.uri in STDIN:
             return sys.stdin.buffer
-        raw: Any = open(self.uri, "rb", buffering=0) if self.local else open_remote(self.uri)  # noqa: SIM115 closed by who asked
+        # The caller closes the file.
+        raw: Any = open(self.uri, "rb", buffering=0) if self.local else open_remote(self.uri)  # noqa: SIM115
         if self.packed == "gzip":
             return io.BufferedReader(gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18)), BATCH_BYTES)  # type: ignore[arg-type,return-value]
         if self.packed:
@@ -312,16 +313,19 @@ class Lines:
         return Batch(rows, lines, {}, max(0, invalid - mended), skips=skips)
 
     def _no_texts(self, lines: Listed, number: int, skips: Skips, after_noise: bool) -> set[int]:
-        """Return the lines that are left out. Raises InputError where most of a batch is no text, unless it may be."""
+        """Return the indices of the lines to leave out.
+
+        Raises InputError if most of a batch is not text, unless invalid lines are skipped.
+        """
         bad, skips.is_noise = no_texts(lines, after_noise)
         if not self.skips and not skips.is_noise:
-            return set()  # what is not UTF-8 in them is replaced
+            return set()  # bytes that are not UTF-8 are replaced
         for at in bad:
             self._refuse(skips, number + at, f"not text: its bytes are not UTF-8, or control characters; {HOW}")
         return set(bad)
 
     def _refuse(self, skips: Skips, line: int, why: str) -> None:
-        """Record a line that is no document. Raises InputError where such lines are not left out."""
+        """Record a line that is not a document. Raises InputError unless invalid lines are skipped."""
         if not self.skips:
             raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
         skips.add(line, why.removesuffix(f"; {HOW}"))
@@ -338,7 +342,7 @@ class Lines:
                 self._refuse(skips, number + at, why)
                 invalid -= bool(invalid) and REPLACED in line
                 continue
-            # half a surrogate pair has no UTF-8
+            # An unpaired surrogate has no UTF-8 form.
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:
                 there.update(dict.fromkeys(row))
@@ -348,7 +352,7 @@ class Lines:
         return Batch(rows, texts, found, invalid, skips=skips if skips.count else None, available=tuple(there))
 
     def _read(self, line: Any) -> tuple[Any, Any, str]:
-        """Return the row of a line, its text, and why it is no document, "" where it is one."""
+        """Return the row of a line, the text, and the reason if the line is not a document, otherwise ""."""
         try:
             is_giant = isinstance(line, bytearray) and self.text == "text"
             row = take_text(line) if is_giant else outside.row(bytes(line))
@@ -364,9 +368,9 @@ class Lines:
 
 
 def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
-    """Yield the lines that begin between `at` and `stop`, without newlines, about BATCH_BYTES of them at a time.
+    """Yield the lines that begin between `at` and `stop`, without newlines, in batches of about BATCH_BYTES.
 
-    A giant is a bytearray, so that it is in memory only once.
+    A line longer than GIANT is a bytearray, to hold the line in memory only once.
     """
     tail = bytearray()
     while block := file.read(min(BATCH_BYTES, stop - at)) if at < stop else file.readline(BATCH_BYTES if tail else 0):
@@ -381,13 +385,13 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
             lines[0] = tail if len(tail) > GIANT else bytes(tail)
         tail = bytearray(block[end + 1 :])
         yield lines
-        del lines  # a large document is freed before the next one is read
+        del lines  # free a large document before the next read
     if tail:
         yield Listed([tail if len(tail) > GIANT else bytes(tail)])
 
 
 def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:
-    """Yield the documents of a batch that was read with all COLUMNS; the empty ones are left out."""
+    """Yield the documents of a batch read with all COLUMNS, without blank documents."""
     for at, text in enumerate(batch.texts):
         if not is_blank(text):
             values = {name: column[at] for name, column in batch.columns.items() if name in COLUMNS}
@@ -399,8 +403,8 @@ def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]
 def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
     """Yield the documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or a URL.
 
-    Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
-    DataError when what lies elsewhere cannot be reached.
+    Raises ConfigError for a missing file, InputError for a missing package, row or column, DataError if a remote source
+    is unreachable.
     """
     for file in list_inputs(TextSpec(source=source, packages=packages)).files:
         pieces, row = open_pieces(file, COLUMNS), 0

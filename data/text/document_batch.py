@@ -1,7 +1,7 @@
-"""The documents of a batch in UTF-8: a list, or offsets into one buffer, copied only when one is asked for.
+"""The UTF-8 documents of a batch: a list, or offsets into a buffer, copied only on access.
 
-They are joined in blocks of BLOCK bytes. Memory of that size is used again and again; with larger ones the system
-gives new pages each time, and to touch those costs more than all that is done with them.
+Texts are joined in blocks of BLOCK bytes. Memory of this size is reused; for larger blocks the system allocates new
+pages each time, and page faults cost more than the processing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,23 @@ BLOCK = 64 << 10
 
 
 class Listed(list[Any]):
-    """Texts that are objects of their own."""
+    """Texts as separate objects."""
 
     def pick(self, rows: Sequence[int]) -> "Listed":
-        """Return only these rows."""
+        """Return the texts at the given rows."""
         return Listed(self[at] for at in rows)
 
     def blank(self) -> list[int]:
-        """Return the rows in which there is nothing but white space, as `str.strip` sees it."""
+        """Return the rows with only white space, as defined by `str.strip`."""
         return [at for at, text in enumerate(self) if is_blank(text)]
 
     def joined(self) -> Iterator[bytes]:
-        """Yield all of them with BETWEEN behind each, in blocks."""
+        """Yield all texts joined in blocks, with BETWEEN after each text."""
         return _joined(self, sum(map(len, self)))
 
 
 class Column(Sequence[bytes]):
-    """Texts that lie in a buffer, by their offsets."""
+    """Texts in a shared buffer, by offsets."""
 
     def __init__(self, view: memoryview, places: list[tuple[int, int]]):
         self.view, self.places = view, places
@@ -40,7 +40,7 @@ class Column(Sequence[bytes]):
         return len(self.places)
 
     def __getitem__(self, at: Any) -> Any:
-        """Return one as bytes; a slice as views."""
+        """Return a text as bytes, or a slice as a list of views."""
         if isinstance(at, slice):
             return [self.view[start:end] for start, end in self.places[at]]
         start, end = self.places[at]
@@ -65,7 +65,7 @@ Texts = Listed | Column
 
 
 def of_arrow(column: Any) -> tuple[Texts, int]:
-    """Return the texts of an Arrow array of strings or bytes, null as empty, and how many of them were not UTF-8."""
+    """Return the texts of an Arrow array of strings or bytes, null as empty, and the number of invalid UTF-8 texts."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -85,7 +85,7 @@ def of_arrow(column: Any) -> tuple[Texts, int]:
 
 
 def mend(texts: list[Any]) -> int:
-    """Make texts UTF-8 by putting U+FFFD where they were not; in how many."""
+    """Replace invalid UTF-8 in texts by U+FFFD, in place; return the number of changed texts."""
     invalid = 0
     with suppress(UnicodeDecodeError):
         if sum(map(len, texts)) <= GIANT:
@@ -104,7 +104,7 @@ def mend(texts: list[Any]) -> int:
 
 
 def is_blank(text: bytes | bytearray) -> bool:
-    """Return whether there is nothing but white space, as `str.strip` sees it."""
+    """Return True for a text with only white space, as defined by `str.strip`."""
     if len(text) > GIANT:
         return not any(some.strip() for some in characters(text))
     rest = text.lstrip()
@@ -118,7 +118,7 @@ def _joined(texts: Texts, num_bytes: int) -> Iterator[bytes]:
         if sum(map(len, some)) <= GIANT:
             yield BETWEEN.join([*some, b""])
             continue
-        for text in some:  # in slices, so that a giant is there once
+        for text in some:  # slices avoid a copy of a giant text
             view = memoryview(text)
             for start in range(0, len(view), BLOCK):
                 yield bytes(view[start : start + BLOCK])

@@ -1,14 +1,13 @@
-"""The document, and its sources: Python's own docs, files, or the hub.
+"""Documents and their sources: Python's own docs, files, or the hub.
 
-`batches.documents(source)` is the one entry point for who wants them one by one. Files are read as they stand, never
-all at once:
+`batches.documents(source)` yields the documents of a source. Files are streamed, never loaded whole:
 
-    .txt      one document per line, empty lines skipped. Where the file is a shard of ours (the manifest beside
-              it lists it) the escapes are undone; in any other file a line is taken as it stands
+    .txt      one document per line, empty lines skipped. In a Slipway shard (listed in the manifest of the folder)
+              lines are unescaped; in any other file lines are used unchanged
     .jsonl    one object per line with a `text`
     .parquet  the column `text`, row group by row group
 
-.txt and .jsonl may be packed as .gz or .zst.
+.txt and .jsonl may be compressed as .gz or .zst.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from data.text.invalid_lines import Skips
 
 @dataclass(frozen=True)
 class Document:
-    """One text, in FineWeb's columns; None where a source does not say."""
+    """A text with FineWeb's columns; None for columns missing in the source."""
 
     text: str
     id: str = ""
@@ -28,7 +27,7 @@ class Document:
     language: str | None = None
     language_score: float | None = None
     score: float | None = None
-    """FineWeb-Edu's: how much can be learned from it, 0 to 5."""
+    """Educational score of FineWeb-Edu, 0 to 5."""
     token_count: int | None = None
     dump: str | None = None
     date: str | None = None
@@ -40,60 +39,60 @@ COLUMNS = tuple(name for name in Document.__dataclass_fields__ if name != "text"
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows that the library `datasets` reads: one of the shards that it has of a split, or some rows of the split."""
+    """Rows read with `datasets`: a shard of a split, or a row range of the split."""
 
     reference: SetReference
-    """Reference with the commit, so that every process reads the same."""
+    """Reference with a pinned commit, so that every process reads the same data."""
     split: str
     shard: int | None = None
-    """Index of the shard; None = the rows from `start` on, counted through all shards."""
+    """Index of the shard; None = the rows from `start` on, counted across shards."""
     start: int = 0
     stop: int | None = None
     is_kept: bool = False
-    """True if the library's copy on this machine is read, not the published data set."""
+    """True to read a local copy made by `datasets` instead of the published data set."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of a source. `uri` is a path, a URL, or `pydocs`, `stdin`, `stdin.jsonl`; of a stream, its name."""
+    """A file of a source. `uri` is a path, a URL, `pydocs`, `stdin`, `stdin.jsonl`, or the name of a stream."""
 
     uri: str
     part: str = ""
     """`val` for a file that is held out entirely."""
     packages: tuple[str, ...] = ()
-    """pydocs only."""
+    """pydocs only: packages to document."""
     rows: tuple[int, int] | None = None
     """parquet only: the first row, and the row after the last."""
     names: tuple[tuple[str, str], ...] = ()
-    """Pairs of our name of a column, such as `text`, and the file's, where they differ."""
+    """Pairs of a Slipway column name, such as `text`, and the file's column name, if different."""
     stream: RowStream | None = None
     """A stream to read instead of a file."""
     source: int = 0
-    """Index of the source, where several are mixed."""
+    """Index of the source in a mixture."""
     code: str = ""
-    """The text of the extension that yields the documents, instead of a file; `uri` is its name."""
+    """Source code of the extension that yields the documents instead of a file; `uri` is the extension's name."""
     skips_invalid: bool = False
-    """True if lines that are no document are left out and counted; otherwise the first one ends the reading."""
+    """True to leave out and count invalid lines; otherwise an invalid line raises an error."""
 
     def theirs(self, name: str) -> str:
-        """Return the file's name of a column of ours."""
+        """Return the file's column name for a Slipway column name."""
         return dict(self.names).get(name, name)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
+    """Documents in order: texts in UTF-8, and the requested columns if present in the file."""
 
     rows: int
-    """Number of rows of the file that this batch was made of."""
+    """Number of file rows in this batch."""
     texts: Any
     """`Texts` of document_batch.py."""
     columns: dict[str, list[Any]]
     invalid_utf8: int = 0
-    """Number of texts that were not UTF-8; invalid bytes in them are replaced by U+FFFD."""
+    """Number of texts with invalid UTF-8; invalid bytes are replaced by U+FFFD."""
     state: dict[str, Any] | None = None
-    """State of the stream after these documents, from which reading resumes."""
+    """State of the stream after this batch, for resuming."""
     skips: Skips | None = None
-    """The lines among its rows that were left out; None where there are none."""
+    """The lines left out of this batch; None if all lines are used."""
     available: tuple[str, ...] = ()
-    """All columns of the source's rows; () where it has texts only."""
+    """All columns of the source's rows; () for a source of plain texts."""

@@ -1,7 +1,6 @@
-r"""A document as one line, and which documents are held out.
+r"""Escape a document to a single line, and select held-out documents.
 
-So that a document is one line and nothing of it is lost, backslash, newline and carriage return are written as
-`\\`, `\n` and `\r`.
+For a lossless single line, backslash, newline and carriage return are written as `\\`, `\n` and `\r`.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)
 
 
 def escape(text: str) -> str:
-    """Return `text` as one line."""
+    """Return `text` escaped to a single line."""
     return re.sub(r"[\\\n\r]", lambda found: ESCAPE[found[0]], text)
 
 
 def escape_all(texts: Texts) -> Iterator[bytes]:
-    """Yield each text as one line with its newline: `escape` for many, at the speed of `bytes.replace`, in blocks."""
+    """Yield blocks of escaped lines with newlines: `escape` for many texts, at the speed of `bytes.replace`."""
     for lines in texts.joined():
         for character, written in ESCAPE.items():
             lines = lines.replace(character.encode(), written.encode())
@@ -31,7 +30,7 @@ def escape_all(texts: Texts) -> Iterator[bytes]:
 
 
 def unescape(line: str) -> str:
-    """Return the text that `escape` made `line` of. Raises ValueError for a line that it cannot have made."""
+    """Return the original text of a line written by `escape`. Raises ValueError for an invalid escape."""
     if "\\" not in line:
         return line
 
@@ -44,12 +43,12 @@ def unescape(line: str) -> str:
 
 
 def unescape_giant(line: bytearray) -> None:
-    """Undo the escapes of a giant as `unescape` does, in place."""
+    """Unescape a giant line in place, as `unescape` does."""
     rewrite(line, 0, len(line), WHOLE, lambda piece: unescape(piece.decode()).encode())
 
 
 def held_out(texts: Texts | list[bytes], ratio: float, seed: int) -> bytes:
-    """Return 1 for each document that is held out, else 0: it depends on its text and the seed, not on its place."""
+    """Return 1 for each held-out document, else 0, based on text and seed, independent of the document's position."""
     keyed = hashlib.blake2b(digest_size=8, key=str(seed).encode())
     limit = math.ceil(ratio * 2**64).to_bytes(8, "big")
 

@@ -1,6 +1,6 @@
-"""FineWeb and its kin on the Hugging Face hub: https://huggingface.co/datasets/HuggingFaceFW/fineweb.
+"""FineWeb and similar data sets on the hub: https://huggingface.co/datasets/HuggingFaceFW/fineweb.
 
-Only the list of files comes from here; they are read by byte ranges like any other URL.
+This module only lists the files; `remote.py` reads them by byte ranges like any other URL.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from data.text.remote import ReadPatience, RetryableRead, hub, token_headers
 
 
 class Unlisted(InputError):
-    """Our own reading of a card finds no file of the kinds that we read; `datasets` may know better."""
+    """The data set card lists no file in a format that Slipway reads; `datasets` may find files."""
 
     def __init__(self, commit: str, words: str):
         super().__init__(words)
@@ -25,14 +25,14 @@ class Unlisted(InputError):
 
 
 PATIENCE_S = 10.0
-SLOW_ANSWER_S = 10.0  # more time for a hub that has begun to answer
+SLOW_ANSWER_S = 10.0  # extra time for a hub that has responded once
 INSTEAD = "type --source pydocs for text that needs no network"
 
 
 def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, list[str]]:
-    """Return (commit, URLs of the files) of one split of one configuration, in the order of their names.
+    """Return (commit, file URLs) of a split of a configuration, in the order of file names.
 
-    Raises InputError for a configuration or split that is not there, and as `info_of` does.
+    Raises InputError for an unknown configuration or split, and errors of `info_of`.
     """
     info = info_of(dataset, revision)
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])
@@ -42,7 +42,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
             raise Unlisted(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
         known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
-    else:  # a data set without a description: all of it is one split
+    else:  # without a description, all files form a single split
         known("split", split, ("train",), dataset)
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
@@ -52,10 +52,10 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
 
 
 def info_of(dataset: str, revision: str) -> Any:
-    """Return the hub's answer about a data set.
+    """Return the hub's description of a data set.
 
-    Raises NotThere for an answer of 401, 403 or 404, DataError for any other answer that is an error, HubSilent when
-    nothing answers within PATIENCE_S.
+    Raises NotThere for a response of 401, 403 or 404, DataError for any other error response, HubSilent without a
+    response within PATIENCE_S seconds.
     """
     answer: list[Any] = []
     heard = threading.Event()
@@ -63,10 +63,10 @@ def info_of(dataset: str, revision: str) -> Any:
     def run() -> None:
         try:
             answer.append(_ask(dataset, revision, heard))
-        except Exception as error:  # any error is raised again below
+        except Exception as error:  # raised again below
             answer.append(error)
 
-    asking = threading.Thread(target=run, daemon=True)  # because a name look-up knows no time limit
+    asking = threading.Thread(target=run, daemon=True)  # a thread, because DNS lookups have no timeout
     asking.start()
     asking.join(PATIENCE_S + 1)
     if not answer and heard.is_set():
@@ -123,7 +123,7 @@ def _ask(dataset: str, revision: str, heard: threading.Event) -> Any:
         raise NotThere(f"source fineweb: {hub()}/datasets/{dataset}: {why}") from None
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         raise DataError(f"source fineweb: {hub()}: {str(error).splitlines()[0]}; {INSTEAD}") from None
-    except (DataError, OfflineModeIsEnabled) as error:  # no answer, or an error again and again
+    except (DataError, OfflineModeIsEnabled) as error:  # no response, or repeated errors
         kind = DataError if heard.is_set() else HubSilent
         said = str(error).splitlines()[0] if isinstance(error, DataError) else "HF_HUB_OFFLINE is set"
         seen = "gives no answer of use" if heard.is_set() else "cannot be reached"
@@ -137,7 +137,7 @@ def _configs(info: Any) -> list[dict[str, Any]]:
 
 
 def _patterns(config: dict[str, Any], split: str, dataset: str) -> list[str]:
-    """Glob patterns of the files of a split; the hub writes them in one of four ways."""
+    """Return the glob patterns of the files of a split, from any of the four forms used on the hub."""
     given = config.get("data_files", "*")
     if isinstance(given, (str, dict)):
         given = [given]
@@ -150,7 +150,7 @@ def _patterns(config: dict[str, Any], split: str, dataset: str) -> list[str]:
 
 
 def known(what: str, asked: str, there: Iterable[str], dataset: str) -> None:
-    """Raise InputError, with the nearest of those that are there, for a part that a data set has not."""
+    """Raise InputError for a name missing from `there`, with the nearest known name."""
     names = list(there)
     if asked not in names:
         near = difflib.get_close_matches(asked, names, 1)

@@ -1,6 +1,6 @@
-"""A source as a list of files, in a fixed order, each of which can be read by itself.
+"""List a source as files in a fixed order, each readable independently.
 
-Nothing is read here but names and sizes; `batches.py` reads them.
+This module reads only names and sizes; `batches.py` reads the content.
 """
 
 import re
@@ -20,9 +20,9 @@ HUB_ONLY = ("dataset", "config", "split", "revision")
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The share of one machine where several read one source: rank r of w reads the r-th of w runs of files.
+    """The share of a machine in a distributed run: rank r of w reads the r-th of w consecutive groups of files.
 
-    So the shards of all ranks, in their order, hold the very text that one machine's hold.
+    The shards of all ranks, in rank order, hold the same text as the shards of a single machine.
     """
 
     rank: int = 0
@@ -36,13 +36,13 @@ class Share:
 
     @property
     def folder(self) -> str:
-        """Return the path of a rank's shards in the folder of all."""
+        """Return the subfolder of the rank's shards, or "" outside a distributed run."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
 
     def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
         """Return this rank's inputs.
 
-        Raises InputError where the ranks together would make something else than one machine.
+        Raises InputError for options that would make the combined result differ from a run on a single machine.
         """
         if self.world == 1:
             return inputs
@@ -62,19 +62,19 @@ ALONE = Share()
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files to read, and what a manifest says of them."""
+    """The files to read, and their description for the manifest."""
 
     files: tuple[InputFile, ...]
     about: dict[str, Any] = field(default_factory=dict)
     mixture: tuple[tuple[str, float], ...] = ()
-    """Sources that are mixed, with their weights; `InputFile.source` counts them."""
+    """Sources of a mixture, with weights; `InputFile.source` is an index into `mixture`."""
 
 
 def list_inputs(spec: TextSpec) -> Inputs:
-    """Return the files of `spec`, those that are held out as a whole at the end.
+    """Return the files of `spec`; files of `validation` come last.
 
-    Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package that
-    is not there, DataError when the hub cannot be reached.
+    Raises ConfigError for a path without readable files, InputError for an unknown data set, configuration, split or
+    package, DataError if the hub is unreachable.
     """
     if spec.packages and spec.source != "pydocs":
         raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")
@@ -111,10 +111,10 @@ def _mixed(mixture: list[tuple[str, float]], spec: TextSpec) -> Inputs:
 
 
 def needs_numpy(source: str, split: str) -> bool:
-    """Return whether reading a source takes the library `datasets`, which does not do without numpy."""
+    """Return True if the source needs `datasets`, which requires numpy."""
     if source == "fineweb":
         return not re.fullmatch(NAME, split)
-    if parse_mixture(source) or extensions.used(source):  # a user's module may import anything
+    if parse_mixture(source) or extensions.used(source):  # a user's extension may import numpy
         return True
     return source not in ("pydocs", *STDIN) and is_of_datasets(parse(source))
 
@@ -150,7 +150,7 @@ def _list(source: str, spec: TextSpec) -> Inputs:
 
 
 def _of_datasets(reference: SetReference) -> Inputs:
-    from data.text import sets  # the library takes seconds to import
+    from data.text import sets  # the import takes seconds
 
     return Inputs(*sets.files(reference))
 

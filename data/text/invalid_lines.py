@@ -1,7 +1,7 @@
-"""Lines that are no documents: which bytes are no text, and where in its file such a line stands.
+"""Detect lines that are not text documents, and locate them in their file.
 
-In: the lines of a batch, as they are read. Out: for each that is left out, a `SkippedLine`, which a manifest lists.
-Nothing here opens a file until somebody wants to know a line's number.
+From the lines of a batch, `no_texts` returns the lines to leave out; a `SkippedLine` describes such a line for the
+manifest. A file is opened only to compute a line number.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,18 @@ from data.text.long_documents import GIANT
 
 Line = bytes | bytearray
 MOST_LISTED = 20
-REPLACED = "\ufffd".encode()  # the replacement for bytes that were not UTF-8
+REPLACED = "\ufffd".encode()  # replacement for bytes that are not UTF-8
 CONTROL = bytes(one for one in (*range(32), 127) if one not in b"\t\n\v\f\r\b\x1b")
-LEAST, SHARE = 4, 0.3  # of a text's letters that none has: an old encoding has fewer, packed or random bytes have half
-SHORT = 24  # letters, among random bytes, that may be plain by chance
+# A line with at least LEAST odd bytes, and a share above SHARE, is not text. Text in an old encoding has fewer;
+# compressed or random bytes have half.
+LEAST, SHARE = 4, 0.3
+SHORT = 24  # random bytes up to this length may look like text
 HOW = "is it packed, or in another encoding (iconv -t utf-8)? --skip-invalid leaves it out"
 
 
 @dataclass(frozen=True)
 class SkippedLine:
-    """A line that was left out, and why; it is the `line`-th, from 0, that begins at the byte `start` or behind."""
+    """A line left out, with the reason; the line has index `line` among lines that begin at byte `start` or later."""
 
     uri: str
     start: int
@@ -28,19 +30,19 @@ class SkippedLine:
     why: str
 
     def told(self) -> str:
-        """Return `FILE:LINE: why`; the lines before it are counted only now."""
+        """Return `FILE:LINE: why`; counts the earlier lines of the file only now."""
         return f"{place_of(self.uri, self.start, self.line)}: {self.why}"
 
 
 @dataclass
 class Skips:
-    """The lines of one batch that are left out: how many, and the first of them."""
+    """Lines left out of a batch: the number, and the first MOST_LISTED lines."""
 
     uri: str
     start: int
     count: int = 0
     is_noise: bool = False
-    """True if the batch as a whole is no text; then what follows it is not either, unless it is plainly text."""
+    """True if the batch as a whole is not text; the next batch is then also noise, unless clearly text."""
     listed: list[SkippedLine] = field(default_factory=list)
 
     def add(self, line: int, why: str) -> None:
@@ -62,15 +64,15 @@ def place_of(uri: str, start: int, line: int) -> str:
 
 
 def may_be_no_text(lines: Sequence[Line], invalid: int) -> bool:
-    """Return whether to look closer: few texts have a null byte, or bytes that are not UTF-8."""
+    """Return True for a batch with null bytes or invalid UTF-8, which needs a closer check."""
     return bool(invalid) or any(b"\0" in line for line in lines)
 
 
 def no_texts(lines: Sequence[Line], after_noise: bool = False) -> tuple[list[int], bool]:
-    """Return which lines of a batch are no text, and whether the batch as a whole is none.
+    """Return the indices of lines that are not text, and True if the batch as a whole is not text.
 
-    `lines` are UTF-8 by now, with U+FFFD where they were not. Among many that are no text, and right behind
-    such a batch, a short one is none either.
+    `lines` are UTF-8, with U+FFFD for invalid bytes. In a noisy batch, and directly after one, lines with an odd byte
+    or shorter than SHORT are not text either.
     """
     odd = [_odd(line) for line in lines]
     sizes = [len(line) - 2 * line.count(REPLACED) for line in lines]

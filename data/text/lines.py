@@ -1,4 +1,4 @@
-"""A batch of documents as lines of shards: filtered, held out, escaped. A pure function, and where the time goes."""
+"""Convert a batch of documents to lines of shards: filter, hold out, escape. Pure; most of the time is spent here."""
 
 import hashlib
 import json
@@ -22,33 +22,33 @@ NEWLINE = ord("\n")
 
 @dataclass(frozen=True)
 class Part:
-    """Whole lines for one part."""
+    """Complete lines for a part, such as `train`."""
 
     name: str
     blocks: Iterable[Text]
-    """Blocks to be iterated once, as they are made lazily, or valid only until the next batch is requested."""
+    """Blocks to iterate once: they are created lazily, or are valid only until the next batch is requested."""
     lines: int
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of one batch."""
+    """The lines and counts of a batch."""
 
     rows: int
     parts: tuple[Part, ...]
     order: bytes = b""
-    """Index into `parts` of each line, as the documents came; empty when there is but one part."""
+    """Index into `parts` of each line, in document order; empty for a single part."""
     digests: tuple[bytes, ...] = ()
-    """Digests of all lines in the order of the documents, where duplicates are looked for."""
+    """Digests of all lines in document order, for deduplication; empty without `dedup`."""
     counts: dict[str, int] = field(default_factory=dict)
     skipped: tuple[SkippedLine, ...] = ()
-    """The first lines of the batch that are no documents; `counts` has their number."""
+    """The first invalid lines of the batch; `counts` has the total."""
     file_done: float = 0.0
-    """Share of its file that lies before the piece of this batch."""
+    """Share of the file before the piece of this batch, from 0 to 1."""
 
 
 def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
-    """Return the columns to read along where a file has them."""
+    """Return the columns to read if a file has them."""
     filtered = filter_columns(spec)
     if spec.format != "txt":
         return (*COLUMNS, *filtered)
@@ -56,17 +56,17 @@ def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
 
 
 def filter_columns(spec: TextSpec) -> tuple[str, ...]:
-    """Return the columns that the filter reads, but for the text itself."""
+    """Return the columns used by the filter, except the text."""
     return tuple(name for name in filters.parse(spec.filter).columns if name != "text") if spec.filter else ()
 
 
 def required_columns(spec: TextSpec) -> tuple[str, ...]:
-    """Return the columns without which a file cannot be read as asked."""
+    """Return the columns that a file must have."""
     return ("language",) if spec.language else ()
 
 
 def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
-    """Return the lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
+    """Return the lines of `batch`: all for `part` if set, otherwise split by hash and seed between `main` and `val`."""
     chosen, filtered = _choose(batch, spec)
     blank = set(batch.texts.blank())
     kept = [at for at in chosen if at not in blank] if blank else chosen
@@ -88,7 +88,7 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
 
 
 def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
-    """Return only those lines, in document order, for which `wanted` says so."""
+    """Return the lines with a true flag in `wanted`, which is in document order."""
     order = prepared.order or bytes(len(wanted))
     parts = []
     for which, part in enumerate(prepared.parts):
@@ -100,7 +100,7 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
 
 
 def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
-    """Yield of the lines in these blocks those that are wanted."""
+    """Yield the wanted lines of the blocks."""
     line = 0
     for block in map(bytes, blocks):
         some, start = [], 0
@@ -145,7 +145,7 @@ def _filtered(batch: Batch, spec: TextSpec, chosen: Sequence[int]) -> list[int]:
 
 
 def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
-    """Return those of these columns that are there."""
+    """Return the existing columns among `names`. Raises InputError if all are missing."""
     if found := [batch.columns[name] for name in names if name in batch.columns]:
         return found
     there = ", ".join(batch.available or ["text", *batch.columns])
@@ -153,7 +153,7 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
 
 
 def _number(value: Any) -> float:
-    """Return a score, also where it is written as text; NaN, which is never enough, for what is none."""
+    """Return a score as a float, parsed from text if needed; NaN, which fails every minimum, for other values."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -181,7 +181,7 @@ def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]
             lines, size = [], 0
             continue
         line = json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str)
-        lines.append(line.encode("utf-8", "replace") + b"\n")  # half a surrogate pair has no UTF-8
+        lines.append(line.encode("utf-8", "replace") + b"\n")  # an unpaired surrogate has no UTF-8 form
         size += len(lines[-1])
         if size > BLOCK:
             yield b"".join(lines)

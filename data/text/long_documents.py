@@ -1,7 +1,7 @@
-"""Documents too long to be in memory twice: what others get at once is done to them piece by piece and in place.
+"""Process documents too large to hold in memory twice, piece by piece and in place.
 
-In: a line of a file, or a text, of more than GIANT bytes; a bytearray where it is changed. Out: the same bytearray, or
-pieces, one after another.
+The input is a text or a line of more than GIANT bytes, a bytearray for in-place changes. The output is the same
+bytearray, or an iterator of pieces.
 """
 
 import codecs
@@ -22,29 +22,30 @@ GIANT = 4 << 20
 PIECE = 64 << 10
 LET_GO_S = 0.01
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-PAIR = rb"\\u[dD][89abAB]..(?=.{6})(?:\\u[dD][c-fC-F]..)?"  # or half of one
+PAIR = rb"\\u[dD][89abAB]..(?=.{6})(?:\\u[dD][c-fC-F]..)?"  # or half of a pair
 ESCAPES = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])....|" + PAIR + rb")*+", re.DOTALL)
-"""Whole characters and escapes as JSON writes them; the two halves of a character outside the first plane are one."""
+"""Complete characters and JSON escapes; both escapes of a surrogate pair match together."""
 
 Text = bytes | bytearray | memoryview
 
 
 def characters(text: Text, errors: str = "strict") -> Iterator[str]:
-    """Yield `text` decoded. Raises UnicodeDecodeError."""
+    """Yield `text` decoded from UTF-8, in pieces. Raises UnicodeDecodeError."""
     decoder, view = codecs.getincrementaldecoder("utf-8")(errors), memoryview(text)
     for start in range(0, len(view), PIECE):
         yield decoder.decode(bytes(view[start : start + PIECE]), start + PIECE >= len(view))
 
 
 def rewrite(data: bytearray, start: int, end: int, whole: re.Pattern[bytes], plain: Callable[[bytes], bytes]) -> None:
-    """Make `data` what `plain` makes of data[start:end], which must not be longer.
+    """Replace `data` with the result of `plain` on data[start:end], which must not be longer.
 
-    `plain` sees it in pieces that `whole` matches; what it does not match comes as it is.
+    `plain` receives pieces of about PIECE bytes, each matched by `whole`; without a match, pieces end between
+    characters.
     """
     at = 0
     while start < end:
         stop = min(start + PIECE, end)
-        while stop < end and data[stop] & 0xC0 == 0x80:  # in the middle of a character
+        while stop < end and data[stop] & 0xC0 == 0x80:  # inside a UTF-8 character
             stop += 1
         found = whole.match(data, start, stop) if stop < end else None
         stop = found.end() if found and found.end() > start else stop
@@ -55,12 +56,12 @@ def rewrite(data: bytearray, start: int, end: int, whole: re.Pattern[bytes], pla
 
 
 def take_text(line: bytearray) -> Any:
-    """Return what `json.loads` makes of `line`; but a giant "text" of an object is `line` itself.
+    """Return the result of `json.loads` for `line`, but with a giant "text" value as `line` itself.
 
-    `line` then holds only that text. Raises ValueError.
+    In this case `line` is overwritten with the text. Raises ValueError.
     """
     name, last = f"giant {os.urandom(16).hex()} ", 0
-    rest = bytearray()  # the line with names in place of its giants
+    rest = bytearray()  # the line with placeholders for giant strings
     giants: dict[str, tuple[int, int]] = {}
     for found in STRING.finditer(line):
         if found.end() - found.start() > GIANT:
@@ -72,7 +73,7 @@ def take_text(line: bytearray) -> Any:
     row = outside.row(rest)
     items = row.items() if giants and isinstance(row, dict) else ()
     keys = [key for key, value in items if isinstance(value, str) and value in giants]
-    if len(keys) != len(giants):  # one is a key, or deeper inside
+    if len(keys) != len(giants):  # a giant string is a key, or nested
         return outside.row(line)
     for key in keys:
         start, end = giants[row[key]]
@@ -87,10 +88,10 @@ def take_text(line: bytearray) -> Any:
 
 @contextmanager
 def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
-    """Yield the bytes of `text`, which is emptied, from a file in `folder` that has no name.
+    """Move the bytes of `text` to an unnamed file in `folder`, and yield a memory map of the file.
 
-    This is for who copies all of it and then needs much memory, with nobody to tell when the one becomes the other:
-    what was read does not stay in memory, though it can be read again.
+    For consumers that copy all bytes and then need much memory, without a signal between the two phases: a thread
+    releases the pages of the map every LET_GO_S seconds; released pages can be read again.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(text)
@@ -112,7 +113,7 @@ def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
 
 
 def json_line(text: Text, columns: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the object of this text and these columns, as one line."""
+    """Yield the JSON object with this text and these columns, as a line."""
     yield b'{"text": "'
     for some in characters(text):
         yield json.dumps(some, ensure_ascii=False)[1:-1].encode()
@@ -121,4 +122,4 @@ def json_line(text: Text, columns: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _plain(text: str) -> bytes:
-    return text.encode("utf-8", "replace")  # half a surrogate pair has no UTF-8
+    return text.encode("utf-8", "replace")  # an unpaired surrogate has no UTF-8 form

@@ -1,7 +1,7 @@
-"""Documents of an extension: what its function `source()` yields, texts or FineWeb's columns by name.
+"""Documents of a user's extension: texts, or dicts of FineWeb's columns, yielded by its function `source()`.
 
-They are read from the first on each time, by one process, and must come in the same order: whoever goes on after a
-kill counts them.
+A single process reads all documents from the first, in every run. The order must be the same each time, because a
+resumed run skips documents by count.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from store.extensions.run import blame, function
 
 
 def documents(name: str, code: str) -> Iterator[Document]:
-    """Yield the documents. Raises InputError, with the line of the extension, for what it raises or is no document."""
+    """Yield the documents. Raises InputError, with the extension's line, for an error or an invalid document."""
     extension = of_text(code, name)
     try:
         made = function(extension, "source")()
@@ -25,7 +25,7 @@ def documents(name: str, code: str) -> Iterator[Document]:
         raise InputError(str(error)) from error
     except (DataError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # also SystemExit: a source that ends early must not look whole
+    except BaseException as error:  # includes SystemExit: a source that exits early must not look complete
         raise InputError(blame(extension, error)) from error
 
 

@@ -1,8 +1,8 @@
-"""Real English that is available without a network: the docstrings of Python's own library, and its topics.
+"""English text available offline: docstrings and help topics of Python's standard library.
 
-Modules are imported rather than parsed, because half of the library is written in C and has its words only at run
-time, and because only the import tells under which public name a thing is used (`os.path.join`, `random.randint`).
-Modules that act when imported, want a screen, or differ between machines are left out.
+Modules are imported rather than parsed: half of the library is written in C and has docstrings only at run time, and
+the import reveals the public name of an object (`os.path.join`, `random.randint`). Modules with import side effects,
+modules that need a display, and platform-dependent modules are left out.
 """
 
 import builtins
@@ -29,7 +29,7 @@ _LEFT_OUT = """
     winreg winsound msvcrt
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
-"""Modules that are not walked; `posix` and `posixpath` are seen through `os`."""
+"""Excluded modules; `posix` and `posixpath` are covered through `os`."""
 CONSTANTS = (type(None), bool, int, float)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 UNDERLINE = r"(?:\*{3,}|={3,}|-{3,}|~{3,}|\^{3,})$"
@@ -39,11 +39,11 @@ HEADING = re.compile(rf"^(?=\S[^\n]*\n{UNDERLINE})", re.MULTILINE)
 def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     """Yield one document per module, class, function and topic section: name, signature, docstring.
 
-    They are shuffled by content, the same for one Python version on every run. Things that begin with the same words
-    appear once, under their shortest name, so that what is held out is not a copy of what is trained on. Raises
-    InputError for a package that cannot be imported.
+    The order is a shuffle by content hash, equal in every run with the same Python version. Objects with the same
+    beginning of the docstring appear once, under the shortest name, so that held-out documents are not copies of
+    training documents. Raises InputError for a package that cannot be imported.
     """
-    found: dict[str, tuple[str, str]] = {}  # name and document, by the beginning of a docstring
+    found: dict[str, tuple[str, str]] = {}  # name and document, by the beginning of the docstring
     for name, head, words in sorted(
         [*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)
     ):
@@ -63,7 +63,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
 
 
 def _topics() -> Iterator[tuple[str, str, str]]:
-    """Yield the language reference as `help("FOR")` shows it, by section, since topics share sections."""
+    """Yield the language reference as shown by `help("FOR")`, by section, because topics share sections."""
     from pydoc_data import topics
 
     for name, text in topics.topics.items():
@@ -93,12 +93,12 @@ def _submodules(top: str) -> Iterator[str]:
 
 
 def _load(name: str) -> ModuleType | None:
-    """Return the module, or None when this machine cannot import it; whatever it prints or warns is not shown."""
+    """Return the module, or None if the import fails; output and warnings of the module are hidden."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             return importlib.import_module(name)
-        except (Exception, SystemExit):  # parts of a library that want another system or library say so in many ways
+        except (Exception, SystemExit):  # libraries for a different platform fail in many ways
             return None
 
 
@@ -113,7 +113,7 @@ def _walk(module_name: str, module: ModuleType) -> Iterator[tuple[str, str, str]
 
 
 def _is_at_home(thing: Any, module: ModuleType, public: Any) -> bool:
-    """Return whether a name belongs to this module, rather than having been imported for its own use."""
+    """Return True if a name is defined by this module, or listed in `__all__`, rather than only imported."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     home = getattr(thing, "__module__", None) or ""
@@ -135,20 +135,21 @@ def _describe(name: str, thing: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _words(thing: Any) -> str:
-    words = getattr(thing, "__doc__", None)  # not inspect.getdoc: an inherited docstring is said once, by its owner
+    words = getattr(thing, "__doc__", None)  # not inspect.getdoc: an inherited docstring counts only for the base class
     return inspect.cleandoc(ADDRESS.sub("", words)).rstrip() if isinstance(words, str) else ""
 
 
 def _signature(thing: Any) -> str:
-    """Return `(path, mode=511)` without annotations, and with those defaults only that are alike on every machine.
+    """Return a signature such as `(path, mode=511)` without annotations and without machine-dependent defaults.
 
-    A default may be anything, os.environ or a key out of it: what is not a short plain constant is shown as `...`.
+    A default may be any object, such as os.environ or a value of it; everything but a short plain constant becomes
+    `...`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             signature = inspect.signature(thing)
-        except (ValueError, TypeError, NameError, AttributeError):  # not every C function has one
+        except (ValueError, TypeError, NameError, AttributeError):  # some C functions have no signature
             return ""
     plain = [one.replace(annotation=one.empty, default=_plain(one.default)) for one in signature.parameters.values()]
     return str(inspect.Signature(plain)).replace("Ellipsis", "...")
@@ -161,11 +162,11 @@ def _plain(default: Any) -> Any:
 
 
 def _beginning(words: str) -> str:
-    """Return the common part of two copies of a section, which topics repeat with other underlines and footnotes."""
+    """Return the common part of two copies of a section; topics repeat sections with other underlines and footnotes."""
     return re.sub(UNDERLINE, "", words[:300], flags=re.MULTILINE)
 
 
 def _is_useful(words: str) -> bool:
-    """Return whether there are three words or more, and more letters than anything else."""
+    """Return True for at least three words, and more than 60% letters and spaces."""
     letters = sum(character.isalpha() or character.isspace() for character in words)
     return len(words.split()) >= 3 and len(words) >= 16 and letters > 0.6 * len(words)

@@ -1,9 +1,9 @@
-"""Remote files, read by byte ranges.
+"""Remote files, read by byte ranges with retries.
 
-HTTP goes by the Hugging Face client, buckets of S3 and of Google as the artifact store reads them, else by fsspec.
-A range that breaks off resumes at the byte that it reached. An answer of 429 or 5xx is retried after what Retry-After
-says, else with growing pauses, and given up after PATIENCE_S without a byte. A host that has never answered this
-process is given up after STRANGER_S: there may be no network at all, or no such machine.
+HTTP uses the Hugging Face client, S3 and Google buckets use the backends of the artifact store, and other URLs use
+fsspec. An interrupted range resumes at the next missing byte. Responses 429 and 5xx are retried after Retry-After
+seconds, otherwise with growing backoff, until PATIENCE_S seconds pass without a byte. For a host that never responded
+to this process, the limit is STRANGER_S, because the network or the host may not exist.
 """
 
 import io
@@ -24,12 +24,12 @@ PATIENCE_S = 90.0
 STRANGER_S = 6.0
 ANSWER_S, STRANGER_ANSWER_S = 30.0, 8.0
 LONGEST_PAUSE_S = 60.0
-STRANGER = (STRANGER_ANSWER_S, 2 * STRANGER_ANSWER_S, 4)  # patience of a store that has not answered yet
+STRANGER = (STRANGER_ANSWER_S, 2 * STRANGER_ANSWER_S, 4)  # patience with a bucket that never responded
 BLOCK = 8 << 20
 BUCKETS = ("s3://", "gs://")
 AGAIN = {408, 429, 500, 502, 503, 504}
 _answered: set[str] = set()
-"""Machines, by their part of an address."""
+"""Hosts that responded to this process."""
 
 
 def hub() -> str:
@@ -37,13 +37,13 @@ def hub() -> str:
 
 
 def token_headers() -> dict[str, str]:
-    """Return the header that authenticates us to the hub: HUGGINGFACEHUB_API_TOKEN, else HF_TOKEN, else nothing."""
+    """Return the authorization header for the hub, from HUGGINGFACEHUB_API_TOKEN or HF_TOKEN, or {} without a token."""
     token = os.environ.get("HUGGINGFACEHUB_API_TOKEN") or os.environ.get("HF_TOKEN")
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def open_remote(uri: str) -> BinaryIO:
-    """Return a seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
+    """Return a seekable file. Raises InputError if the file does not exist, DataError if the host is unreachable."""
     if uri.startswith(("http://", "https://")):
         return RemoteFile(uri, token_headers() if uri.startswith(hub() + "/") else {})  # type: ignore[return-value]
     if uri.startswith(BUCKETS):
@@ -52,16 +52,16 @@ def open_remote(uri: str) -> BinaryIO:
 
     try:
         return fsspec.open(uri, "rb").open()
-    except (ImportError, ValueError) as error:  # the package for this store is not installed; no such protocol
+    except (ImportError, ValueError) as error:  # missing package for the protocol, or unknown protocol
         raise InputError(f"source {uri}: {error}") from None
     except FileNotFoundError:
         raise InputError(f"source {uri}: no such file") from None
 
 
 def list_remote(uri: str) -> list[str]:
-    """Return the URIs behind one: of a file, or of all files in a folder or of a pattern of a bucket or another store.
+    """Return the URIs of `uri`: a single file, or all files of a folder or glob in a bucket or fsspec store.
 
-    Raises InputError when there are none, DataError when it cannot be reached.
+    Raises InputError for an unknown protocol or bucket, DataError if the store is unreachable.
     """
     if uri.startswith(("http://", "https://")):
         return [uri]
@@ -97,7 +97,7 @@ def _list_bucket(uri: str) -> list[str]:
 
 
 def _parts(uri: str) -> tuple[str, str]:
-    """Return the address of the bucket, and the name in it."""
+    """Return the address of the bucket, and the object name."""
     kind, _, rest = uri.partition("://")
     bucket, _, path = rest.partition("/")
     return f"{kind}://{bucket}", path
@@ -114,7 +114,7 @@ def _bucket(address: str, patience: Any) -> Any:
 
 @contextmanager
 def in_words(uri: str) -> Iterator[None]:
-    """Convert the store's errors to ours."""
+    """Convert errors of the artifact store to InputError and DataError."""
     from store.manifest import NoStore, StoreError
 
     try:
@@ -128,7 +128,7 @@ def in_words(uri: str) -> Iterator[None]:
 
 
 class Ranges(io.RawIOBase):
-    """A file of which every read is one range. Subclasses give its size and the bytes of a range."""
+    """Base class of a seekable file with a byte range request per read; subclasses set `size` and define `_fetch`."""
 
     size: int
 
@@ -163,7 +163,7 @@ class Ranges(io.RawIOBase):
 
 
 class BucketFile(Ranges):
-    """One object of a bucket, at the version that it had when it was opened."""
+    """An object of a bucket, pinned to the version at opening."""
 
     def __init__(self, uri: str):
         super().__init__()
@@ -186,16 +186,17 @@ class BucketFile(Ranges):
 
 
 class RemoteFile(Ranges):
-    """One file behind HTTP. `headers` go to its own host, not to where that redirects."""
+    """A file behind HTTP. `headers` are sent only to the original host, not to redirect targets."""
 
     def __init__(self, url: str, headers: Mapping[str, str]):
         super().__init__()
         self.url, self.headers = url, dict(headers)
-        self._place = url  # origin of the last answer: most hubs redirect to a store beside them
+        # Final URL of the last response; most hubs redirect to a separate storage host.
+        self._place = url
         self.size = self._fetch(0, 1, bytearray())
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:
-        """Read bytes [start, stop) of the file into `into`; return the size of the file."""
+        """Append bytes [start, stop) of the file to `into`; return the size of the file."""
 
         def ask() -> int:
             before = len(into)
@@ -211,7 +212,8 @@ class RemoteFile(Ranges):
     def _ask(self, start: int, stop: int, into: bytearray) -> int:
         from huggingface_hub import get_session
 
-        place, self._place = self._place, self.url  # an address that leads nowhere is not tried twice
+        # Reset the URL first, so that a failing redirect target is used only once.
+        place, self._place = self._place, self.url
         headers = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
         headers |= self.headers if place == self.url else {}
         timeout_s = ANSWER_S if host(place) in _answered else STRANGER_ANSWER_S
@@ -229,7 +231,7 @@ class RemoteFile(Ranges):
                 into += rest[: stop - start]
                 start += len(rest[: stop - start])
                 if start >= stop and answer.status_code != 206:
-                    break  # a server without ranges sends all of it
+                    break  # a server without range support sends the whole file
             if start < stop and answer.status_code == 206:
                 raise RetryableRead("it broke off")
             self._place = str(answer.url)
@@ -242,7 +244,7 @@ def host(url: str) -> str:
 
 
 class RetryableRead(Exception):
-    """A retryable failure, to be tried again after `wait_s` where the other side said so."""
+    """A retryable failure; `wait_s` is the pause requested by the server, or None."""
 
     def __init__(self, seen: str, wait_s: float | None = None):
         super().__init__(seen)
@@ -250,7 +252,7 @@ class RetryableRead(Exception):
 
 
 def check(answer: Any, url: str) -> None:
-    """Raise RetryableRead, InputError or DataError for an answer that is an error."""
+    """Raise RetryableRead, InputError or DataError for an error response."""
     code = answer.status_code
     if code in AGAIN:
         said = answer.headers.get("retry-after", "")
@@ -266,7 +268,7 @@ def check(answer: Any, url: str) -> None:
 
 
 class ReadPatience:
-    """The deadline of one request and its retries."""
+    """The deadline of a request, including retries."""
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S, stranger_s: float | None = None):
         self.url, self.patience_s, self.stranger_s, self.began = url, patience_s, stranger_s, time.monotonic()
@@ -276,7 +278,7 @@ class ReadPatience:
         self.deadline, self.pause_s = time.monotonic() + self.patience_s, 0.5
 
     def ask(self, what: Callable[[], int]) -> int:
-        """Return the answer of `what`, retried until it comes. Raises DataError at the deadline."""
+        """Return the result of `what`, retried until success. Raises DataError at the deadline."""
         import httpx2
 
         while True:
@@ -290,7 +292,8 @@ class ReadPatience:
                 if host(self.url) not in _answered:
                     patience_s = min(patience_s, STRANGER_S if self.stranger_s is None else self.stranger_s)
                     until = min(until, self.began + patience_s)
-            # The rule of `store.backoff`, not called: a change of that would make all text that was read "other code".
+            # Duplicates the rule of `store.backoff`: with an import, each edit there would change the code fingerprint
+            # of all text.
             if wait_s is None:
                 wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)
             wait_s = min(wait_s, LONGEST_PAUSE_S)

@@ -1,9 +1,8 @@
-"""Any data set that the library `datasets` can load: which files a part of one is, or which streams.
+"""Data sets loadable by the library `datasets`, resolved to the files or streams of a split.
 
-In: a `SetReference`. Out: `InputFile`s and what a manifest says of them. The library resolves the configuration, the
-split and its files. Parquet, lines of JSON and lines of text are then read by us, a file at a time; everything else
-becomes streams of the library's own, one for each of its shards. Rows of a slice are numbered as the library numbers
-them, so that they are those that `datasets.load_dataset` gives.
+`datasets` resolves a `SetReference` to a configuration, a split and files. This module returns `InputFile`s and the
+origin for the manifest. Slipway reads Parquet, JSON lines and text lines directly, one file at a time; all other
+formats become streams of `datasets`, one per shard. A slice selects the same rows as `datasets.load_dataset`.
 """
 
 import os
@@ -26,23 +25,23 @@ from data.text.documents import InputFile, RowStream
 from data.text.remote import hub, open_remote, token_headers
 
 OURS = {"parquet": ".parquet", "json": ".jsonl", "text": ".txt"}
-"""Loaders of `datasets` whose files we read ourselves, and what those end in."""
+"""Loaders of `datasets` replaced by Slipway's own reader, with the file suffix."""
 PLAIN = {"columns": None, "filters": None, "field": None, "sample_by": "line", "keep_linebreaks": False}
-"""Options of those loaders, and the value with which our reader gives the same rows."""
-DISK_ROWS = 100_000  # rows of a folder of `save_to_disk` that one process reads at a time
+"""Loader options, with the only value supported by Slipway's own reader."""
+DISK_ROWS = 100_000  # rows of a `save_to_disk` folder read at once by a process
 COUNT_ROWS = 4096
 UNKNOWN_ROWS = 1 << 60
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 PATTERN = re.compile(r"[][*?{}:]")
 _open: dict[SetReference, "OpenedSet"] = {}
-_links: list[TemporaryDirectory[str]] = []  # kept for as long as this process lives
+_links: list[TemporaryDirectory[str]] = []  # kept until the process exits
 
 
 def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
-    """Return the files and streams of a part of a data set in their order, and what is known of their origin.
+    """Return the files and streams of a part of a data set in order, and a description of the origin.
 
-    Raises InputError for a data set, configuration or split that is not there or may not be read, DataError when the
-    hub cannot be reached.
+    Raises InputError for an unknown or inaccessible data set, configuration or split, DataError if the hub is
+    unreachable.
     """
     with in_words(reference):
         found = opened(replace(reference, split="", columns=()))
@@ -52,7 +51,8 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
     if not listed:
         raise InputError(f"source {reference.words}: no row is in {split}")
     about: dict[str, Any] = {"dataset": found.reference.place, "config": found.config, "split": split}
-    if not any(one.stream for one in listed):  # otherwise the result depends on what is cached here
+    # The number of streams depends on the local cache of `datasets`, so only files are counted.
+    if not any(one.stream for one in listed):
         about["files"] = len(listed)
     if reference.is_hub:
         about |= {"revision": found.reference.revision, "license": found.license}
@@ -64,13 +64,13 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
 
 
 def revision(reference: SetReference) -> str:
-    """Return the commit of a data set of the hub. Raises as `files` does."""
+    """Return the commit of a data set on the hub. Raises as `files` does."""
     with in_words(reference):
         return opened(replace(reference, split="", columns=())).reference.revision
 
 
 def rows_of(reference: SetReference) -> Iterator[dict[str, Any]]:
-    """Yield all rows as `datasets` gives them, one after another. Raises as `files` does."""
+    """Yield all rows in the form and order of `datasets`. Raises as `files` does."""
     with in_words(reference):
         found = opened(replace(reference, split="", columns=()))
         for name, start, stop in found.parts(reference.split or "train"):
@@ -79,7 +79,7 @@ def rows_of(reference: SetReference) -> Iterator[dict[str, Any]]:
 
 
 def opened(reference: SetReference) -> "OpenedSet":
-    """Return an opened data set, kept for as long as this process reads it."""
+    """Return an opened data set, cached for the lifetime of the process."""
     found = _open.get(reference)
     if found is None:
         found = _opened(reference)
@@ -91,7 +91,7 @@ def _opened(reference: SetReference) -> "OpenedSet":
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the library logs an error that it also raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the library logs errors that it also raises
     unpack_zstd()
     if not reference.is_hub:
         return _opened_here(reference)
@@ -108,20 +108,20 @@ def _opened(reference: SetReference) -> "OpenedSet":
         token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
     )
     found = OpenedSet(reference, builder=builder, license=license)
-    if (Path(builder.cache_dir) / "dataset_info.json").is_file():  # `load_dataset` has kept it (HF_DATASETS_CACHE)
+    if (Path(builder.cache_dir) / "dataset_info.json").is_file():  # cached by `load_dataset` (HF_DATASETS_CACHE)
         kept = replace(found, kept=dict(builder.as_dataset()))
         return kept if is_offline or not all(map(found.our_files, found.splits())) else found
     return found
 
 
 def license_of(info: Any) -> str:
-    """Return the license on the card of a data set, in the hub's words; "" where it names none."""
+    """Return the license from the card of a data set, in the hub's words, or "" without a license."""
     said = getattr(info.card_data, "license", None) if info.card_data else None
     return ", ".join(said) if isinstance(said, list) else str(said or "")
 
 
 def unpack_zstd() -> None:
-    """Make fsspec, by which `datasets` streams, unpack .zst by Arrow where no other package does it."""
+    """Register a zstd decompressor from Arrow with fsspec, used by `datasets` for streaming, unless a package did."""
     import pyarrow
     from fsspec.compression import compr, register_compression
 
@@ -130,7 +130,7 @@ def unpack_zstd() -> None:
 
 
 def _opened_here(reference: SetReference) -> "OpenedSet":
-    """Open a folder of `save_to_disk`, a folder that is a data set, or files."""
+    """Open a `save_to_disk` folder, a folder in data set layout, or files."""
     import datasets
 
     place = Path(reference.place).expanduser().absolute()
@@ -149,7 +149,7 @@ def _opened_here(reference: SetReference) -> "OpenedSet":
 
 @cache
 def _plain(path: Path) -> Path:
-    """Return a path in which nothing looks like a pattern, or a protocol, to `datasets`: itself, or links to it."""
+    """Return a path without characters that `datasets` reads as a pattern or protocol: `path` or a symbolic link."""
     inner = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     if not any(PATTERN.search(str(one)) for one in (path, *inner)):
         return path
@@ -166,29 +166,29 @@ def _plain(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class OpenedSet:
-    """A data set as the library has it: a builder, or what lies on the disk as `save_to_disk` has left it."""
+    """A data set opened with `datasets`: a builder, or rows loaded from disk."""
 
     reference: SetReference
     builder: Any = None
     kept: dict[str, Any] | None = None
-    """Rows on disk by split; "" where there are no splits."""
+    """Rows on disk by split; the only key is "" for a Dataset without splits."""
     license: str = ""
     streams: dict[str, Any] = field(default_factory=dict)
-    """Streams by split, as far as they were made."""
+    """Streams created so far, by split."""
 
     @property
     def config(self) -> str:
         return self.builder.config.name if self.builder else ""
 
     def parts(self, split: str) -> list[tuple[str, int, int | None]]:
-        """Return the splits that make up `split`, each with its first row and the row behind its last.
+        """Return the parts of `split` as (split name, first row, row after the last).
 
-        The end is None where it is that of the split. A percentage, or a place from the end, needs the rows counted.
+        The end is None for the end of the split. A percentage or a negative offset requires a row count.
         """
         import datasets
 
         if self.kept is not None and "" in self.kept:
-            split = re.sub(r"(^|\+)train\b", r"\1_", split)  # a Dataset alone has no splits: its rows are `train`
+            split = re.sub(r"(^|\+)train\b", r"\1_", split)  # a Dataset without splits: its rows are `train`
         names = [re.split(r"\[", one)[0] for one in split.split("+")]
         for name in names:
             fineweb.known("split", name, self.splits(), self.reference.words)
@@ -207,7 +207,7 @@ class OpenedSet:
         return [str(name) for name in self.builder.config.data_files or {}]
 
     def files(self, split: str, start: int, stop: int | None) -> Iterator[InputFile]:
-        """Yield the files that these rows lie in, or the streams that give them."""
+        """Yield the files or streams that contain rows `start` to `stop` of a split."""
         ours = self.our_files(split)
         is_whole = not start and stop is None
         if ours and (is_whole or form_of(ours[0])[0] == ".parquet"):
@@ -232,7 +232,7 @@ class OpenedSet:
             yield InputFile(f"{name}[{start}:{end}]", stream=RowStream(self.reference, split, None, start, stop))
 
     def our_files(self, split: str) -> list[str]:
-        """Return the files of a split if all of them are of a kind that we read as `datasets` does; else none."""
+        """Return the files of a split if Slipway's reader gives the same rows as `datasets` for all files, else []."""
         if self.builder is None or self.kept is not None:
             return []
         loaders = (one.__module__.rpartition(".")[2] for one in type(self.builder).__mro__)
@@ -241,13 +241,13 @@ class OpenedSet:
         is_plain = all(getattr(config, name, value) == value for name, value in PLAIN.items())
         is_plain &= (getattr(config, "encoding", None) or "utf-8").lower() in ("utf-8", "utf8")
         names = [str(one) for one in config.data_files[split]]
-        # otherwise values are converted to the named types
+        # With named features, `datasets` converts values to the declared types.
         is_plain &= suffix != ".jsonl" or self.builder.info.features is None
         is_ours = bool(suffix) and is_plain and all(form_of(one)[0] == suffix for one in names)
         return list(map(address, names)) if is_ours else []
 
     def rows(self, split: str) -> int:
-        """Return how many rows a split has: of what is on the disk, of parquet, as the card says, or counted."""
+        """Return the number of rows of a split: from disk, Parquet metadata or the data set card, else by counting."""
         if self.kept is not None:
             return len(self.kept["" if split == "_" else split])
         ours = self.our_files(split)
@@ -261,7 +261,7 @@ class OpenedSet:
         return sum(len(one) for one in stream.iter(COUNT_ROWS))
 
     def stream(self, asked: RowStream) -> Any:
-        """Return the `IterableDataset` of a stream."""
+        """Return the `IterableDataset` of a stream. Raises DataError if rows cached by `datasets` are gone."""
         if asked.is_kept:
             if self.kept is None:
                 raise DataError("what datasets had kept of it is gone; run the same command again")
@@ -269,7 +269,8 @@ class OpenedSet:
             stop = len(whole) if asked.stop is None else asked.stop
             return whole.select(range(asked.start, stop)).to_iterable_dataset()
         whole = self.streams.get(asked.split)
-        if whole is None:  # to make one, some loaders read the beginning of the files
+        # Some loaders read the beginning of the files to create a stream.
+        if whole is None:
             whole = self.streams[asked.split] = self.builder.as_streaming_dataset(split=asked.split)
         if asked.shard is not None:
             return whole.shard(num_shards=whole.num_shards, index=asked.shard)
@@ -278,7 +279,7 @@ class OpenedSet:
 
 
 def address(name: str) -> str:
-    """Return the address of a file that `datasets` names `hf://datasets/user/name@commit/path`; a path stays."""
+    """Return the URL of a file named `hf://datasets/user/name@commit/path` by `datasets`; other names are unchanged."""
     found = re.fullmatch(r"hf://datasets/([^/]+/[^/@]+)@([^/]+)/(.+)", name)
     return f"{hub()}/datasets/{found[1]}/resolve/{found[2]}/{quote(found[3])}" if found else name
 
@@ -291,7 +292,7 @@ def _parquet_rows(uri: str) -> int:
 
 
 def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
-    """Yield the files that the rows from `start` to `stop` lie in, with those of their rows that are meant."""
+    """Yield the Parquet files that contain rows `start` to `stop`, each with its row range."""
     first = 0
     for uri in uris:
         rows = _parquet_rows(uri)
@@ -305,7 +306,7 @@ def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
 
 @contextmanager
 def in_words(reference: SetReference) -> Iterator[None]:
-    """Convert the library's errors to ours."""
+    """Convert errors of `datasets` to Slipway's errors."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     where = f"source {reference.words}"
@@ -329,14 +330,14 @@ def in_words(reference: SetReference) -> Iterator[None]:
 
 
 def gated(reference: SetReference) -> str:
-    """Return advice about a data set that asks who reads it."""
+    """Return advice for a data set with restricted access."""
     page = f"{hub()}/datasets/{reference.place}"
     who = "the account of the token that is set may not read it" if token_headers() else "it asks for a token"
     return f"{who}; accept its terms at {page}, then set HF_TOKEN to a token of that account"
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the library's error, and the names to choose from, which are on the second line."""
+    """Return the first line of an error of `datasets`, with the available names from the second line."""
     lines = (str(error) or type(error).__name__).splitlines()
     choice = [line for line in lines[1:2] if line.startswith("Please pick one")]
     return " ".join([lines[0], *choice]).removeprefix(HUB)

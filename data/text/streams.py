@@ -1,7 +1,7 @@
-"""A stream of `datasets` as batches of documents, which can go on from any of them.
+"""Read a stream of `datasets` as resumable batches of documents.
 
-In: an `InputFile` with a `RowStream`. Out: batches; each holds the library's `state_dict` behind it, from which a later
-process goes on. Rows come as Arrow tables where the library has them as such, so that texts are copied once.
+From an `InputFile` with a `RowStream`, `read` yields batches, each with the `state_dict` after the batch for a later
+resume. Rows are read as Arrow tables if the loader supports Arrow, so texts are copied only once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from data.text.documents import Batch, InputFile
 from data.text.sets import in_words, opened
 from data.text.text_column import flat, texts_of, value_at
 
-ROWS = 512  # rows of a batch
+ROWS = 512  # number of rows per batch
 
 
 class Streamed:
-    """A stream as one piece."""
+    """A stream as a single piece."""
 
     count = 1
 
@@ -35,7 +35,7 @@ class Streamed:
             stream = found.stream(self.asked)
             is_made_by_python = isinstance(found.builder, datasets.GeneratorBasedBuilder)
             names = stream.column_names or list(next(iter(stream.take(1)), ()))
-            if not names:  # no row has one
+            if not names:  # the stream has no columns
                 return
             stream = stream.select_columns(self._wanted(names))
             if not is_made_by_python:
@@ -45,10 +45,10 @@ class Streamed:
             for one in stream.iter(ROWS):
                 batch = self._of_python(one) if is_made_by_python else self._of_arrow(one)
                 yield replace(batch, state=stream.state_dict(), available=tuple(names))
-                del one, batch  # a large document is freed before the next one is read
+                del one, batch  # free a large document before the next read
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
-        """Return the columns to read. Raises InputError where one is missing."""
+        """Return the columns to read. Raises InputError for a missing column."""
         there = ", ".join(names)
         top = self.text if self.text in names else self.text.split(".")[0]
         if top not in names:

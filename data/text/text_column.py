@@ -1,7 +1,7 @@
-"""The column with the text of a document, however it is kept: strings, lists of strings, a field of a record.
+"""Read the text column of documents: strings, lists of strings, or a field of a record.
 
-In: a table of Arrow or a row, and the column as it was asked for, `text` or `json.caption`. Out: texts in UTF-8. A
-list, such as that of the passages of a page with pictures between them, becomes one text; null is an empty one.
+From an Arrow table or a row, and a column name such as `text` or `json.caption`, the functions return UTF-8 texts. A
+list, such as the passages of a page between pictures, is joined to a single text; null is an empty text.
 """
 
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 from data.text.document_batch import Listed, Texts, of_arrow
 
 KINDS = ("string", "large_string", "string_view", "binary", "large_binary")
-BETWEEN = "\n\n"  # the passages of a list
+BETWEEN = "\n\n"  # separator of the passages of a list
 
 
 def flat(kind: Any, path: str) -> str:
-    """Return the type of a column of this Arrow type at `.field.field`, where that is not text; "" where it is text."""
+    """Return "" if the field `path` of an Arrow type is text or a list of texts, else its type."""
     for name in filter(None, path.split(".")):
         if not hasattr(kind, "get_field_index") or kind.get_field_index(name) < 0:
             return f"{kind} without {name!r}"
@@ -24,7 +24,7 @@ def flat(kind: Any, path: str) -> str:
 
 
 def texts_of(table: Any, name: str) -> tuple[Texts, int]:
-    """Return the texts of a table's column, and how many of them were not UTF-8."""
+    """Return the texts of a table's column, and the number of invalid UTF-8 texts."""
     import pyarrow
 
     path = [name] if name in table.schema.names else name.split(".")
@@ -41,7 +41,7 @@ def texts_of(table: Any, name: str) -> tuple[Texts, int]:
 
 
 def value_at(row: dict[str, Any], name: str) -> Any:
-    """Return the text in a row that is a dictionary; null is "", and what is not there or no text None."""
+    """Return the text in a row given as a dictionary; "" for null, None for a missing field, other values unchanged."""
     value: Any = row
     for field in [name] if name in row else name.split("."):
         if not isinstance(value, dict) or field not in value:
