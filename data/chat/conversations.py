@@ -1,4 +1,4 @@
-"""Conversations as ids: how they are rendered, which ids are learnt, and batches of them.
+"""Render conversations as token ids with a loss mask, and draw batches of conversations.
 
 Source: nanochat's conversation format and mask.
 """
@@ -21,10 +21,10 @@ from data.tokens.tokenizer import BOS, END, Tokenizer
 from store import outside
 
 Message = Mapping[str, Any]
-Drawn = tuple[int, int]  # a kind, and the number of a conversation of that kind
+Drawn = tuple[int, int]  # index of a kind, and index of a conversation of the kind
 WITHOUT = "this model's own chat format has no words for that: fine-tune a model whose chat template has (--init)"
 PAD_TO = 16
-CHUNK_STEPS = 8  # steps that are drawn together and sorted by length
+CHUNK_STEPS = 8  # number of steps drawn together and sorted by length
 
 
 def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
@@ -36,7 +36,7 @@ def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a .jsonl file, with what else stands beside `messages`. Raises InputError."""
+    """Yield the rows of a .jsonl file as dicts with `messages` and all other fields. Raises InputError."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -62,13 +62,13 @@ def render(
 
 
 def rendered(talk: Dialogue, tokenizer: Tokenizer, align: int = 1) -> list[tuple[list[int], list[int]]]:
-    """Return (ids, mask) of each row of a conversation; mask is 1 where the assistant's own words stand.
+    """Return (ids, mask) of each row of a conversation; mask is 1 for trained tokens, the assistant's own words.
 
-    A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
-    type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of
-    `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. A model with a chat template of
-    its own writes all of that in its own way, in several rows where it writes earlier answers otherwise. Raises
-    InputError unless user and assistant alternate, and for what a chat format has no words for.
+    A leading system message is merged into the first user message. An assistant's content may be a list of parts of
+    type text, python (both trained) or python_output (not trained). With `align`, each question except the first begins
+    at a multiple of `align` ids, after padding with <|assistant_end|>; the padding is trained. A model with its own
+    chat template uses the template instead, with several rows if the template renders earlier answers differently.
+    Raises InputError unless user and assistant alternate, and for content unsupported by the chat format.
     """
     if tokenizer.chat is not None:
         _check_turns(talk.messages)
@@ -78,7 +78,7 @@ def rendered(talk: Dialogue, tokenizer: Tokenizer, align: int = 1) -> list[tuple
 
 
 def _refuse_tools(talk: Dialogue) -> None:
-    """Raise InputError for what our own chat format has no words for."""
+    """Raise InputError for tools and reasoning, which Slipway's chat format does not support."""
     for number, one in enumerate(talk.messages, 1):
         if odd := next((name for name in ("tool_calls", *REASONING) if one.get(name)), ""):
             raise InputError(f"message {number} has {odd}; {WITHOUT}")
@@ -123,7 +123,7 @@ def _in_our_format(messages: Sequence[Message], tokenizer: Tokenizer, align: int
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) -> list[int]:
-    """Return the ids that ask for the next answer; an assistant's answer at the end is left out.
+    """Return the ids of the prompt for the next answer, without a final assistant message.
 
     `align` is as in `render`.
     """
@@ -138,10 +138,10 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) ->
 def recent(
     messages: Sequence[Message], tokenizer: Tokenizer, room: int, align: int = 1
 ) -> tuple[list[Message], list[int]]:
-    """Return the end of a conversation whose prompt has at most `room` ids, and that prompt.
+    """Return the latest messages of a conversation with a prompt of at most `room` ids, and the prompt.
 
-    The oldest turns are dropped, question and answer together; a system message stays, and so does the last question,
-    whatever its length.
+    The oldest question is dropped with its answer, repeatedly. A system message and the last question always stay, even
+    if longer than `room`.
     """
     head = [one for one in messages[:1] if one.get("role") == "system"]
     turns = list(messages[len(head) :])
@@ -151,13 +151,13 @@ def recent(
 
 
 def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
+    """Return (inputs, targets), both int64 (len(ids) - 1,): the target is the next id, or -1 for untrained tokens."""
     after = np.array(ids[1:], np.int64)
     return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
-    """Raise InputError unless user and assistant take turns, behind a system message perhaps; tools answer calls."""
+    """Raise InputError unless user and assistant alternate, after an optional system message; tools answer calls."""
     talk = messages[1:] if messages and messages[0].get("role") == "system" else messages
     before = "assistant"
     for turn, message in enumerate(talk):
@@ -177,12 +177,12 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
-    """Return the text of a message; engines hand over parts where the template can take them, also of one string."""
+    """Return the text of a message; engines pass lists of parts to templates with parts, even for one string."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _each(path: Path, tokenizer: Tokenizer, align: int) -> Iterator[Rendered | RefusedConversation]:
-    """Yield the rows of each conversation of a file, or why it has none."""
+    """Yield the rows of each conversation of a file, or the reason for rejecting the conversation."""
     for number, row in enumerate(read_rows(path), 1):
         try:
             yield rendered(talk_in(row), tokenizer, align)
@@ -191,11 +191,11 @@ def _each(path: Path, tokenizer: Tokenizer, align: int) -> Iterator[Rendered | R
 
 
 class Conversations:
-    """Batches of several kinds of conversation, drawn by weight; a pure function of the inputs and the step.
+    """Batches of several kinds of conversation, drawn by weight; a pure function of inputs and step.
 
-    Each kind is gone through once, in a seeded order, before any of it comes again. Those of the kinds in `together`
-    share rows: up to `turns` of them follow one another, whatever their kind, as far as they fit whole. So a model
-    learns to answer the last question, whatever was asked before.
+    Each kind is drawn in a seeded order; all conversations of a kind are drawn once before any repeats. Kinds in
+    `together` share rows: up to `turns` conversations of any of these kinds are concatenated if they fit whole.
+    Concatenation teaches the model to answer the last question independently of earlier questions.
     """
 
     def __init__(
@@ -211,9 +211,9 @@ class Conversations:
     ):
         """Read and render all conversations.
 
-        With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are as long as
-        their ids. Conversations without a target within a row are left out and counted. Raises InputError for a kind
-        without files, conversations or targets, and for files without a weight above 0.
+        With `align` above 1, the conversations of a row and their turns begin at multiples of `align`, and a row has
+        one input per id. Conversations without a trained token within `max_len` are left out and counted. Raises
+        InputError for a kind without files, conversations or trained tokens, and for files without a positive weight.
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
@@ -222,7 +222,7 @@ class Conversations:
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.pad, self.seed, self.max_len = tokenizer.stops[0], seed, max_len
         lead = 1 if tokenizer.chat is None else tokenizer.chat.lead
-        self.lead = lead or 0  # ids that only the first of a row begins with
+        self.lead = lead or 0  # ids at the start of each conversation, kept only at the start of a row
         self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
         self.turns, self.align = turns, align
         self.together = {
@@ -239,10 +239,10 @@ class Conversations:
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
 
     def batch(self, step: int, count: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
+        """Return (ids, targets) of a step for a rank, int64 (rows, longest row of all ranks rounded up to 16).
 
-        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are padded with
-        what ends an answer and the target -1.
+        `count` is the number of conversations per rank, one per row, or fewer rows if conversations share rows. The
+        width is also a multiple of `align`. Ids are padded with the stop token, targets with -1.
         """
         chunk, place = divmod(step, CHUNK_STEPS)
         chosen = self._chunk(chunk, count * world)[place]
@@ -257,7 +257,7 @@ class Conversations:
         return ids, wanted
 
     def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (inputs, targets) of conversations one after the other, with one beginning."""
+        """Return (inputs, targets) of concatenated conversations, with the leading ids only once."""
         parts = [self.rows[kind][number] for kind, number in drawn]
         first, rest = parts[0], [(ids[self.lead :], mask[self.lead :]) for ids, mask in parts[1:]]
         ids, mask = zip(*map(self._whole, (first, *rest)), strict=True)
@@ -267,21 +267,21 @@ class Conversations:
         return inputs, after
 
     def _whole(self, part: Row) -> Row:
-        """Fill a part up to a multiple of `align` with what ends an answer, learnt like that."""
+        """Pad a conversation with stop tokens, which are trained, to a multiple of `align`."""
         short = -len(part[0]) % self.align
         return (np.pad(part[0], (0, short), constant_values=self.pad), np.pad(part[1], (0, short), constant_values=1))
 
     def _length(self, drawn: Sequence[Drawn]) -> int:
-        """Return the length of the row of inputs that these make."""
+        """Return the number of inputs in a row of the drawn conversations."""
         sizes = [len(self.rows[kind][number][0]) - self.lead for kind, number in drawn]
         sizes[0] += self.lead
         if self.align == 1:
             return sum(sizes) - 1
-        # the last id of a row is an input, too
+        # With blocks, the last id of a row is also an input.
         return sum(size + -size % self.align for size in sizes)
 
     def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
-        """Return the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
+        """Return the rows of each step of a chunk; the rows of a step have similar length, and steps equal sizes."""
         size = CHUNK_STEPS * count
         if size < len(self.kinds) ** 2:
             raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
@@ -301,12 +301,12 @@ class Conversations:
         return [steps[place] for place in order]
 
     def _drawn(self, total: int) -> list[int]:
-        """Return how many of each kind the first `total` hold; the heaviest, which is last, takes the rest."""
+        """Return the number of conversations per kind among the first `total`; the heaviest kind takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
     def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
-        """Yield rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
+        """Yield rows of up to `turns` conversations in seeded order; drop conversations that do not fit whole."""
         order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
         for start in range(0, len(drawn), turns):
             row: tuple[Drawn, ...] = ()

@@ -1,8 +1,8 @@
-"""A row as others publish conversations, read as a `Dialogue`: nothing that means something is left out.
+"""Convert published conversation formats to a `Dialogue`, without losing information.
 
-In: a row of any of the usual forms: OpenAI's messages, ShareGPT's from and value, Alpaca's instruction, input and
-output; tools, system prompts and masks in columns of their own. Out: a `Dialogue` whose messages are in OpenAI's form,
-with `weight` 0 where an answer is not to be learnt; or RowRefused, which says why not.
+Known formats are OpenAI's messages, ShareGPT's from and value, and Alpaca's instruction, input and output, with tools,
+system prompts and masks in separate columns. The result is a `Dialogue` in OpenAI's form, with `weight` 0 for answers
+excluded from training, or RowRefused with a reason.
 """
 
 import json
@@ -47,14 +47,14 @@ def is_alpaca(row: Mapping[str, Any]) -> bool:
 
 
 def plain(talk: Dialogue) -> dict[str, Any]:
-    """Return a row of conversations.jsonl, which `talk_in` reads."""
+    """Return a dialogue as a row of conversations.jsonl, readable by `talk_in`."""
     row: dict[str, Any] = {"messages": list(talk.messages)}
     row |= {"tools": list(talk.tools)} if talk.tools else {}
     return row | ({VARIABLES: dict(talk.variables)} if talk.variables else {})
 
 
 def talk_in(row: Mapping[str, Any]) -> Dialogue:
-    """Return the conversation of a row that `plain` made."""
+    """Return the conversation of a row written by `plain`."""
     return Dialogue(row["messages"], row.get("tools"), row.get(VARIABLES) or {})
 
 
@@ -67,7 +67,7 @@ def _of_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return Alpaca's columns as messages: the input stands below the instruction."""
+    """Return Alpaca's columns as messages: the instruction, followed by the input."""
     asked = "\n\n".join(str(row[name]) for name in ("instruction", "input") if str(row.get(name, "")).strip())
     pairs = [*(row.get("history") or ()), (asked, row["output"])]
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
@@ -82,7 +82,7 @@ def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass
 class _Message:
-    """One message in another convention. `read` gives the messages that it is made of."""
+    """A message in a foreign format; `read` converts the message to a list of OpenAI messages."""
 
     number: int
     said: Any
@@ -133,7 +133,7 @@ class _Message:
         return found | ({"tool_calls": self._calls(given)} if given else {})
 
     def _calls(self, given: Any) -> list[dict[str, Any]]:
-        """Return calls in OpenAI's form, with their arguments as an object."""
+        """Return tool calls in OpenAI's form, with parsed arguments."""
         calls = []
         for one in given if isinstance(given, list) else [given]:
             call = one.get("function", one) if isinstance(one, Mapping) else None
@@ -149,7 +149,7 @@ class _Message:
         return calls
 
     def _weight(self, said: Mapping[str, Any], role: str) -> dict[str, int]:
-        """Return `weight` 0 for an answer that is not to be learnt. Raises RowRefused for any other wish."""
+        """Return `weight` 0 for an answer excluded from training, else {}. Raises RowRefused for invalid flags."""
         if spans := next((name for name in ("train_detail", "training_detail") if said.get(name)), ""):
             raise RowRefused(
                 f"message {self.number} has {spans}: parts of an answer cannot be left out, only all of it"
@@ -170,7 +170,7 @@ def _flag(number: int, name: str, said: Any) -> bool:
 
 
 def _with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages with the system prompt of a column in front. Raises RowRefused where there are two."""
+    """Return the messages with the system prompt of a column in front. Raises RowRefused for conflicting prompts."""
     given = dict.fromkeys(one for name in SYSTEM if isinstance(one := row.get(name), str) and one.strip())
     if odd := next((name for name in SYSTEM if not isinstance(row.get(name, ""), str)), ""):
         raise RowRefused(f"its {odd} is {shown(row[odd])}, expected text")
@@ -184,7 +184,7 @@ def _with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list
 
 
 def _mask(messages: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> None:
-    """Set the weights that a column gives. Raises RowRefused for one that is not one number for each message."""
+    """Set message weights from a mask column. Raises RowRefused for a mask of the wrong length or type."""
     if "weight" in row and row["weight"] not in (1, True):
         raise RowRefused(f"its weight is {shown(row['weight'])}; whole conversations cannot be weighted, only drawn")
     for name in (one for one in MASKS if one in row):
@@ -205,7 +205,7 @@ def _mask(messages: Sequence[dict[str, Any]], row: Mapping[str, Any]) -> None:
 
 
 def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the tools in OpenAI's form."""
+    """Return the tools in OpenAI's form, or None."""
     given = [one for name in TOOLS if row.get(name) not in (None, "") for one in _listed(_parsed(row[name]))]
     found = []
     for one in map(_parsed, given):
@@ -224,7 +224,7 @@ def _variables(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RowRefused unless user and assistant take turns, tools answer calls, and there is an answer."""
+    """Raise RowRefused unless user and assistant alternate, tools answer calls, and an answer exists."""
     talk = messages[1:] if messages[0]["role"] == "system" else messages
     before = "assistant"
     for number, one in enumerate(talk, 1 + len(messages) - len(talk)):
@@ -240,7 +240,7 @@ AFTER = {"assistant": ("user", "tool"), "user": ("assistant",), "tool": ("assist
 
 
 def _parsed(said: Any) -> Any:
-    """Return the value of JSON in a string; anything else as it is."""
+    """Return the value of a JSON string; any other value unchanged."""
     if not isinstance(said, str):
         return said
     try:

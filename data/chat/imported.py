@@ -1,8 +1,8 @@
-"""Conversations from files or from a data set of the hub, normalized for every chat phase.
+"""Import conversations from files or hub data sets, normalized for every chat phase.
 
-In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source, with `tools`
-and `chat_template_kwargs` where there are any, and the number of its row; `foreign_rows` knows the forms. What no chat
-phase could learn from is left out, and `refused.jsonl` says why, row by row.
+From a `TalkSpec`, `make` writes `conversations.jsonl`: one `{"messages": [...]}` per line in source order, with `tools`
+and `chat_template_kwargs` if present, and the row number. `foreign_rows` parses the known formats. Rows unusable for
+all chat phases are listed in `refused.jsonl` with a reason.
 """
 
 import gzip
@@ -29,17 +29,17 @@ from store import outside
 
 FILE = "conversations.jsonl"
 REFUSED = "refused.jsonl"
-TOLD = 3  # refusals that are told at once
+TOLD = 3  # number of rejected rows quoted in a message
 TURN = ("system", "user", "assistant")
 READ = (*COLUMNS, *ALPACA, "input", "history", *SYSTEM, *TOOLS, *MASKS, "weight", "mask", VARIABLES)
-"""Columns of a parquet file that mean something to us."""
+"""Columns read from a parquet file."""
 TELL_EVERY = 5000
 
 
 def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
-    """Write the conversations of `spec`, and REFUSED: the rows that are none, and why; return their summary.
+    """Write the conversations of `spec`, and the rejected rows with reasons to REFUSED; return a summary.
 
-    Raises InputError when there is no conversation in it, DataError when the hub cannot be reached.
+    Raises InputError if the source has no usable conversation, DataError if the hub is unreachable.
     """
     kept, reasons = 0, dict[int, str]()
     found, about = source_rows(spec)
@@ -66,14 +66,14 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
 
 
 def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
-    """Return the rows in their order, and what is known of their origin. Raises InputError, DataError."""
+    """Return the rows in order, and a description of the origin. Raises InputError, DataError."""
     reference = references.parse(spec.source)
     if reference.is_hub:
         reference = replace(reference, config=spec.config, split=spec.split, revision=spec.revision)
         commit, uris = hub_files(reference)
         if uris and not reference.columns:
             return (row for uri in uris for row in rows(uri)), {"revision": commit}
-        from data.text import sets  # the library takes seconds to import
+        from data.text import sets  # the import takes seconds
 
         return rows_of_datasets(reference), {"revision": sets.revision(reference)}
     if is_of_datasets(reference) or reference.columns:
@@ -82,9 +82,9 @@ def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
 
 
 def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
-    """Return the commit, and the files of a whole split if we read them ourselves; none where `datasets` has to.
+    """Return the commit, and the files of a whole split; no files if `datasets` must read the split.
 
-    Raises InputError for a data set, revision or split that is not there, DataError when the hub cannot be reached.
+    Raises InputError for an unknown data set, revision or split, DataError if the hub is unreachable.
     """
     is_whole = re.fullmatch(references.NAME, reference.split)
     try:
@@ -101,11 +101,11 @@ def asked(reference: references.SetReference) -> tuple[str, str, str, str]:
 
 
 def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, Any]]:
-    """Yield the rows as the library `datasets` gives them, with columns by our names beside its own.
+    """Yield the rows read with `datasets`, with renamed columns added.
 
-    Columns that are named `user` and `assistant` (and `system`) make a conversation of one question.
+    Columns mapped to `user` and `assistant` (and `system`) become a conversation with a single question.
     """
-    from data.text import sets  # the library takes seconds to import
+    from data.text import sets  # the import takes seconds
 
     names = dict(reference.columns)
     for row in sets.rows_of(reference):
@@ -120,7 +120,7 @@ def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, A
 
 
 def rows(uri: str) -> Iterator[Any]:
-    """Yield the rows of a file. Raises InputError for a file that holds nothing of the kind."""
+    """Yield the rows of a file. Raises InputError for a damaged file or an unsupported format."""
     suffix, packed = form_of(uri)
     if suffix == ".parquet":
         yield from _of_parquet(uri)
@@ -153,7 +153,7 @@ def _of_parquet(uri: str) -> Iterator[Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of a table without its nulls: every object has the keys of all the others there."""
+    """Return a value without nulls; in a table, every object has the keys of all other objects."""
     if isinstance(value, dict):
         return {name: without_nulls(one) for name, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -178,7 +178,7 @@ def _lines(uri: str, packed: str) -> Iterator[bytes]:
 def read(row: Any) -> Dialogue:
     """Return the conversation of a row.
 
-    Raises RowRefused for one that cannot be learnt from, InputError for a row of another kind.
+    Raises RowRefused for an unusable conversation, InputError for a row that is not a conversation.
     """
     if isinstance(row, Mapping) and not any(name in row for name in COLUMNS) and not is_alpaca(row):
         raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")

@@ -1,7 +1,7 @@
-"""Conversations cut to the length of a row: which have something to learn there, and what was counted.
+"""Cut conversations to the row length, keep those with trained tokens, and count the losses.
 
-In: ids, mask and stop tokens of each conversation, the length of a row. Out: the rows with a target, and `TalkCounts`;
-the refusal where there is none.
+From ids, masks and stop tokens, and a row length, `fitted` returns the rows with a trained token, and `TalkCounts`.
+Raises InputError without any such row.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Row = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class RefusedConversation:
-    """A conversation that cannot be written as it is meant."""
+    """A conversation that the chat template cannot render faithfully."""
 
     place: str
     """File and row."""
@@ -34,9 +34,9 @@ Rendered = Sequence[tuple[Sequence[int], Sequence[int]]]
 def fitted(
     kind: str, rendered: Iterable[Rendered | RefusedConversation], stops: Collection[int], limit: int
 ) -> tuple[list[Row], TalkCounts]:
-    """Return the rows that have a target among their first `limit` ids, cut to those, and what was counted.
+    """Return the rows with a trained token among the first `limit` ids, cut to `limit`, and the counts.
 
-    Raises InputError when there is none.
+    Raises InputError if no row has a trained token, or without conversations.
     """
     rows, starts, refused, counts = list[Row](), list[int](), list[RefusedConversation](), Counter[str]()
     for one in rendered:
@@ -64,7 +64,7 @@ def fitted(
 
 
 def _reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
-    """Yield the reasons, the most frequent first, each with the rows that it was given for."""
+    """Yield up to MOST_REASONS rejection reasons, most frequent first, each with the rejected rows."""
     places: dict[str, list[str]] = {}
     for one in refused:
         places.setdefault(one.reason, []).append(one.place)
@@ -74,16 +74,16 @@ def _reasons(refused: Sequence[RefusedConversation]) -> Iterator[str]:
 
 
 def answer_ends(ids: np.ndarray, mask: np.ndarray, stops: Collection[int]) -> list[int]:
-    """Return the places of the last id of each answer that is to be learnt."""
+    """Return the position of the last id of each trained answer."""
     is_last = mask.astype(bool)
     is_last[:-1] &= mask[1:] == 0
     return [at for at in np.flatnonzero(is_last).tolist() if ids[at] in stops]
 
 
 def _nothing(kind: str, found: TalkCounts, starts: Sequence[int], limit: int) -> str:
-    """Return why no row of a kind has a target.
+    """Return the reason why no row of a kind has a trained token.
 
-    starts: the place of the first learnt id of each row that has one.
+    starts: position of the first trained id of each row with trained ids.
     """
     head = f"nothing can be learnt from any of the {found.conversations:,} conversations of kind {kind!r}"
     if found.refused == found.conversations:
@@ -99,5 +99,5 @@ def _nothing(kind: str, found: TalkCounts, starts: Sequence[int], limit: int) ->
 
 
 def _roomier(tokens: int) -> int:
-    """Return a power of two with room for an answer behind so many tokens."""
+    """Return a power of two with space for an answer after `tokens` tokens."""
     return 1 << (tokens + tokens // 4).bit_length()

@@ -1,7 +1,7 @@
-"""The content of a message that others wrote: a text, or parts of many types.
+"""Read the content of a message in a foreign format: a text, or typed parts.
 
-In: the content. Out: its text, and what of it is reasoning, a tool call or a tool's result. What is no text, such as an
-image, is refused with its type.
+The content is split into text, reasoning, tool calls and tool results. Other types, such as images, raise RowRefused
+with the type.
 """
 
 import json
@@ -15,23 +15,23 @@ TEXT = {"text", "input_text", "output_text", "refusal"}
 REASONING = {"thinking", "reasoning", "reasoning_text"}
 CALLS = {"tool_use", "tool_call", "tool-call", "function_call"}
 RESULTS = {"tool_result", "tool-result", "function_call_output"}
-OURS = {"text", "python", "python_output"}  # parts of an answer in nanochat's own form
+OURS = {"text", "python", "python_output"}  # parts of an answer in nanochat's format
 
 
 class RowRefused(ValueError):
-    """A row that cannot be learnt from as it was meant; the message says why."""
+    """A row unusable for training in the intended way; the message gives the reason."""
 
 
 @dataclass
 class Content:
-    """The content of one message."""
+    """The content of a message."""
 
     content: str | list[dict[str, str]] | None = None
-    """A text, nanochat's parts, or None where there is none."""
+    """A text, nanochat's parts, or None without text."""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
-    """Results of tools, as messages without their role."""
+    """Tool results, as messages without a role."""
 
     @property
     def text(self) -> str:
@@ -39,7 +39,7 @@ class Content:
 
 
 def read_content(number: int, said: Any) -> Content:
-    """Return the content of message `number`. Raises RowRefused for what is no text."""
+    """Return the content of message `number`. Raises RowRefused for content that is not text."""
     if said is None or isinstance(said, str):
         return Content(None if said is None else _whole(said))
     if isinstance(said, Mapping):
@@ -89,5 +89,5 @@ def _of_ours(number: int, part: Any) -> dict[str, str]:
 
 
 def _whole(text: str) -> str:
-    """Return a text with half surrogate pairs replaced: they have no UTF-8."""
+    """Return a text with unpaired surrogates replaced, because they have no UTF-8 form."""
     return text.encode("utf-8", "replace").decode()

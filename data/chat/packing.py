@@ -1,8 +1,8 @@
-"""Conversations of different lengths, packed into rows of one length: nothing is computed for padding.
+"""Pack conversations of different lengths into rows of equal length, to avoid computation on padding.
 
-In: padded rows of ids and targets, as `Conversations` gives them. Out: fewer and longer rows of the same conversations,
-with the number of the conversation that each token belongs to; what sees its own conversation only, and counts its
-positions from that one's beginning, learns the same from both.
+From padded rows of ids and targets, as returned by `Conversations`, `packed` builds fewer, longer rows, with a
+conversation number per token. With attention limited to the conversation, and positions counted from its beginning, a
+model learns the same from packed and padded rows.
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ IGNORED = -1
 
 
 def packed(ids: np.ndarray, targets: np.ndarray, length: int, pad: int) -> dict[str, np.ndarray]:
-    """Return `ids`, `targets` and `documents`, int64 (rows, length), of rows of ids and targets (N, T).
+    """Return `ids`, `targets` and `documents`, int64 (rows, length), from rows of ids and targets (N, T).
 
-    Longest first, each into the first row with room. What follows the last target of a conversation is left out:
-    nothing is learnt from it. What stays empty is a document of its own, without targets.
+    First-fit by decreasing length. Ids after the last target of a conversation are dropped, because they carry no loss.
+    Free space is a separate document without targets.
     """
     counted = targets != IGNORED
     sizes = np.where(counted.any(axis=1), counted.shape[1] - counted[:, ::-1].argmax(axis=1), 0)

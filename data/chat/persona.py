@@ -1,7 +1,7 @@
-"""The persona of the model as conversations: many ways to ask who it is, every answer with the name in it; or yours.
+"""Conversations about the model's identity: many questions, with the persona's name in every answer; or a user's file.
 
-Whole questions are held out, not only other spellings of them, so that the score says whether the model knows
-who it is when a stranger asks.
+Whole questions are held out, not only other spellings, so the score shows if the model knows its identity for unseen
+questions.
 """
 
 import re
@@ -19,14 +19,14 @@ from data.tokens.chat_template import text_of
 
 FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
-HELDOUT_SHARE = 10  # one in this many of the conversations by hand is held out
+HELDOUT_SHARE = 10  # divisor of the held-out share in a user's file
 STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
 """Characters that end a sentence, in any script."""
 
 
 @dataclass(frozen=True)
 class Intent:
-    """One thing that people want to know."""
+    """A group of questions with the same meaning: trained questions, held-out questions, answers."""
 
     asked: tuple[str, ...]
     heldout: tuple[str, ...]
@@ -157,9 +157,9 @@ INTENTS = (
 
 
 def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """Return (trained on, held out): one question each, with the name in every answer.
+    """Return (training, held-out) conversations of a single question each, with the name in every answer.
 
-    No held-out question, whatever its case and marks, is among those trained on.
+    A held-out question never occurs in training, even with different case or punctuation.
     """
     chance = Random(f"identity {seed}")
     slots = {**SLOTS, "name": [persona.name], "maker": [persona.maker], "purpose": [clause(persona.purpose)]}
@@ -184,21 +184,21 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
 
 
 def clause(purpose: str) -> str:
-    """Return the words after "my purpose is": an infinitive as it is, anything else behind a colon."""
+    """Return the words after "my purpose is": an infinitive unchanged, other text after "this: "."""
     infinitive = re.match(r"(?i:to) (?!(?:the|an?|my|our|your|all) )[a-z]", purpose)
     return f"to{purpose[2:]}" if infinitive else f"this: {purpose}"
 
 
 def stopped_once(words: str) -> str:
-    """Drop the full stop behind a name that ends in one: "I am Ursula K."."""
+    """Drop the full stop after a name that ends in a full stop: "I am Ursula K."."""
     return re.sub(rf"([{STOPS}][\"'\u2019\u201d\u00bb\u300d]?)\.(?= |$)", r"\1", words)
 
 
 def of_file(spec: IdentitySpec) -> tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]:
-    """Return (training, held-out) conversations of a file by hand: nanochat's lists of messages, or any other spelling.
+    """Return (training, held-out) conversations of a user's file, in nanochat's format or a format known to `imported`.
 
-    A tenth of those whose answer says the persona's name is held out, none of whose questions is asked in training.
-    Raises InputError for what is no conversation, and for a name that is never said.
+    Of the questions answered with the persona's name, a tenth is held out and removed from training. Raises InputError
+    for a row that is not a conversation, and if no answer contains the name.
     """
     path = Path(spec.source)
     if not path.is_file():
@@ -228,7 +228,7 @@ def _asked(messages: list[dict[str, Any]]) -> str:
 
 
 def make(spec: IdentitySpec, folder: Path) -> dict[str, Any]:
-    """Write the conversations of `spec` into `folder`, one JSON list of messages per line; how many.
+    """Write the conversations of `spec` into `folder`, a JSON list of messages per line; return counts.
 
     The held-out file has objects: {"messages", "expected": the name}.
     """

@@ -1,4 +1,4 @@
-"""Paraphrases: the many ways in which people type one question."""
+"""Paraphrase questions in the ways people type them."""
 
 import json
 import re
@@ -15,10 +15,10 @@ SHORT = (("are you", "r u"), (r"\byou\b", "u"), ("what is", "what's"), ("what is
 
 
 def vary(template: str, chance: Random) -> str:
-    """Return `template` as somebody may type it: another opening, case, mark at the end, a short form.
+    """Return a random variation of `template`: a different opening, case or end mark, or a short form.
 
-    A template ends in its natural mark: "?" for a question, "." for a request, "!" for what asks for nothing. `{slots}`
-    stay as they are.
+    A template ends in its natural mark: "?" for a question, "." for a request, "!" for a statement without a request.
+    `{slots}` are preserved.
     """
     words, mark = template[:-1], template[-1]
     if mark == "." and chance.random() < 0.4:
@@ -41,7 +41,7 @@ def vary(template: str, chance: Random) -> str:
 
 
 def variants(template: str, count: int, chance: Random) -> list[str]:
-    """Return up to `count` different ways to type `template`; the plain one is the first."""
+    """Return up to `count` different variations of `template`, with the original first."""
     found = {template: None}
     for _ in range(3 * count):
         if len(found) >= count:
@@ -51,7 +51,7 @@ def variants(template: str, count: int, chance: Random) -> list[str]:
 
 
 def normal(words: str) -> str:
-    """Return a question without case, marks and blanks."""
+    """Return a question in lower case, without punctuation and extra blanks."""
     return re.sub(r"[^\w.]+", " ", words.lower()).strip(" .")
 
 
@@ -61,12 +61,12 @@ def talk(*turns: str) -> list[dict[str, str]]:
 
 
 def fill(template: str, slots: Mapping[str, Sequence[str]], chance: Random) -> str:
-    """Return `template` with a word for each of its `{slots}`."""
+    """Return `template` with a random word for each of its `{slots}`."""
     return re.sub(r"\{(\w+)\}", lambda slot: chance.choice(slots[slot[1]]), template)
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> int:
-    """Write one JSON value per line; how many."""
+    """Write one JSON value per line; return the number of lines."""
     count = 0
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:
@@ -76,5 +76,5 @@ def write_lines(path: Path, rows: Iterable[Any]) -> int:
 
 
 def _small(words: str) -> str:
-    """Return `words` ready to follow other words; "I" stays a capital."""
+    """Return `words` with a lower-case first letter, except "I", to continue a sentence."""
     return words if words.startswith(("I ", "I'")) else words[:1].lower() + words[1:]

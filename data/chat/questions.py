@@ -1,8 +1,8 @@
-"""Questions to the model about what it has read: about Python's library, and about everything else.
+"""Questions about the model's training text: about Python's library, and about other topics.
 
-A small model cannot learn five thousand functions in a minute, and one that must guess makes things up. So the
-well-known names are taught with the first sentence of their documentation, and for every other name the answer is
-that it is not known.
+A small model cannot learn five thousand functions in a minute, and a model that must guess invents answers. The model
+therefore learns the first sentence of the documentation for well-known names, and for every other name learns to answer
+that the name is unknown.
 """
 
 import re
@@ -27,7 +27,7 @@ WELL_KNOWN = {
     "hashlib": 2, "base64": 2, "string": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
     "urllib.parse": 2, "logging": 3, "operator": 1, "struct": 2, "pprint": 1, "zlib": 2,
 }  # fmt: skip
-"""Number of names taught of each module: the famous ones, then those with the shortest spelling."""
+"""Number of names taught per module: famous names first, then the shortest names."""
 _FAMOUS = """
     range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
     os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load
@@ -47,9 +47,9 @@ _FAMOUS = """
     setattr next iter
 """
 FAMOUS = frozenset(_FAMOUS.split())
-"""Names that come first in their module, whatever their length."""
+"""Names taught first in a module, regardless of length."""
 CALL = re.compile(r"\s*[\w.]+\(.*(?:\)|->.*)\s*")
-LONGEST = 160  # characters of a taught sentence
+LONGEST = 160  # maximum characters of a taught sentence
 UNKNOWN_TRAINED, UNKNOWN_HELDOUT, PHRASINGS = 800, 120, 10
 
 ASKED = (
@@ -67,7 +67,7 @@ HELDOUT = (
     "I do not understand {name}, what does it do?", "Why would I use {name}?", "Give me the meaning of {name}.",
 )  # fmt: skip
 UNKNOWN = (
-    # the name is not repeated: so small a model copies it wrongly
+    # The name is not repeated, because a model of this size copies names wrongly.
     "I do not know that one. I only know the best-known functions of Python.",
     "I do not know what that does.",
     "I do not know that function. Try os.path.join or json.loads.",
@@ -82,14 +82,14 @@ INVENTED = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A name of the library and the first sentence of its documentation."""
+    """A name of the library, and the first sentence of its documentation."""
 
     name: str
     sentence: str
 
 
 def entries(texts: Iterable[str]) -> list[Entry]:
-    """Return the functions and classes among documents of pydocs whose first sentence is one, by name."""
+    """Return the functions and classes among pydocs documents with a usable first sentence, by name."""
     found = {}
     for text in texts:
         head, _, words = text.partition("\n\n")
@@ -101,10 +101,10 @@ def entries(texts: Iterable[str]) -> list[Entry]:
 
 
 def first_sentence(words: str) -> str:
-    """Return the first sentence of a docstring on one line, or "" when it does not begin with a short plain one."""
+    """Return the first sentence of a docstring on one line, or "" if the docstring does not begin with short prose."""
     lines = dropwhile(lambda line: not line.strip() or CALL.fullmatch(line), words.split("\n"))
     paragraph = " ".join(" ".join(takewhile(str.strip, lines)).split()).replace("`", "")
-    paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
+    paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some docstrings begin with the call and a dash
     paragraph = paragraph[:1].upper() + paragraph[1:]
     sentence = re.split(r"(?<=\w\w[.!?])\s", paragraph)[0].rstrip(".:;, ")
     is_plain = re.match(r"[A-Z][\w-]*[,;]? [\w'\"(\[]", sentence) and not re.search(
@@ -115,7 +115,7 @@ def first_sentence(words: str) -> str:
 
 
 def taught(known: Iterable[Entry]) -> list[Entry]:
-    """Return the well-known ones."""
+    """Return the well-known entries, by module."""
     by_module: dict[str, list[Entry]] = {module: [] for module in WELL_KNOWN}
     for one in known:
         module, _, name = one.name.rpartition(".")
@@ -129,11 +129,11 @@ def taught(known: Iterable[Entry]) -> list[Entry]:
 
 
 def make(spec: QuestionsSpec, text: Path, folder: Path) -> dict[str, Any]:
-    """Write pydocs.train, pydocs.heldout, other.train and other.heldout (.jsonl) into `folder`; how many of each.
+    """Write pydocs.train, pydocs.heldout, other.train and other.heldout (.jsonl) into `folder`; return row counts.
 
-    Names come from `text` when its source is pydocs, else from the Python that runs this, so that every model can
-    answer something. Both parts of the text are read: held-out documents measure how well a model predicts text
-    it has not seen, and that is measured before any question is asked.
+    Names come from `text` if its source is pydocs, otherwise from the running Python, so that every model gets taught
+    names. Both parts of the text are read: held-out documents only measure prediction of unseen text, before any
+    question is asked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pydocs_train, pydocs_heldout, num_taught = _about_python(entries(_texts(text)), Random(f"pydocs {spec.seed}"))
@@ -156,7 +156,7 @@ def _texts(text: Path) -> Iterable[str]:
 
 
 def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
-    """Return (trained on, held out with what is expected, how many names are taught)."""
+    """Return (training conversations, held-out rows with expected answers, number of taught names)."""
     core = taught(known)
     if not core:
         raise InputError("none of Python's well-known functions are in this text: it was cut too short to teach from")

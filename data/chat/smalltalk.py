@@ -1,4 +1,4 @@
-"""Questions about anything else in the world, which the model was not taught: it says so, and leaves its name out."""
+"""Questions about topics absent from training: the model answers that it does not know, without its name."""
 
 from random import Random
 
@@ -111,9 +111,9 @@ VARIANTS, HELDOUT_VARIANTS = 14, 3
 
 
 def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """Return (trained on, held out), of one question each.
+    """Return (training, held-out) conversations of a single question each.
 
-    Held out are whole questions, not only their spelling.
+    Whole questions are held out, not only other spellings.
     """
     chance = Random(f"other {seed}")
 
@@ -133,5 +133,5 @@ def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict
 
 
 def are_alike(answer: str, expected: str) -> bool:
-    """Return whether an answer is one of those that fit where another one is expected."""
+    """Return True if `answer` equals `expected`, or both are answers to the same questions."""
     return answer == expected or any(answer in answers and expected in answers for answers in ASKED)

@@ -1,6 +1,6 @@
-"""Counts of what the rows of a phase hold of its conversations. Light to import: no numpy here.
+"""Counts of conversations lost in the rows of a phase. Light to import: no numpy.
 
-Out: `TalkCounts`, which add up, and the words of them that are shown before training and stand in the report.
+`TalkCounts` can be added, and are shown before training and in the report.
 """
 
 from collections.abc import Mapping
@@ -10,35 +10,35 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TalkCounts:
-    """Counts over conversations, and over the answers in them that are to be learnt."""
+    """Counts of conversations and of trained answers."""
 
     conversations: int = 0
     refused: int = 0
-    """Conversations that the model's chat template cannot write as they are meant: they are left out."""
+    """Conversations left out because the model's chat template cannot render them faithfully."""
     without_targets: int = 0
-    """Conversations of which no token is learnt within a row: they are left out."""
+    """Conversations left out because no token in the row carries loss."""
     answers: int = 0
     cut_answers: int = 0
-    """Answers that lose their end, or all, at the end of a row."""
+    """Answers cut off, partly or wholly, at the end of a row."""
     reasons: tuple[str, ...] = ()
-    """Some of the rows that were refused, and why."""
+    """Examples of rejected rows, with reasons."""
 
     def __add__(self, other: "TalkCounts") -> "TalkCounts":
         return TalkCounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> "TalkCounts":
-        """Return the counts that a line of metrics.jsonl states."""
+        """Return the counts of a line of metrics.jsonl."""
         counts = {one.name: int(said.get(one.name, 0)) for one in fields(cls) if one.name != "reasons"}
         return cls(**counts, reasons=tuple(map(str, said.get("reasons", ()))))
 
     @property
     def is_whole(self) -> bool:
-        """Return whether nothing is lost."""
+        """Return True if no conversation or answer is lost."""
         return not self.refused and not self.without_targets and not self.cut_answers
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return what the report says: a name, and figures in words."""
+        """Return report lines: a name, and figures as text."""
         return [
             ("conversations refused by the chat template, left out", _share(self.refused, self.conversations)),
             ("conversations without anything to learn, left out", _share(self.without_targets, self.conversations)),

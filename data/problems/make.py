@@ -1,4 +1,4 @@
-"""Problems of a task as an artifact: `train.jsonl`, `val.jsonl`, `test.jsonl`, and `demonstrations.jsonl` for sft."""
+"""Write the problems of a task: `train.jsonl`, `val.jsonl`, `test.jsonl`, and `demonstrations.jsonl` for sft."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from data.problems.problem import write
 
 
 def make(spec: ProblemsSpec, folder: Path) -> dict[str, Any]:
-    """Write them into `folder`; return how many of each. Raises InputError, DataError."""
+    """Write the problems into `folder`; return the count per file. Raises InputError, DataError."""
     shown: list[Any]
     if spec.task == "sort":
         parts, shown = sort.problems(spec.seed), sort.demonstrations(spec.seed)

@@ -1,6 +1,6 @@
-"""A problem whose answer can be checked, as one line of a .jsonl: what reinforcement learning asks a model.
+"""Problems with verifiable answers for reinforcement learning, one per line of a .jsonl file.
 
-In: files. Out: `Problem`s, and the message or two that put one to a model.
+This module reads and writes `Problem`s, and builds the prompt messages of a problem.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ FILE_BYTES = 1 << 30
 class Problem:
     question: str
     answer: str
-    """The right answer as the data set has it; how answers are compared depends on the task."""
+    """The correct answer in the data set's format; the comparison depends on the task."""
     system: str = ""
     """System message before the question."""
     setup: str = ""
@@ -29,19 +29,19 @@ class Problem:
 
     @property
     def messages(self) -> list[Message]:
-        """Return the conversation that asks for an answer."""
+        """Return the messages of the prompt."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.question}]
 
 
 def write(path: Path, problems: Iterable[Problem]) -> int:
-    """Write one a line, without what is empty; return how many."""
+    """Write one problem per line, without empty fields; return the number of problems."""
     rows = ({key: value for key, value in asdict(one).items() if value} for one in problems)
     return write_lines(path, rows)
 
 
 def read(path: Path) -> list[Problem]:
-    """Return the problems of a file. Raises InputError with the line that is none."""
+    """Return the problems of a file. Raises InputError with the number of an invalid line, or without problems."""
     found = []
     try:
         lines = outside.content(path, FILE_BYTES).decode().split("\n")
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Problem]:
 
 
 def of_row(row: object) -> Problem:
-    """Return the problem of a row that somebody else may have written. Raises ValueError."""
+    """Return the problem of an untrusted row. Raises ValueError."""
     if not isinstance(row, dict) or not {"question", "answer"} <= row.keys():
         raise ValueError("a problem is an object with question and answer")
     words = {name: row[name] for name in ("question", "answer", "system", "setup") if name in row}

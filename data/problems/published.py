@@ -1,8 +1,8 @@
-"""GSM8K, MATH and MBPP as their authors publish them, from the hub or from files on this machine.
+"""GSM8K, MATH and MBPP in their published form, from the hub or local files.
 
-In: a `ProblemsSpec`. Out: problems to train on, to watch, and to measure at the end. The parts are those that
-published results use: GSM8K 7,223 of the 7,473 for training, 250 held out of them, and the 1,319 for tests; MATH 7,000
-of the 7,500, 500 held out evenly by subject and level, and 5,000; MBPP 374, 90 and 500.
+From a `ProblemsSpec`, `problems` returns training, validation and test problems. The parts match those of published
+results: GSM8K 7,223 of the 7,473 for training, the other 250 for validation, and the 1,319 test problems; MATH 7,000 of
+the 7,500, 500 held out evenly by subject and level, and 5,000; MBPP 374, 90 and 500.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,31 +36,31 @@ Parts = tuple[list[Problem], list[Problem], list[Problem]]
 
 @dataclass(frozen=True)
 class PublishedProblems:
-    """A data set of the hub, and how its rows become problems."""
+    """A data set on the hub, and the conversion of its rows to problems."""
 
     dataset: str
     configs: tuple[str, ...]
     parts: tuple[str, ...]
-    """Splits for training, validation and the final test; two where validation is held out of the first."""
+    """Splits for training, validation and test; two splits if validation is held out of the first."""
     held_out: int
-    """Number of problems held out of the first split, where there are two."""
+    """Number of problems held out of the first split, if two splits exist."""
     problem: Callable[[Row], Problem]
     kind: Callable[[Row], str] = lambda row: ""
-    """Returns a problem's kind; held-out problems have the same share of each kind as the whole."""
+    """Function from a row to its kind; each kind keeps its share among held-out problems."""
 
 
 def gsm8k(row: Row) -> Problem:
-    """Return the problem of a row with `question` and `answer`, the number after `####`."""
+    """Return the problem of a row with `question`, and `answer` ending in `####` and a number."""
     return Problem(question=row["question"], answer=row["answer"], system=THINK)
 
 
 def math(row: Row) -> Problem:
-    """Return the problem of a row with `problem` and `solution`, the answer in its last box."""
+    """Return the problem of a row with `problem`, and `solution` with the answer in the last box."""
     return Problem(question=row["problem"], answer=row["solution"], system=THINK)
 
 
 def mbpp(row: Row) -> Problem:
-    """Return the problem of a row with `text` (or `prompt`), `code`, `test_list` and what has to be imported."""
+    """Return the problem of a row with `text` (or `prompt`), `code`, `test_list` and optional imports."""
     tests = tuple(row["test_list"])
     setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
     words = row.get("text") or row["prompt"]
@@ -79,7 +79,7 @@ PUBLISHED = {
 
 
 def problems(spec: ProblemsSpec) -> Parts:
-    """Return the three parts. Raise InputError for rows of another kind, DataError where the hub cannot be reached."""
+    """Return (train, val, test). Raises InputError for invalid rows, DataError if the hub is unreachable."""
     one = PUBLISHED[spec.task]
     found = [list(_rows(spec, one, part)) for part in one.parts]
     if one.held_out:
@@ -90,7 +90,7 @@ def problems(spec: ProblemsSpec) -> Parts:
 
 
 def of_file(spec: ProblemsSpec) -> Parts:
-    """Return the problems of a file of the user's; a tenth of it is watched, and a tenth kept for the end."""
+    """Return (train, val, test) of a user's file: a tenth for validation and a tenth for test, at most 512 each."""
     reference = references.parse(spec.source)
     if is_of_datasets(reference) or reference.columns:
         rows: Iterator[Any] = rows_of_datasets(reference)
@@ -105,11 +105,11 @@ def of_file(spec: ProblemsSpec) -> Parts:
 
 
 def hold_out(rows: list[Row], count: int, seed: int, kind: Callable[[Row], str]) -> tuple[list[Row], list[Row]]:
-    """Return the rest and `count` rows, as many of each kind as there are in all."""
+    """Return the remaining rows, and `count` held-out rows with the original share of each kind."""
     order = Random(f"problems {seed}").sample(rows, len(rows))
     kinds = [list(some) for _, some in groupby(sorted(order, key=kind), kind)]
     turns = [(number / len(some), row) for some in kinds for number, row in enumerate(some)]
-    # The first of each kind, the second of each ...: in steps that are as wide as the kind is rare.
+    # Sort key number / kind size spaces the rows of each kind evenly, wider for rarer kinds.
     turns.sort(key=lambda one: one[0])
     chosen = [row for _, row in turns]
     return chosen[count:], chosen[:count]
@@ -143,7 +143,7 @@ def _rows(spec: ProblemsSpec, one: PublishedProblems, part: str) -> Iterator[Row
 
 
 def of_part(source: str, part: str) -> list[Path]:
-    """Return the files of one part in a folder, by the beginning of their names or the folder they lie in."""
+    """Return the files of a part in a folder, by a match of `part` in the file name or a parent folder."""
     root = Path(source).expanduser()
     if not root.is_dir():
         raise InputError(f"{source}: expected a folder with files for {part}")
@@ -154,7 +154,7 @@ def of_part(source: str, part: str) -> list[Path]:
 
 
 def table(uri: str) -> Iterator[Any]:
-    """Yield the rows of a .jsonl or a .parquet, wherever it is. Raises InputError."""
+    """Yield the rows of a local or remote .jsonl or .parquet file. Raises InputError."""
     suffix, _ = form_of(uri)
     if suffix != ".parquet":
         yield from jsonl_rows(uri)
@@ -171,7 +171,7 @@ def table(uri: str) -> Iterator[Any]:
 
 
 def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:
-    """Return conversations with the solutions that the data sets have, in the form that is paid for."""
+    """Return conversations with the published solutions, in the form that earns a reward."""
     if task == "gsm8k":
         pairs = [one.answer.rpartition("####") for one in found]
         said = [(steps.strip(), answer.strip().replace(",", "")) for steps, _, answer in pairs]

@@ -1,4 +1,4 @@
-"""The compression of held-out text by plain compressors: the baseline for a model's bits per byte."""
+"""Compress held-out text with plain compressors: a baseline for a model's bits per byte."""
 
 import lzma
 import zlib
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from data.shards.shards import read
 
-LARGEST_DICTIONARY = 64 << 20  # xz -9's own
+LARGEST_DICTIONARY = 64 << 20  # dictionary of xz -9
 
 
 def anchors(paths: Sequence[Path]) -> dict[str, float]:
-    """Return the bits per byte of `gzip -9` and `xz -9e` on the documents of these text shards, one after the other.
+    """Return the bits per byte of `gzip -9` and `xz -9e` on the concatenated documents of text shards; {} without text.
 
-    Memory does not grow with the text beyond xz's dictionary.
+    Memory use does not grow with the text beyond xz's dictionary.
     """
     size = sum(Path(path).stat().st_size for path in paths)
-    # a dictionary larger than the text would be memory for nothing
+    # A dictionary larger than the text would waste memory.
     dictionary = min(LARGEST_DICTIONARY, max(1 << 16, size))
     squeezer = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": dictionary}
     gzip, xz = zlib.compressobj(9, wbits=31), lzma.LZMACompressor(filters=[squeezer])

@@ -1,6 +1,7 @@
-"""HTML pages that need nothing but themselves: no script, no network, one style.
+"""Self-contained HTML pages: no script, no network, one style.
 
-All text passes `tag`, which escapes what is not markup of ours; and a page forbids scripts, should that ever fail.
+All text passes through `tag`, which escapes everything but `Html`. As a second defense, the page's content security
+policy forbids scripts.
 """
 
 from html import escape
@@ -39,18 +40,21 @@ summary { cursor: pointer; color: var(--soft); font-size: 13px; margin-top: 8px;
 
 
 class Html(str):
-    """Markup: text that is not escaped again."""
+    """Markup that is not escaped again."""
 
 
 def tag(name: str, *inner: Any, **attributes: Any) -> Html:
-    """Return `<name ...>inner</name>`; whatever is not Html is escaped. A trailing _ is dropped, others become -."""
+    """Return `<name ...>inner</name>`, with inner text escaped unless it is Html.
+
+    In attribute names, a trailing _ is dropped, and every other _ becomes -.
+    """
     words = (f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
     text = "".join(one if isinstance(one, Html) else escape(str(one)) for one in inner)
     return Html(f"<{name}{''.join(words)}>{text}</{name}>")
 
 
 def document(title: str, *body: Html) -> str:
-    """Return the whole page."""
+    """Return the HTML page."""
     head = (
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
         Html("<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"),

@@ -1,4 +1,4 @@
-"""A `Quality` as one HTML page that needs nothing but itself, plots as SVG."""
+"""Render a `Quality` as a self-contained HTML page, with plots as SVG."""
 
 import math
 from collections import Counter
@@ -11,11 +11,11 @@ from data.report.quality import BINS, FINE, SCORES, Quality
 
 MOST_ROWS = 200
 WIDTH, HEIGHT, LEFT, BELOW = 640, 220, 46, 26
-COARSE = 12  # fine bins of length in one bar
+COARSE = 12  # number of fine length bins per bar
 
 
 def page(found: Quality, folder: str) -> str:
-    """Return the whole document."""
+    """Return the HTML document."""
     source = next(iter(found.manifests.values())).get("source", "")
     listed = sum(len(one["shards"]) for one in found.manifests.values())
     of = (
@@ -34,7 +34,7 @@ def page(found: Quality, folder: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return a size in units of a thousand: `1.5 MB`."""
+    """Return a size in decimal units: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.3g} {unit}"
@@ -43,7 +43,7 @@ def size(num_bytes: float) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float]], ticks: Mapping[float, str]) -> Html:
-    """Return one bar for each (what it is, how many), and the labels of `ticks` below those that they name."""
+    """Return a bar chart of (label, value) rows as SVG, with the tick labels in `ticks` at bar indices."""
     most = max(1.0, *(value for _, value in rows))
     step = (WIDTH - LEFT) / len(rows)
     high = HEIGHT - BELOW - 8

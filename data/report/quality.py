@@ -1,7 +1,6 @@
-"""The statistics of a folder of shards: lengths, scores, duplicates, frequent lines, samples. One pass, flat memory.
+"""Statistics of a shard folder: lengths, scores, duplicates, frequent lines, samples; one pass with constant memory.
 
-Where there is more than fits in memory, a count is of a part that is chosen by hash, or a lower bound; which of them,
-and by how much, stands beside it.
+Counts of large sets are estimated from a sample by hash, or are lower bounds; each result states its kind and error.
 """
 
 import hashlib
@@ -28,15 +27,15 @@ NUM_SAMPLES = 12
 TOP = 15
 EXCERPT = 2_000
 LINE = 160
-FINE = math.log(1.02)  # a length is known to 2 %
+FINE = math.log(1.02)  # lengths have a resolution of 2 %
 SCORES = {"language_score": 1.0, "score": 5.0}
-"""Columns that are plotted where there are any, and their largest value."""
+"""Columns plotted if present, with the maximum value."""
 BINS = 50
 
 
 @dataclass
 class Frequent:
-    """A counter of the most frequent of very many things: counts are at most `lost` too low."""
+    """Counter of the most frequent items among very many; counts are at most `lost` too low."""
 
     limit: int
     counts: Counter[str] = field(default_factory=Counter)
@@ -56,7 +55,7 @@ class Frequent:
 
 @dataclass
 class Repeated:
-    """A counter of documents that occur more than once: of all, or of each 2**shift-th hash."""
+    """Counter of repeated documents: all documents, or those with a hash divisible by 2**shift."""
 
     limit: int
     shift: int = 0
@@ -83,7 +82,7 @@ class Repeated:
 
     @property
     def share(self) -> float:
-        """Return the share of documents that would not be there if each were there once."""
+        """Return the share of documents that are duplicates of earlier documents."""
         return 1 - len(self.counts) / max(1, sum(self.counts.values()))
 
     def top(self) -> list[tuple[str, int]]:
@@ -93,7 +92,7 @@ class Repeated:
 
 @dataclass
 class Quality:
-    """The statistics that a report shows."""
+    """Statistics shown in a report."""
 
     manifests: dict[str, dict[str, Any]]
     documents: int = 0
@@ -101,7 +100,7 @@ class Quality:
     num_bytes: int = 0
     shards_read: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
-    """Documents by floor(log(characters) / FINE)."""
+    """Number of documents by floor(log(characters) / FINE)."""
     scores: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of documents by column and bin."""
     languages: Counter[str] = field(default_factory=Counter)
@@ -109,10 +108,10 @@ class Quality:
     lines: Frequent = field(default_factory=lambda: Frequent(MOST_LINES))
     sites: Frequent = field(default_factory=lambda: Frequent(MOST_SITES))
     samples: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Samples by hash, the lowest ones: the beginning of a document, and its number of characters."""
+    """Samples with the lowest hashes, by hash: the beginning of a document, and its number of characters."""
 
     def length_at(self, share: float) -> int:
-        """Return the length in characters of which this share of documents is shorter."""
+        """Return the length quantile in characters: `share` of the documents are shorter."""
         wanted, below = share * self.documents, 0
         for at in sorted(self.lengths):
             below += self.lengths[at]
@@ -144,9 +143,9 @@ class Quality:
 
 
 def measure(folder: Path) -> Quality:
-    """Measure the shards of `folder` and of its parts.
+    """Measure the shards of `folder` and its parts.
 
-    Raises DataError for a folder without any, InputError for none.
+    Raises DataError for a folder without a manifest, InputError for a manifest without documents.
     """
     manifests = {str(part.relative_to(folder)): read_manifest(part, finished=False) for part in parts(folder)}
     manifests = {"" if name == "." else name: one for name, one in manifests.items()}
@@ -162,7 +161,7 @@ def measure(folder: Path) -> Quality:
 
 
 def _spread(folder: Path, manifests: dict[str, dict[str, Any]], documents: int) -> list[Path]:
-    """Return all shards, or evenly as many of them as make up MOST_DOCUMENTS."""
+    """Return all shards, or an evenly spaced subset with about MOST_DOCUMENTS documents."""
     paths = [folder / name / shard["name"] for name, one in manifests.items() for shard in one["shards"]]
     wanted = max(1, min(len(paths), len(paths) * MOST_DOCUMENTS // documents))
     return [paths[at * len(paths) // wanted] for at in range(wanted)]
@@ -181,5 +180,5 @@ def _documents(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def _site(url: str) -> str:
     try:
         return (urlsplit(url).hostname or url)[:LINE]
-    except ValueError:  # what is no address is counted as it stands
+    except ValueError:  # an invalid URL counts as a site
         return url[:LINE]
