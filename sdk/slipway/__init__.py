@@ -1,1 +1,1 @@
-"""The module that a job of your own can import on any pod of Slipway: `from slipway import checkpoint`."""
+"""Modules for a user's own jobs, importable on any Slipway pod: `from slipway import checkpoint`."""

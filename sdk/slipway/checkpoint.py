@@ -1,4 +1,4 @@
-"""Checkpoints for a training loop of your own, which goes on from them wherever it is begun again.
+"""Checkpoints for a user's own training loop, which resumes from the newest checkpoint after a restart.
 
     from slipway import checkpoint
 
@@ -8,11 +8,12 @@
     ...
     saver.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
-A checkpoint is a folder `step-000000500/` with `MANIFEST.json`, the size and sha256 of each file, written last: it is
-whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in
-`$SLIPWAY_WORK/checkpoints`, from where Slipway carries them to the store and brings them back on another machine;
-elsewhere in `checkpoints/`. Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch,
-where it is imported.
+A checkpoint is a folder `step-000000500/`. `MANIFEST.json` lists the size and sha256 of each file and is written last,
+so a partial checkpoint is never visible. Loading skips a damaged checkpoint and tries the previous checkpoint.
+
+On a pod, checkpoints are stored in `$SLIPWAY_WORK/checkpoints`; Slipway uploads them to the store and downloads them on
+a new machine. Elsewhere the folder is `checkpoints/`. In a distributed job, rank 0 saves and all ranks load. The module
+needs only Python, and PyTorch if the job has imported it.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
 
-RESUME_ME = 75  # exit code of a job that was told to leave, saved, and is to be begun again
+RESUME_ME = 75  # exit code of a job that saved after a stop request and must be restarted
 STEP = re.compile(r"step-([0-9]{9,18})")
 MANIFEST = "MANIFEST.json"
-LEAST = 2  # kept in any case: the newest may be damaged
-TRIES = 2  # attempts at a save whose disk fails
+LEAST = 2  # minimum number of kept checkpoints: the newest may be damaged
+TRIES = 2  # attempts to save when the disk fails
 CHUNK = 1 << 20
 log = logging.getLogger("slipway.checkpoint")
 
@@ -42,11 +43,11 @@ T = TypeVar("T")
 
 
 class CheckpointError(Exception):
-    """None of the existing checkpoints can be loaded: a lost run must not start from scratch unnoticed."""
+    """No existing checkpoint can be loaded; raised so that a run does not silently restart from scratch."""
 
 
 class Saver:
-    """The checkpoints of one run."""
+    """Save and load the checkpoints of a run."""
 
     def __init__(self, prefix: str = "checkpoint", save_dir: Union[str, Path] = "", keep: int = 5) -> None:
         """Keep the newest `keep` checkpoints, at least two, in the folder `prefix` of `save_dir`."""
@@ -57,7 +58,7 @@ class Saver:
         self.prefix, self.keep = prefix, max(LEAST, keep)
 
     def steps(self) -> List[int]:
-        """Return the steps of which there is a checkpoint with a manifest, oldest first; not verified."""
+        """Return the steps with a checkpoint manifest, oldest first; the files are not verified."""
         return sorted(
             int(path.parent.name[5:])
             for path in self.folder.glob(f"step-*/{MANIFEST}")
@@ -65,10 +66,10 @@ class Saver:
         )
 
     def save(self, state: Any, step: int, metrics: Optional[Mapping[str, float]] = None, model_type: str = "") -> bool:
-        """Save `state` as the checkpoint of `step`: tensors and plain values with PyTorch, else what JSON can hold.
+        """Save `state` as the checkpoint of `step`: with PyTorch if imported, otherwise as JSON.
 
-        False when the disk fails twice, which is logged: training goes on. Raises ValueError for a state that cannot be
-        written, which no second try would mend.
+        Return False after two disk failures; both are logged and training continues. Raises ValueError for a state with
+        unsupported types, because a retry would fail too.
         """
         for tries in range(1, TRIES + 1):
             try:
@@ -86,9 +87,9 @@ class Saver:
     def draft(
         self, step: int, metrics: Optional[Mapping[str, float]] = None, model_type: str = ""
     ) -> Iterator[Optional[Path]]:
-        """Yield a folder to write any files to; they are the checkpoint of `step` when the block ends without an error.
+        """Yield a folder for the files of the checkpoint of `step`, published when the block ends without an error.
 
-        None on every rank but 0. A checkpoint of that step that is there already is replaced.
+        Yield None on every rank but 0. Replaces an existing checkpoint of the same step.
         """
         if not _is_first_rank():
             yield None
@@ -103,14 +104,17 @@ class Saver:
         self._tidy()
 
     def load_latest(self) -> Optional[Tuple[Any, int]]:
-        """Return the state and the step of the newest checkpoint that is whole, None when there is none.
+        """Return the state and step of the newest valid checkpoint, or None without any checkpoint.
 
-        Raises CheckpointError when there are some, and none is whole.
+        Raises CheckpointError if checkpoints exist and all are damaged.
         """
         return self.load(lambda folder, step: (_read(folder), step))
 
     def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
-        """Return the result of `read` on the folder and the step of the newest checkpoint that is whole."""
+        """Return the result of `read(folder, step)` for the newest valid checkpoint, or None without any checkpoint.
+
+        Skips a checkpoint if `read` raises. Raises CheckpointError if checkpoints exist and none can be loaded.
+        """
 
         def whole(step: int) -> T:
             folder = self.folder / f"step-{step:09d}"
@@ -151,7 +155,10 @@ class Saver:
 
 
 def verify(folder: Path) -> Dict[str, Any]:
-    """Return the manifest of a checkpoint. Raises ValueError, OSError when a file is not as it says."""
+    """Return the manifest of a checkpoint.
+
+    Raises ValueError or OSError if a file is missing or differs from the manifest.
+    """
     about = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     for file in about["files"]:
         path = folder / file["path"]
@@ -163,12 +170,13 @@ def verify(folder: Path) -> Dict[str, Any]:
 def save_checkpoint(
     save_dir: Union[str, Path] = "", max_checkpoints: int = 5, checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a function save the checkpoint of a step: `@save_checkpoint(save_dir="checkpoints")` above `def save(step)`.
+    """Save a checkpoint at each call: put `@save_checkpoint(save_dir="checkpoints")` above a function `save(step)`.
 
-    `step` is the argument of that name, else the first one; without one the function is only called. What the function
-    returns is saved as the state of the step, and returned. A function that returns None has written files of its own
-    into `save_dir`, which is there; they are noted as a checkpoint, and the oldest are removed. A function that raises
-    is called once more.
+    The step is the argument `step`, otherwise the first positional argument; without a step the decorator only calls
+    the function. The decorator saves the function's return value as the state of the step, and returns the value. If
+    the function returns None, the decorator registers the files written by the function into `save_dir` (created
+    beforehand) as the checkpoint, and removes the oldest checkpoints. If the function raises, the decorator retries the
+    call once.
     """
     saver = Saver(checkpoint_prefix, save_dir, max_checkpoints)
     files = OwnFiles(saver.folder.parent, checkpoint_prefix, max_checkpoints)
@@ -185,7 +193,7 @@ def save_checkpoint(
             before = files.stamps()
             try:
                 state = function(*args, **kwargs)
-            except Exception as error:  # a disk that fails for a moment, as any other error of the function
+            except Exception as error:  # for example a temporary disk failure
                 log.error("Failed to save checkpoint at step %s: %s; once more", step, error)
                 state = function(*args, **kwargs)
             model = kwargs.get("model", args[1] if len(args) > 1 else None)
@@ -204,11 +212,11 @@ def save_checkpoint(
 def load_checkpoint(
     save_dir: Union[str, Path] = "", checkpoint_prefix: str = "checkpoint"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a function get the newest checkpoint that it can load.
+    """Pass the newest loadable checkpoint to a function.
 
-    A function with an argument `state` gets the saved state and its step. Any other gets the step alone, and reads the
-    files that a function under `save_checkpoint` has written. One that raises is passed over for the one before. With
-    no checkpoint at all the function is called as it is.
+    A function with an argument `state` receives the saved state and the step. Any other function receives only the
+    step, and reads the files written under `save_checkpoint`. If the function raises, the decorator retries with the
+    previous checkpoint. Without any checkpoint, the decorator calls the function with its original arguments.
     """
     saver = Saver(checkpoint_prefix, save_dir)
     files = OwnFiles(saver.folder.parent, checkpoint_prefix)
@@ -238,9 +246,10 @@ def load_checkpoint(
 
 
 class OwnFiles:
-    """The checkpoints of functions that write files themselves: `PREFIX_step_STEP_metadata.json` names those of a step.
+    """Checkpoints made of files that a user's function writes.
 
-    Files called `PREFIX_step_STEP.pt` are found without it.
+    `PREFIX_step_STEP_metadata.json` lists the files of a step. A file named `PREFIX_step_STEP.pt` is a checkpoint even
+    without metadata.
     """
 
     def __init__(self, folder: Path, prefix: str, keep: int = 5) -> None:
@@ -248,8 +257,8 @@ class OwnFiles:
         self.known = re.compile(rf"{re.escape(prefix)}_step_([0-9]+)(\.pt|_metadata\.json)")
 
     def stamps(self) -> Dict[str, Tuple[int, int, int]]:
-        """Return size, time and inode of each file of functions, by its path in the folder."""
-        ours = self.folder / self.prefix  # of the saver
+        """Return size, modification time and inode of each file written by functions, by relative path."""
+        ours = self.folder / self.prefix  # written by the Saver
         found = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith("_metadata.json") or ours in path.parents or not path.is_file():
@@ -259,9 +268,9 @@ class OwnFiles:
         return found
 
     def note(self, step: int, before: Mapping[str, Tuple[int, int, int]], model_type: str) -> None:
-        """Note the files that were written since `before` as a checkpoint of `step`, and remove the oldest ones.
+        """Register the files written since `before` as the checkpoint of `step`, and remove the oldest checkpoints.
 
-        Nothing is noted where nothing was written: there would be nothing to load.
+        Without new files, log a warning and register no checkpoint.
         """
         if not _is_first_rank():
             return
@@ -290,26 +299,26 @@ class OwnFiles:
         log.info("Saved checkpoint at step %d", step)
 
     def load(self, read: Callable[[int], T]) -> Optional[T]:
-        """Return the result of `read` for the newest step that it can read; None when there is no checkpoint.
+        """Return the result of `read(step)` for the newest loadable step, or None without any checkpoint.
 
-        Raises CheckpointError when there are some, and none can be read.
+        Raises CheckpointError if checkpoints exist and none can be read.
         """
         return _newest(self.folder, self.steps(), read)
 
     def steps(self) -> List[int]:
-        """Return the steps of which there is a file, oldest first."""
+        """Return the steps with an existing file, oldest first."""
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         noted = {int(found[1]) for found in map(self.known.fullmatch, names) if found}
         return sorted(step for step in noted if any((self.folder / name).is_file() for name in self._files(step)))
 
     def _files(self, step: int) -> Dict[str, int]:
-        """Return the files of a step with their sizes, as noted and as their names tell."""
+        """Return the files of a step with their sizes, from the metadata and from file names."""
         path = self.folder / f"{self.prefix}_step_{step}.pt"
         found = {path.name: path.stat().st_size} if path.is_file() else {}
         try:
             about = json.loads(path.with_name(f"{self.prefix}_step_{step}_metadata.json").read_text(encoding="utf-8"))
             return {**found, **about["files"]}
-        except (OSError, ValueError, KeyError, TypeError):  # written by another program
+        except (OSError, ValueError, KeyError, TypeError):  # written by a different program
             return found
 
     def _tidy(self) -> None:
@@ -333,7 +342,7 @@ def _write(folder: Path, state: Any) -> None:
     if torch is not None:
         torch.save(state, folder / "state.pt")
         try:
-            # Mapped, so that no tensor is read: what the loader refuses is among the plain values.
+            # Memory-map the file to avoid reading tensors; the loader only rejects plain values.
             torch.load(folder / "state.pt", map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
             raise ValueError(
@@ -374,14 +383,14 @@ def _sync(path: Path) -> None:
 
 
 def _newest(folder: Path, steps: List[int], read: Callable[[int], T]) -> Optional[T]:
-    """Return the result of `read` for the last of the steps that it can read; None when there is no step.
+    """Return the result of `read` for the newest readable step, or None if `steps` is empty.
 
-    Raises CheckpointError when there are some, and none can be read.
+    Raises CheckpointError if no step can be read.
     """
     for step in reversed(steps):
         try:
             found = read(step)
-        except Exception as error:  # any error of the reader at a file that is damaged
+        except Exception as error:  # a damaged file can cause any error
             log.warning("Failed to load checkpoint at step %d, trying previous checkpoint: %s", step, error)
             continue
         log.info("Successfully loaded checkpoint from step %d", step)
