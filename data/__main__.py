@@ -1,13 +1,13 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
 STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions, talk,
-problems or push (a folder to the hub). FILE is JSON, either of
+problems or push (a folder to the hub). FILE is JSON in one of two forms:
 
-    {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
-    {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
+    {"making": {...}, "spec": {...}}                            read inputs from the store, publish the result
+    {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        read and write plain folders
 
-Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1: something failed; 69: the hub
-cannot be reached; 130: interrupted.
+Drafts are written to $SLIPWAY_WORK. Exit 0: success; 2: invalid request; 1: failure; 69: the hub is unreachable; 130:
+interrupted.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     from data.shards import pipeline
     from data.text.inputs import Share
 
-    # A user's own shards hold nothing out unless asked to; then they lie directly in the folder.
+    # A user's own shards hold out no documents by default, and then lie directly in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
     engine, options = str(raw.pop("engine", "")), dict(raw.pop("engine_options", {}))
@@ -111,7 +111,7 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
     from data.tokens import tokenize as maker
 
     raw = dict(raw)
-    workers = raw.pop("workers", 0)  # changes no byte of the result
+    workers = raw.pop("workers", 0)  # does not change the result
     partial = raw.pop("partial", False) is True
     load(TokensSpec, raw, "spec")
     if not isinstance(workers, int):
@@ -163,18 +163,19 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "problems": (problems, ()),
     "push": (push, ()),
 }
-"""The functions that make artifacts, each with the roles of the inputs it needs."""
+"""Functions that make artifacts, each with the roles of the required inputs."""
 CARRIED = (text, merge, tokens, identity, questions, talk, problems)
-"""Functions that leave a card beside their files, so that `datasets` reads them."""
+"""Functions with a data set card for their output, for `datasets`."""
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one step; its exit code."""
+    """Run one step; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m data", description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--config", required=True, type=Path, metavar="FILE")
     asked = parser.parse_args(words)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy comes with pyarrow; no step multiplies matrices with it
+    # numpy is imported with pyarrow; no step multiplies matrices with numpy.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     config: dict[str, Any] = {}
     try:
         config = _read(asked.config)
@@ -185,7 +186,7 @@ def main(words: list[str] | None = None) -> int:
     except DataError as error:
         stopped = "; the same command goes on" if getattr(error, "goes_on", False) else ""
         return _say(asked.step, f"{error}{stopped}", error.exit_code)
-    except OSError as error:  # a folder that may not be written, a full disk
+    except OSError as error:  # for example a read-only folder or a full disk
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         room = "; what was kept before stays, and the same command goes on where there is room" if full else ""
         where = f"{config['out']}: " if not error.filename and "out" in config else ""
@@ -249,9 +250,9 @@ def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
 
 @contextmanager
 def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
-    """Yield a folder for what is not yet published, removed afterwards.
+    """Yield a folder for an unpublished artifact, removed afterwards.
 
-    What a killed run left in it is cleared, or kept for a step that resumes from it.
+    The content left by a killed run is removed, or kept for a step that resumes (`goes_on`).
     """
     work = os.environ.get("SLIPWAY_WORK")
     if not work:
@@ -273,7 +274,7 @@ def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = outside.load(path, half_pairs="surrogateescape")  # it names files
+        config = outside.load(path, half_pairs="surrogateescape")  # file names may not be valid UTF-8
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except (ValueError, OSError) as error:
@@ -287,16 +288,16 @@ def _say(step: str, error: object, code: int) -> int:
 
 
 def spare_numpy() -> None:
-    """Make pyarrow work without numpy, for steps that need none: its import would take half of their start."""
+    """Make pyarrow work without numpy, whose import would take half of the startup time of a step."""
     if "numpy" not in sys.modules:
-        sys.modules["numpy"] = None  # type: ignore[assignment]  # what is not to be found
-        import pyarrow.parquet  # noqa: F401 it looks once
+        sys.modules["numpy"] = None  # type: ignore[assignment]  # makes the import fail
+        import pyarrow.parquet  # noqa: F401 pyarrow checks for numpy only once
 
         del sys.modules["numpy"]
 
 
 def needs_datasets() -> bool:
-    """Return whether this step reads by the library `datasets`, which needs numpy."""
+    """Return True if this step reads with `datasets`, which needs numpy."""
     from data.text.inputs import needs_numpy
 
     try:
@@ -309,7 +310,7 @@ def needs_datasets() -> bool:
             for name in ("source", "validation")
         )
     except (ValueError, IndexError, AttributeError, DataError, OSError):
-        return False  # `main` tells what is wrong
+        return False  # `main` reports the error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`README.md` of a folder that we have written, from which `datasets.load_dataset` reads it without our code.
+"""Data set cards: the `README.md` of a generated folder, readable by `datasets.load_dataset` without Slipway.
 
-In: a folder of text shards, of token shards, of conversations or of problems. Out: a card whose head names the files of
-each split, and whose text says what is in them, where it comes from and how to check it. It depends on the folder
-alone, so it is the same on every machine.
+The folder holds text shards, token shards, conversations or problems. The YAML head of the card lists the files of each
+split; the text describes content, origin and verification. The card depends only on the folder, so every machine writes
+the same card.
 """
 
 import re
@@ -20,7 +20,7 @@ from store import local_files
 CARD = "README.md"
 MARK = "<!-- written by slipway; it is written anew with the files beside it -->"
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
-BESIDE = {  # files of JSON lines that steps write: their configuration and split
+BESIDE = {  # JSON lines files written by pipeline steps: configuration and split
     "conversations": ("default", "train"),
     "train": ("default", "train"), "val": ("default", "validation"), "test": ("default", "test"),
     "demonstrations": ("demonstrations", "train"),
@@ -36,14 +36,14 @@ ESCAPED = (
 
 @dataclass
 class CardFacts:
-    """The facts on the card of a folder."""
+    """Content of the card of a folder."""
 
     configs: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """Patterns of files by configuration and split."""
+    """File patterns by configuration and split."""
     rows: list[tuple[str, ...]] = field(default_factory=list)
-    """Rows of the table: split, documents, files, bytes."""
+    """Table rows: split, documents, files, bytes."""
     about: list[str] = field(default_factory=list)
-    """Lines of text."""
+    """Lines of the description."""
     license: str = ""
     title: str = "Documents"
 
@@ -54,7 +54,7 @@ class CardFacts:
 
 
 def write(folder: Path) -> None:
-    """Write the card of a folder, unless nothing in it is ours or somebody else wrote a card for it."""
+    """Write the card of a folder, unless a user wrote the existing card or the folder has no Slipway files."""
     path = folder / CARD
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
@@ -64,12 +64,12 @@ def write(folder: Path) -> None:
 
 
 def of_folder(folder: Path) -> CardFacts | None:
-    """Return the facts about a folder for its card; None where nothing in it is ours."""
+    """Return the card facts of a folder, or None without Slipway files."""
     try:
         if is_token_folder(folder):
             return _of_tokens(folder)
         return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
-    except DataError:  # not a folder of shards, or not a complete one
+    except DataError:  # not a folder of shards, or incomplete
         return None
 
 
@@ -101,7 +101,8 @@ def _of_tokens(folder: Path) -> CardFacts | None:
     manifest = read_token_manifest(folder)
     shards = manifest["shards"]
     if not all(one["name"].endswith(SUFFIX) for one in shards):
-        return None  # token shards of version 2 are no Arrow, which nothing else reads
+        # Token shards of version 2 are not Arrow files, so only Slipway can read them.
+        return None
     told = CardFacts(title="Tokens")
     for part in ("train", "val"):
         add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")
@@ -111,14 +112,14 @@ def _of_tokens(folder: Path) -> CardFacts | None:
 
 
 def add_tokens(told: CardFacts, part: str, shards: list[dict[str, Any]], pattern: str) -> None:
-    """Add the token shards of `train` or `val`, where there are any, as files of this pattern."""
+    """Add the token shards of `train` or `val`, if any, as files matching `pattern`."""
     if shards:
         documents, size = (sum(one[key] for one in shards) for key in ("documents", "bytes"))
         told.add("default", SPLITS[part], [pattern], documents, len(shards), size)
 
 
 def about_tokens(told: CardFacts, manifest: Mapping[str, Any]) -> None:
-    """Add what there is to say of the rows of token shards, and of the text that they were made of."""
+    """Describe the rows of token shards, and the text shards they were made from."""
     text, total = manifest.get("text"), sum(one["tokens"] for one in manifest["shards"])
     if isinstance(text, dict) and text.keys() == {"source", "options", "input"}:
         told.license = license_of(text["input"])
@@ -161,12 +162,12 @@ def origin(manifest: Mapping[str, Any]) -> str:
 
 
 def shareable(source: str) -> str:
-    """Return a source without the folders that it lies in on this machine."""
+    """Return a source without local folder names."""
     return ",".join(one if "://" in one else one.rpartition("/")[2] for one in source.split(","))
 
 
 def license_of(about: Mapping[str, Any]) -> str:
-    """Return the license that the source names; that of a mixture only where all name the same."""
+    """Return the license of a source; of a mixture, the license shared by all sources, else ""."""
     if "mixture" in about:
         found = {license_of(one) for one in about["mixture"]}
         return found.pop() if len(found) == 1 else ""
@@ -174,15 +175,15 @@ def license_of(about: Mapping[str, Any]) -> str:
 
 
 def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the options that chose among the documents."""
+    """Return the options that select documents, without unset options."""
     names = ("take", "val_ratio", "seed", "min_score", "language", "dedup", "filter", "text_column")
     return [(name, options[name]) for name in names if options.get(name)]
 
 
 def joined(ours: str, there: str) -> str:
-    """Return our card with what somebody else wrote into the one that is there: its text, and its head but for files.
+    """Return Slipway's card merged with an existing card: keep the user's text, and head fields except file lists.
 
-    Raises DataError where that head cannot be read.
+    Raises DataError if the head of the existing card is unreadable.
     """
     import yaml
 
@@ -196,14 +197,14 @@ def joined(ours: str, there: str) -> str:
     except (yaml.YAMLError, ValueError) as error:
         raise DataError(f"the card that is there has a head that cannot be read: {error}") from None
     theirs = {name: value for name, value in head.items() if name not in ("configs", "dataset_info")}
-    if MARK in there and not text and theirs.keys() <= {"license"}:  # all of it is ours
+    if MARK in there and not text and theirs.keys() <= {"license"}:  # written by Slipway only
         return ours
     mine, about = ours.split("---\n", 2)[1:]
     return _card({**theirs, **yaml.safe_load(mine)}, f"{text}\n\n{about}" if text else about)
 
 
 def text_of(told: CardFacts, name: str = "") -> str:
-    """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
+    """Return the card as text: a YAML head, then Markdown. `name`: the name of the data set, if known."""
     configs = [
         {"config_name": config, "data_files": [{"split": split, "path": paths} for split, paths in splits.items()]}
         for config, splits in told.configs.items()

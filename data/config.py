@@ -1,6 +1,6 @@
-"""The specs of the data steps as frozen records, and the one strict reader of configuration.
+"""Specs of the data steps as frozen dataclasses, and the strict configuration reader.
 
-Light to import: plans are made where no pyarrow or tokenizers exist.
+Cheap to import, because plans are made on machines without pyarrow and tokenizers.
 """
 
 import difflib
@@ -32,25 +32,25 @@ SPECIALS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-"""The chat tokens of ours, which are the last ids of a tokenizer of ours."""
-ENDS_ANSWER = "<|assistant_end|>"  # one of them
-LEAST_VOCAB = 256 + len(SPECIALS)  # ids of any tokenizer of ours: the bytes, and the chat tokens
-LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
+"""Slipway's chat tokens, which are the last ids of a tokenizer trained by Slipway."""
+ENDS_ANSWER = "<|assistant_end|>"
+LEAST_VOCAB = 256 + len(SPECIALS)  # minimum vocabulary of Slipway's tokenizers: the bytes and the chat tokens
+LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # maximum UTF-8 bytes of each persona field
 SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}
-JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi
+JOINERS = "\u200c\u200d"  # invisible characters used in the spelling of Persian and Hindi names
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
-OF_DATASETS = (".csv", ".tsv", ".json", ".arrow", ".tar")  # files that the library `datasets` reads for us
-ON_DISK = ("state.json", "dataset_dict.json")  # in a folder that `save_to_disk` has written
-DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks of which there are conversations to learn from
-TASKS = ("sort", "gsm8k", "math", "mbpp")  # whose answers we can check
+OF_DATASETS = (".csv", ".tsv", ".json", ".arrow", ".tar")  # files read with the library `datasets`
+ON_DISK = ("state.json", "dataset_dict.json")  # files in a folder written by `save_to_disk`
+DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks with conversations for training
+TASKS = ("sort", "gsm8k", "math", "mbpp")  # tasks with verifiable answers
 FORMATS = ("txt", "jsonl", "parquet")
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
     """Return a `kind` (a frozen dataclass) from plain JSON or YAML values.
 
-    Unknown keys are refused with the nearest known one; types are checked, never coerced. Raises ConfigError.
+    Raises ConfigError for an unknown key, naming the nearest known key, and for a wrong type; values are never coerced.
     """
     try:
         return strict_records.read(kind, raw)
@@ -60,9 +60,9 @@ def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """Return format and compression of a file by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
+    """Return format and compression from a file name: (".jsonl", "gzip") for `a.jsonl.gz`, ("", "") if unknown.
 
-    `name` may be a path or a URL; only those of HTTP have a query, elsewhere a question mark is part of the name.
+    `name` may be a path or a URL. Only HTTP URLs have a query; elsewhere a question mark belongs to the name.
     """
     path = Path(re.split("[?#]", name)[0] if name.startswith(("http://", "https://")) else name)
     packed = PACKED.get(path.suffix, "")
@@ -72,7 +72,7 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def filled_files(source: str) -> list[Path]:
-    """Return the same as `source_files`. Raises ConfigError also for an empty file, which is a shard that got lost."""
+    """Return the result of `source_files`. Raises ConfigError also for an empty file, a sign of a lost shard."""
     found = source_files(source)
     for one in found:
         if not one.stat().st_size:
@@ -81,9 +81,9 @@ def filled_files(source: str) -> list[Path]:
 
 
 def source_files(source: str) -> list[Path]:
-    """Return the files behind a path, folder or glob, in a fixed order.
+    """Return the files of a path, folder or glob, in a fixed order.
 
-    Raises ConfigError when there are none to read.
+    Raises ConfigError without a readable file.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -115,9 +115,9 @@ def is_on_disk(folder: Path) -> bool:
 
 
 def is_of_datasets(reference: references.SetReference) -> bool:
-    """Return whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
+    """Return True if `datasets` must resolve the reference: on the hub, with a split, or in a format only it reads.
 
-    Raises ConfigError for a path with nothing to read.
+    Raises ConfigError for a path without readable files.
     """
     if reference.is_hub or "://" in reference.place:
         return reference.is_hub
@@ -126,10 +126,10 @@ def is_of_datasets(reference: references.SetReference) -> bool:
 
 
 def _without_drafts(found: list[Path], root: Path) -> list[Path]:
-    """Return only the whole files of a folder of shards that are still being made, or were interrupted."""
+    """Return the files of a folder without drafts and without shards missing from the manifest."""
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
-        with suppress(DataError):  # otherwise it is not one of our names
+        with suppress(DataError):  # not a shard manifest of Slipway
             listed[folder] = manifest.listed(folder) if (folder / manifest.MANIFEST).is_file() else None
     return [
         one
@@ -141,7 +141,7 @@ def _without_drafts(found: list[Path], root: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """An artifact that a step reads; another fingerprint than this one is refused."""
+    """An artifact read by a step; a different fingerprint is rejected."""
 
     name: str
     fingerprint: str
@@ -149,7 +149,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """The artifact that a step makes, the artifacts it reads, and the store."""
+    """The artifact made by a step, the input artifacts, and the store."""
 
     store: str
     """Store, as an fsspec URI or a folder."""
@@ -159,13 +159,13 @@ class Making:
     inputs: dict[str, Input] = field(default_factory=dict)
     """Inputs by role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
-    """Commit of the checkout that planned it, and a digest of what differed from that commit, for later plans."""
+    """Commit of the planning checkout, and a digest of uncommitted changes, for later plans."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """The settings that count, as plain values, stored beside it so that a plan can name what differs."""
+    """Settings that determine the artifact, as plain values, stored so that a plan can name differences."""
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Return the facts that an artifact states about its origin."""
+        """Return the provenance stored with the artifact: code, inputs and spec."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
@@ -176,8 +176,8 @@ class TextSpec:
 
     source: str = "pydocs"
     """`pydocs`, `fineweb`, `stdin` (lines), `stdin.jsonl`, paths of .txt, .jsonl (.gz, .zst) and .parquet (a file, a
-    folder or a glob), an https://, s3:// or gs:// address of such files, a data set as data/references.py has them, or
-    several of these with weights."""
+    folder or a glob), an https://, s3:// or gs:// address of such files, a data set reference (see data/references.py),
+    or several sources with weights."""
     dataset: str = "HuggingFaceFW/fineweb"
     """fineweb only: the data set on the hub."""
     config: str = "sample-10BT"
@@ -187,7 +187,7 @@ class TextSpec:
     revision: str = "main"
     """fineweb only: branch, tag or commit."""
     packages: tuple[str, ...] = ()
-    """pydocs only: installed packages whose docstrings are added to those of the standard library."""
+    """pydocs only: installed packages to document in addition to the standard library."""
     take: int | None = None
     """Stop after this many documents."""
     lines_per_shard: int = 250_000
@@ -195,28 +195,28 @@ class TextSpec:
     """Share of documents held out, chosen by content hash and seed; 0 writes no val shards."""
     seed: int = 1337
     validation: str = ""
-    """Hold out the documents of this source instead of a share of the other."""
+    """Hold out the documents of this source instead of a share of `source`."""
     min_score: float | None = None
-    """Leave out documents whose `score`, or else `language_score`, is lower or unknown."""
+    """Leave out documents with a lower or unknown `score`, or else `language_score`."""
     language: str = ""
-    """Leave out documents of any other `language`."""
+    """Leave out documents with a different `language`."""
     dedup: str = ""
-    """`exact`: leave out every document that was there before, to the byte."""
+    """`exact`: leave out every byte-identical copy of an earlier document."""
     format: str = "txt"
     compression: str = ""
-    """`gzip` or `zstd`; parquet is always zstd inside."""
+    """`gzip` or `zstd`; parquet always uses zstd internally."""
     source_fingerprint: str = ""
     """Digest of the content of local input files. Filled in by the plan."""
     fallback: bool = field(default=False, metadata={"newer": True})
-    """True if FineWeb was asked for without a word and the hub could not be reached, so that `source` stands for it."""
+    """True if `source` replaces FineWeb as the default source because the hub was unreachable."""
     text_column: str = field(default="", metadata={"newer": True})
-    """The column with the text where it is not `text`; `json.caption` is a field of a column."""
+    """The text column if not `text`; `json.caption` is a field of a column."""
     filter: str = field(default="", metadata={"newer": True})
-    """Keep only the rows of which this expression over their columns is true."""
+    """Keep only rows that satisfy this expression over the columns."""
     skip_invalid: bool = field(default=False, metadata={"newer": True})
-    """Leave out lines that are no document, and files that are damaged, instead of ending there."""
+    """Leave out lines that are not documents, and damaged files, instead of raising an error."""
     exhausted: str = field(default="first", metadata={"newer": True})
-    """End of a mixture: with the `first` source that ends, or when `all` were read at least once."""
+    """End of a mixture: at the end of the `first` exhausted source, or after `all` were read at least once."""
 
     def __post_init__(self) -> None:
         if self.filter:
@@ -245,11 +245,11 @@ class TokenizerSpec:
     """Text shards -> byte-level BPE `tokenizer.json`."""
 
     vocab_size: int = 4096
-    """All ids, the 256 bytes and the nine chat specials included; the specials are the last nine."""
+    """Number of ids, including the 256 bytes and the nine chat specials; the specials are the last nine."""
     max_chars: int = 2_000_000_000
-    """Characters of text to read, from the first document on: memory grows with the distinct words in them."""
+    """Characters of text to read, from the first document on: memory grows with the number of distinct words."""
     document_chars: int = 10_000
-    """Characters read of each document, so that no giant one dominates."""
+    """Maximum characters read per document, so that a very large document does not dominate."""
 
     def __post_init__(self) -> None:
         for key in ("max_chars", "document_chars"):
@@ -259,19 +259,19 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TokensSpec:
-    """Text shards + tokenizer -> memory-mapped token shards. Nothing to choose yet."""
+    """Text shards + tokenizer -> memory-mapped token shards; no options yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
+    """The identity of the model: name, maker and purpose, in any script, in the form used inside sentences."""
 
     name: str
     """The words after "I am": `Bosun`, `Ursula K.`, `Мария`."""
     maker: str
     """The words after "I was made by": `the crew of Slipway`."""
     purpose: str
-    """An infinitive, such as `to answer questions`; anything else becomes "My purpose is this: ..."."""
+    """An infinitive, such as `to answer questions`; other text becomes "My purpose is this: ..."."""
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):
@@ -301,27 +301,28 @@ class IdentitySpec:
     persona: Persona
     seed: int = 1337
     source: str = field(default="", metadata={"newer": True})
-    """A .jsonl with conversations of yours, in which the persona's name is said; "" = they are made of the persona."""
+    """A user's .jsonl of conversations that mention the persona's name; "" = generate conversations from the
+    persona."""
     source_fingerprint: str = field(default="", metadata={"newer": True})
     """Digest of the content of `source`. Filled in by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionsSpec:
-    """Text shards of pydocs -> question/answer conversations about them, and about things nobody taught."""
+    """Text shards of pydocs -> question/answer conversations about them, and about topics absent from training."""
 
     seed: int = 1337
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemsSpec:
-    """A task -> problems whose answers can be checked."""
+    """A task -> problems with verifiable answers."""
 
     task: str
-    """`sort`, `gsm8k`, `math`, `mbpp`, or `file`: the user's own, from `source`."""
+    """`sort`, `gsm8k`, `math`, `mbpp`, or `file`: the user's problems, from `source`."""
     source: str = ""
-    """A folder with the task's files, or another data set with its splits; "" = the hub's. For `file`: a .jsonl with
-    question and answer, or a data set as data/references.py has them."""
+    """A folder with the task's files, or a different data set with its splits; "" = the hub's. For `file`: a .jsonl
+    with question and answer, or a data set reference (see data/references.py)."""
     revision: str = "main"
     """Branch, tag or commit of the data set on the hub."""
     seed: int = 1337
@@ -340,8 +341,8 @@ class TalkSpec:
     """Files, or a data set of the hub -> conversations."""
 
     source: str
-    """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or anything else
-    that data/references.py knows."""
+    """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or a data set
+    reference (see data/references.py)."""
     config: str = "default"
     """hf:// only: configuration of the data set."""
     split: str = "train"
@@ -359,7 +360,7 @@ class TalkSpec:
 
 
 def talk_spec(words: str) -> TalkSpec:
-    """Return the spec of `talk.jsonl`, or of a data set as data/references.py has them. Raises ConfigError."""
+    """Return the spec of a file such as `talk.jsonl`, or of a data set reference. Raises ConfigError."""
     if not words.startswith(references.HUB):
         return TalkSpec(source=words)
     found = references.parse(words)

@@ -1,12 +1,12 @@
-"""The errors that the data steps raise on purpose.
+"""Errors raised on purpose by the data steps, with exit codes.
 
-    DataError           1   something failed: the network, a damaged file
-    ├── HubSilent       69  the hub gives no answer: there may be no network
-    └── InputError      2   what was asked for cannot be read: an unknown source, a missing file or column
-        └── NotThere    1   the hub answers that it has no such data set, or none for this token
-    ConfigError         2   a configuration is wrong in itself, whatever there is to read
+    DataError           1   a failure: the network, a damaged file
+    ├── HubSilent       69  the hub does not respond: the network may be down
+    └── InputError      2   the request cannot be read: an unknown source, a missing file or column
+        └── NotThere    1   the hub responds that the data set does not exist, or not for this token
+    ConfigError         2   an invalid configuration, independent of the input
 
-A message is one or two lines: what was tried, what was seen, what to type instead.
+A message has one or two lines: the attempt, the observation, and the command or option to use instead.
 """
 
 
@@ -15,7 +15,7 @@ class DataError(Exception):
 
 
 class HubSilent(DataError):
-    exit_code = 69  # EX_UNAVAILABLE; the control side reads it as `infra.train_env.UNREACHABLE`
+    exit_code = 69  # EX_UNAVAILABLE; the control side reads this code as `infra.train_env.UNREACHABLE`
 
 
 class InputError(DataError):

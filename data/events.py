@@ -1,11 +1,10 @@
-"""The progress records of a step: JSON lines to the file named by SLIPWAY_RECORDS.
+"""Progress records of a step: JSON lines appended to the file named by SLIPWAY_RECORDS.
 
-In: keyword fields. Out: one line per record. Read by the agent (for progress.json and to notice a
-silent step) and by the terminal when a command runs a step directly. Without the variable,
-records go nowhere; diagnostics go to stderr through `logging` as usual.
+The agent reads the records for progress.json and to detect a silent step; the terminal reads them if a command runs a
+step directly. Without the variable, records are discarded. Diagnostics go to stderr through `logging`.
 
-Kinds: `progress` (done, total, unit, and any of loss, tokens_per_s, eta_s, ...), `note` (text), `result`
-(the summary of the step, once, at its end).
+Kinds: `progress` (done, total, unit, and any of loss, tokens_per_s, eta_s, ...), `note` (text), `result` (the summary
+of the step, once, at its end).
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 
 def emit(kind: str, **values: Any) -> None:
-    """Append one record; a reader never sees half a line longer than it is being written."""
+    """Append a record in a single write, so a reader sees a partial line only during the write."""
     path = os.environ.get("SLIPWAY_RECORDS")
     if not path:
         return

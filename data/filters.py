@@ -1,8 +1,8 @@
-"""`--filter`: which rows are kept, as an expression over their columns: `language_score > 0.9 and "pdf" not in url`.
+"""Compile `--filter` expressions that select rows by column: `language_score > 0.9 and "pdf" not in url`.
 
-In: the words. Out: a `RowFilter` with the columns that it reads and a function of a row. The words are parsed by `ast`
-and made into functions of ours, one for each kind of node that is known here; nothing is ever evaluated as Python. A
-comparison with null is false, except with `is None`, `==` and `!=`.
+`parse` turns an expression into a `RowFilter` with the used columns and a function of a row. The expression is parsed
+with `ast` and compiled to closures for a fixed set of node types, never evaluated as Python. A comparison with null is
+false, except with `is None`, `==` and `!=`.
 """
 
 import ast
@@ -16,7 +16,7 @@ from data.errors import ConfigError, InputError
 
 Row = Mapping[str, Any]
 Value = Callable[[Row], Any]
-LONGEST = 2000  # letters
+LONGEST = 2000  # maximum characters of an expression
 DEEPEST = 50
 ORDERED: dict[type, Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
@@ -37,11 +37,11 @@ class RowFilter:
 
     words: str
     columns: tuple[str, ...]
-    """Names of the columns that it reads, each once."""
+    """Names of the used columns, without duplicates."""
     value: Value
 
     def keeps(self, row: Row) -> bool:
-        """Return whether a row is kept. Raises InputError for values that cannot be compared."""
+        """Return True if the row passes the filter. Raises InputError for values that cannot be compared."""
         try:
             return bool(self.value(row))
         except (TypeError, ZeroDivisionError) as error:
@@ -51,7 +51,7 @@ class RowFilter:
 
 @lru_cache
 def parse(words: str) -> RowFilter:
-    """Return the filter that is meant. Raises ConfigError for what is no such expression."""
+    """Return the compiled filter. Raises ConfigError for an invalid or unsupported expression."""
     if len(words) > LONGEST:
         raise ConfigError(f"filter: {len(words)} letters; at most {LONGEST} are read")
     try:

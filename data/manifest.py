@@ -1,15 +1,17 @@
-"""`manifest.json` of a folder of shards: which shards there are, what they hold, whether they are all.
+"""The `manifest.json` of a shard folder: the list of shards with sizes and hashes, and the state of the run.
 
-schema              2
-tool                what wrote it, with its version
-finished            false while shards are still being added
-source, options     what was asked for; input: the revision or the files that were read
-fallback            true if FineWeb was meant and the hub could not be reached, so that this is not FineWeb
-shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
-counts              documents read, and why some of them are not here
-skipped             the first lines that are no document (--skip-invalid), by file and line; counts.invalid are all
-rank, world         only of one machine's share, in a folder of its own beside those of the others; see merge.py
-total_lines, total_bytes, total_raw_bytes
+Readers accept a folder only if the manifest is finished, or with `--partial`. Fields:
+
+    schema              2
+    tool                name and version of the program
+    finished            false while shards are still being added
+    source, options     the request; input: the revision or the files read
+    fallback            true if FineWeb was requested and the hub was unreachable, so the text is not FineWeb
+    shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
+    counts              documents read, and documents left out by reason
+    skipped             the first invalid lines (--skip-invalid), by file and line; counts.invalid counts all
+    rank, world         only for the share of one machine, stored in a separate folder; see merge.py
+    total_lines, total_bytes, total_raw_bytes
 """
 
 import json
@@ -25,8 +27,8 @@ from store import outside
 SCHEMA = 2
 TOOL = "slipway 0.1.0"
 MANIFEST = "manifest.json"
-DRAFT = ".draft"  # beside it, what is not whole yet
-MANIFEST_BYTES = 256 * outside.MIB  # a million shards
+DRAFT = ".draft"  # subfolder for incomplete files
+MANIFEST_BYTES = 256 * outside.MIB  # enough for a million shards
 KINDS: dict[str, type] = {"finished": bool, "source": str, "options": dict, "shards": list, "total_lines": int}
 PARTIAL = "its whole shards alone: --partial"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -34,7 +36,7 @@ SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.
 
 
 def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, about: Mapping[str, Any]) -> dict:
-    """Write the manifest, and return it once it is on the disk in place of the one before."""
+    """Write the manifest, replacing an earlier manifest, and return the manifest after syncing to disk."""
     manifest = {
         "schema": SCHEMA,
         "tool": TOOL,
@@ -50,9 +52,9 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, a
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON file atomically: a draft beside it, synced, renamed."""
-    # Written without `store.local_files`: one writer is alone in the folder (`alone_in`), the next one writes over
-    # what a killed one left, and the folder is synced since the shards that the manifest lists were renamed in it.
+    """Write a JSON file atomically: write a draft, sync, rename."""
+    # `store.local_files` is not needed: a single writer owns the folder (`alone_in`), overwrites the draft of a killed
+    # writer, and syncs the folder because the listed shards were renamed into the folder.
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "w", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
@@ -64,7 +66,7 @@ def write_json(path: Path, document: Any) -> None:
 def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     """Return the manifest of a folder.
 
-    Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run.
+    Raises DataError without a manifest, for a foreign manifest, or (with `finished`) for an unfinished run.
     """
     path = folder / MANIFEST
     try:
@@ -88,7 +90,7 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 
 
 def _check_shard(path: Path, shard: Any) -> None:
-    """Raise DataError or Unreadable for what no Writer has listed."""
+    """Raise DataError or Unreadable for an invalid shard entry."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
         raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
@@ -98,7 +100,7 @@ def _check_shard(path: Path, shard: Any) -> None:
 
 
 def listed(folder: Path) -> set[str]:
-    """Return the names of the shards that the manifest of `folder` lists, finished or not.
+    """Return the names of the shards in the manifest of `folder`, finished or not.
 
     Raises DataError as read_manifest does.
     """
@@ -106,12 +108,12 @@ def listed(folder: Path) -> set[str]:
 
 
 def is_shard(path: Path) -> bool:
-    """Return whether the manifest beside `path` lists it, so that its lines are escaped."""
+    """Return True if the manifest in the same folder lists `path`; the lines of such a file are escaped."""
     if not (path.parent / MANIFEST).is_file():
         return False
     try:
         return path.name in listed(path.parent)
-    except DataError:  # another program's manifest.json: the folder holds plain text
+    except DataError:  # a manifest.json of a different program: the folder holds plain text
         return False
 
 
@@ -121,7 +123,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until the bytes of a file (the names in a folder) are on the disk."""
+    """Wait until the bytes of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,5 +132,5 @@ def sync_path(path: Path) -> None:
 
 
 def parts(folder: Path) -> list[Path]:
-    """Return the folders of shards in `folder`: `train` and `val`, or itself."""
+    """Return the shard folders in `folder`: `train` and `val`, or `folder` without these."""
     return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]

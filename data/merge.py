@@ -1,4 +1,4 @@
-"""The shares of several ranks as one folder of shards: no byte is moved, the manifest names them where they lie."""
+"""Merge the shards of several ranks into a single folder: the manifest lists the files in place, without copying."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,9 +14,10 @@ SAME = ("schema", "tool", "source", "options", "input", "world")
 
 
 def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one manifest out of those of all ranks, given by the name of their folder; without its totals.
+    """Return a manifest without totals, merged from the manifests of all ranks, by folder name.
 
-    Raises InputError when they are not shares of the same work, when one is missing, there twice or not finished.
+    Raises InputError if shares differ in source, options or world size, or a share is missing, duplicated or
+    unfinished.
     """
     if not shares:
         raise InputError("no share of any rank is there")
@@ -43,7 +44,10 @@ def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merge(folder: Path) -> dict[str, Any]:
-    """Write the manifest of each part of `folder`; the summary. Raises InputError, and DataError for a damaged one."""
+    """Write the manifest of each part of `folder`; return a summary.
+
+    Raises InputError for shares that cannot be merged, DataError for a damaged share.
+    """
     made = {}
     for part in parts(folder):
         shares = {path.name: read_manifest(path, finished=False) for path in sorted(part.glob("rank-*"))}
@@ -57,7 +61,7 @@ def merge(folder: Path) -> dict[str, Any]:
             if name != Share(rank=share["rank"], world=share["world"]).folder:
                 raise DataError(f"{part / name}: its manifest is that of rank {share['rank']} of {share['world']}")
         made[part] = one
-    for part, one in made.items():  # when all are good
+    for part, one in made.items():  # after all parts are validated
         shards = one.pop("shards")
         write_manifest(part, shards, True, one)
     return {

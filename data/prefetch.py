@@ -1,6 +1,6 @@
-"""The prefetch of what a pure function makes, by a thread, before it is wanted.
+"""Prefetch the results of a pure function in a thread.
 
-In: a pure function of the step. Out: its results, one step after another.
+The function is called with consecutive steps; results are returned in step order.
 """
 
 import time
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """The results of `make` for the steps from `first` to before `last`; up to `depth` of them are prefetched."""
+    """Results of `make` for steps `first` to `last` - 1, with up to `depth` results prefetched."""
 
     def __init__(self, make: Callable[[int], T], first: int, last: int, depth: int = 3):
         self.make, self.next, self.last = make, first, last
@@ -24,7 +24,7 @@ class Ahead(Generic[T]):
             self._begin()
 
     def take(self) -> tuple[T, float]:
-        """Return the next result, and how many seconds it was waited for. Raises what `make` raised for it."""
+        """Return the next result and the wait in seconds. Raises the error of `make` for the step."""
         asked = time.perf_counter()
         made = self.waiting.popleft().result()
         waited_s = time.perf_counter() - asked
@@ -32,7 +32,7 @@ class Ahead(Generic[T]):
         return made, waited_s
 
     def close(self) -> None:
-        """Stop, and return when nothing is made any more."""
+        """Stop the thread; return after the running call ends."""
         self.pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Ahead[T]":

@@ -1,6 +1,6 @@
-"""A process pool: several processes that do one task after another, spawned rather than forked.
+"""Process pool: spawned worker processes that run tasks from a queue.
 
-In: tasks, what makes a worker in a process of its own. Out: what each reports while it works.
+Tasks and a worker factory go in; reports of running tasks come back in the main process.
 """
 
 import multiprocessing
@@ -22,13 +22,15 @@ def share_out(
     workers: int,
     hear: Callable[[Task, Any], None],
 ) -> None:
-    """Run all tasks, begun in their order, in several processes.
+    """Run all tasks, started in order, in several processes.
 
-    `begin` is called once in each process and returns what does a task; whatever that yields is passed to `hear` here.
-    Raises DataError or OSError as a process did; DataError for one that was killed.
+    Each process calls `begin` once, to create a function that runs a task; every value yielded by the function is
+    passed to `hear` in the main process. Raises the DataError or OSError of a process, and DataError for a killed
+    process.
     """
     waiting = list(reversed(tasks))
-    context = multiprocessing.get_context("spawn")  # in a forked copy, locks that threads held would stay locked
+    # Spawn instead of fork: locks held by threads would stay locked in a forked child.
+    context = multiprocessing.get_context("spawn")
     crew: dict[Any, Any] = {}
     at_work: dict[Any, Task] = {}
     try:
@@ -40,7 +42,7 @@ def share_out(
             crew[ours] = process
             at_work[ours] = _give(ours, waiting)
         while at_work:
-            for one in wait(list(at_work), timeout=POLL_S):  # so that a signal is looked at
+            for one in wait(list(at_work), timeout=POLL_S):  # the timeout lets Python handle signals
                 said = _listen(one, at_work[one], crew[one])
                 if said is not None:
                     hear(at_work[one], said)
@@ -57,13 +59,13 @@ def share_out(
 
 def _give(connection: Any, waiting: list[Task]) -> Task:
     task = waiting.pop()
-    with suppress(ConnectionError):  # it was killed; the next look at it reports that
+    with suppress(ConnectionError):  # the process was killed; the next receive reports the error
         connection.send(task)
     return task
 
 
 def _listen(connection: Any, task: Any, process: Any) -> Any:
-    """Return the next report of a process; None: its task is done."""
+    """Return the next report of a process, or None when its task is done."""
     try:
         said = connection.recv()
     except (EOFError, ConnectionError):
@@ -77,7 +79,7 @@ def _listen(connection: Any, task: Any, process: Any) -> Any:
 
 def _work(begin: Callable[[], Callable[[Any], Iterable[Any]]], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
-    with suppress(ConnectionError, EOFError):  # the main process is gone
+    with suppress(ConnectionError, EOFError):  # the main process exited
         try:
             do = begin()
             while True:

@@ -1,10 +1,10 @@
-"""A finished folder as a data set on the hub: `inv shard --push hf://user/name`.
+"""Publish a finished folder as a data set on the hub: `inv shard --push hf://user/name`.
 
-In: a folder of text shards, conversations, problems or token shards, and an address. Out: one commit with its files
-and a card. Files that the hub has already are not sent again, and shards of an earlier push that are no longer there
-are removed in the same commit. What others have put there stays: a file of theirs under a name of ours is a refusal,
-and of their card we change nothing but what it says of files. Token shards go as parquet with a list of ids for each
-document: packed, and shown by the hub's viewer.
+From a folder of text shards, conversations, problems or token shards, and an address, `push` makes a single commit with
+the files and a card. Files already on the hub are not uploaded again; shards of an earlier push that no longer exist
+are removed in the same commit. Files of other authors are kept: a name conflict is an error, and an existing card keeps
+everything but its file lists. Token shards are converted to parquet with a list of ids per document: compressed, and
+visible in the hub's viewer.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from store.backends.hub import Repository
 
 ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
-ROWS = 1000  # rows of a row group of token shards
+ROWS = 1000  # rows per row group of token shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSpec:
-    """The destination of a folder on the hub, and its license."""
+    """Destination on the hub, and license."""
 
     to: str
     """`hf://user/name`."""
     license: str = ""
-    """License id as the hub spells it; "" = that of the source."""
+    """License id as spelled by the hub; "" = the license of the source."""
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.to):
@@ -49,7 +49,7 @@ class PushSpec:
 def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
     """Upload a folder to the hub; return the address and the commit.
 
-    Raises InputError for a folder that is not finished or not ours, DataError when the hub does not take it.
+    Raises InputError for an unfinished or foreign folder, DataError if the hub rejects the upload.
     """
     from store.backends.hub import Repository
     from store.manifest import StoreError
@@ -79,7 +79,7 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
 
 
 def _content(place: "Repository", name: str, there: Mapping[str, Any]) -> bytes:
-    """Return a small file that is there; b"" for none."""
+    """Return the content of a small file in the repository, or b"" if missing."""
     raw, size = b"", min(there[name].size, MANIFEST_BYTES) if name in there else 0
     while len(raw) < size and (piece := place.get(name, len(raw), size)):
         raw += piece
@@ -87,20 +87,20 @@ def _content(place: "Repository", name: str, there: Mapping[str, Any]) -> bytes:
 
 
 def _sent(place: "Repository", there: Mapping[str, Any], before: str, scratch: Path) -> set[str]:
-    """Return what an earlier push brought: files that our part of the card names, or our manifests."""
+    """Return the files of an earlier push: names in Slipway's part of the card and in Slipway's manifests."""
     _, mark, ours = before.partition(card.MARK)
     if not mark:
         return set()
     names = set(re.findall(r"^- `([^`]+)`: sha256 `", ours, re.MULTILINE))
     for part in ("", "train/", "val/"):
         (scratch / MANIFEST).write_bytes(_content(place, part + MANIFEST, there))
-        with suppress(DataError):  # there is no card, or it is not ours
+        with suppress(DataError):  # no manifest, or a manifest of a different program
             names |= {part + MANIFEST, *(part + one for one in listed(scratch))}
     return names
 
 
 def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
-    """Return the files of shards, or of lines of JSON, by their names there. Raises InputError."""
+    """Return the files to upload by repository path, and the card facts. Raises InputError."""
     told = card.of_folder(folder)
     if told is None:
         raise InputError(f"{folder}: no finished shards, conversations or problems of ours are in it")
@@ -120,7 +120,7 @@ def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
 
 
 def shareable(value: Any) -> Any:
-    """Return a manifest without the folders that its sources lie in on this machine."""
+    """Return a manifest without local folder names in its sources."""
     if isinstance(value, dict):
         return {key: shareable(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -137,7 +137,7 @@ def _sha256(path: Path) -> str:
 
 
 def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.CardFacts]:
-    """Return token shards as parquet, with the ids of a document in each row. Raises InputError."""
+    """Return token shards converted to parquet, one document per row, and the card facts. Raises InputError."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,11 +1,11 @@
-"""Data sets as they are typed, in every place that takes one: a source of text, of conversations, of problems.
+"""Parse data set references, used for text, conversations and problems.
 
     hf://user/name[@revision][/config][:split][?column=its name&...]
     folder or files[:split][?column=its name&...]
     one=0.7,another=0.3                                     several, by weight
 
-A split is what `datasets` calls one: `train`, `train[:10%]`, `train[5:10]+test`. In: words. Out: a `SetReference`, or
-several with their weights. Nothing is looked up here, and nothing heavy is imported: plans are made of these, too.
+The split syntax is that of `datasets`: `train`, `train[:10%]`, `train[5:10]+test`. A string becomes a `SetReference`,
+or several with weights. Parsing accesses no network and imports no heavy package, because plans use references too.
 """
 
 import re
@@ -16,7 +16,7 @@ from data.errors import ConfigError
 
 HUB = "hf://"
 NAME = r"[\w.-]+"
-CONFIG = r"[^/:?@*<>|\\]+"  # what `datasets` takes: it has to be the name of a folder
+CONFIG = r"[^/:?@*<>|\\]+"  # `datasets` requires a folder name
 PART = rf"{NAME}(?:\[-?\d*%?:-?\d*%?\](?:\((?:closest|pct1_dropremainder)\))?)?"
 SPLIT = rf"{PART}(?:\+{PART})*"
 ON_THE_HUB = re.compile(
@@ -30,30 +30,30 @@ FIRST_ROWS = re.compile(rf"({NAME})\[:(\d+)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class SetReference:
-    """One data set, or a part of it."""
+    """A data set, or a part of a data set."""
 
     place: str
-    """`user/name` on the hub, or a path or pattern of paths."""
+    """`user/name` on the hub, or a path or glob."""
     is_hub: bool = False
     revision: str = "main"
     """Branch, tag or commit on the hub."""
     config: str = ""
-    """Configuration of the data set; "" = its default."""
+    """Configuration of the data set; "" = the default configuration."""
     split: str = ""
-    """Split as `datasets` writes it; "" = `train`."""
+    """Split in the syntax of `datasets`; "" = `train`."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Pairs of our name of a column, such as `text`, and the data set's."""
+    """Pairs of a Slipway column name, such as `text`, and the data set's column name."""
 
     @property
     def words(self) -> str:
-        """Return it as it would be typed, without columns."""
+        """Return the reference as a string, without columns."""
         revision = f"@{self.revision}" if self.revision != "main" else ""
         config = f"/{self.config}" if self.config else ""
         return (HUB if self.is_hub else "") + self.place + revision + config + (f":{self.split}" if self.split else "")
 
     @property
     def first_rows(self) -> int | None:
-        """Return N where the split is `name[:N]`."""
+        """Return N for a split `name[:N]`, otherwise None."""
         found = FIRST_ROWS.fullmatch(self.split)
         return int(found[2]) if found else None
 
@@ -64,8 +64,8 @@ class SetReference:
 
 
 def parse(words: str) -> SetReference:
-    """Return the data set that is meant. Raises ConfigError for what looks like one of the hub and is none."""
-    found = None if "://" in words and not words.startswith(HUB) else COLUMNS.search(words)  # a URL has a query, too
+    """Return the parsed reference. Raises ConfigError for an invalid hf:// reference."""
+    found = None if "://" in words and not words.startswith(HUB) else COLUMNS.search(words)  # a URL has a query too
     given = [tuple(one.split("=", 1)) for one in found["columns"].split("&")] if found else []
     rest = words[: found.start()] if found else words
     if not words.startswith(HUB):
@@ -83,9 +83,9 @@ def parse(words: str) -> SetReference:
 
 
 def parse_mixture(words: str) -> list[tuple[str, float]]:
-    """Return the sources of a mixture with their weights as typed; [] where `words` name but one source.
+    """Return the sources of a mixture with weights; [] if `words` is a single source.
 
-    Raises ConfigError where some have a weight and others have none, or one is 0.
+    Raises ConfigError if a weight is missing for some sources, or is 0.
     """
     parts = words.split(",")
     found = [WEIGHTED.fullmatch(one.strip()) for one in parts]

@@ -1,7 +1,4 @@
-"""The single-writer lock of a folder, and the end of writers whose parent is gone.
-
-In: a folder, or the process that started this one.
-"""
+"""Lock a folder for a single writer, and end writers after the exit of their parent process."""
 
 import ctypes
 import errno
@@ -24,13 +21,13 @@ WAIT_S, LOOK_S = 10.0, 0.1
 
 @contextmanager
 def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold `folder`, which is made, against other writers: also against what a killed `inv` has left behind.
+    """Create `folder` and hold an exclusive lock against other writers, including processes left by a killed `inv`.
 
-    Raises DataError when somebody still writes after `wait_s`.
+    Raises DataError if a different process holds the lock for longer than `wait_s` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Not by `store.local_files`, which locks a file: the folder itself is locked, so that nothing is left in it, and
-    # who has it is told.
+    # `store.local_files` locks a file; locking the folder leaves no file behind, and lets the error name the process
+    # with the lock.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         until = time.monotonic() + wait_s
@@ -52,35 +49,38 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # a file system that locks no folders: the user has to run one at a time
+        # this file system cannot lock folders: users must not run two writers at once
     return True
 
 
 def _holder(descriptor: int) -> int:
-    """Return the process that holds it, 0 when that is not known."""
+    """Return the id of the process with the lock, or 0 if unknown."""
     inode = str(os.fstat(descriptor).st_ino)
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
                 return int(words[4])
-    except (OSError, ValueError, IndexError):  # only for a better message
+    except (OSError, ValueError, IndexError):  # the process id only improves an error message
         pass
     return 0
 
 
 def die_with(parent: str) -> None:
-    """Ask for SIGTERM to this process when the one that started it, by its id, is gone."""
+    """Request SIGTERM for this process when the parent process, with id `parent`, exits; no-op for "".
+
+    If the parent exited earlier, exit with RESUMABLE.
+    """
     if parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):  # it was gone before
+        if os.getppid() != int(parent):  # the parent exited earlier
             sys.exit(RESUMABLE)
 
 
 def leave_behind() -> None:
-    """Ask for SIGKILL from now on, where `die_with` asked for SIGTERM.
+    """Request SIGKILL instead of SIGTERM from now on, if `die_with` was called.
 
-    What this process began elsewhere goes on, and the next command follows it.
+    Remote work started by this process continues, and the next command follows it.
     """
     libc, number = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))

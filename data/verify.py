@@ -1,4 +1,4 @@
-"""The verification of the shards of a folder, of text or of tokens, against their manifest."""
+"""Verify the text or token shards of a folder against the manifest."""
 
 import hashlib
 import os
@@ -12,9 +12,9 @@ from data.tokens.token_file import is_intact, is_token_folder, read_header, read
 
 
 def verify(folder: Path, partial: bool = False) -> list[str]:
-    """Return what is wrong with the shards of a folder, in words; nothing when every shard is as in the manifest.
+    """Return descriptions of all problems in a shard folder; [] if every shard matches the manifest.
 
-    Reads all of it, several shards at a time. partial: of a run that was interrupted, what is whole is enough.
+    Reads all shards, several at a time. partial: accept an unfinished run, and verify the listed shards.
     """
     if is_token_folder(folder):
         return _verify_tokens(folder)
@@ -25,7 +25,7 @@ def verify(folder: Path, partial: bool = False) -> list[str]:
     problems, names = [], {shard["name"] for shard in manifest["shards"]}
     if not manifest["finished"]:
         problems = [] if partial else [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
-    if manifest["finished"] or not partial:  # otherwise a shard may have been written before it could be listed
+    if manifest["finished"] or not partial:  # in an unfinished run, a shard may exist before it is listed
         spare = (path.name for path in sorted(folder.glob("shard-*")) if path.name not in names)
         problems += [f"{name}: not in the manifest" for name in spare]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
