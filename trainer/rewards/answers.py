@@ -1,8 +1,9 @@
-"""Numbers out of what was said, and the form that GSM8K and MATH answers are asked for in.
+"""Extract answers and numbers from model text, in the answer format for GSM8K and MATH.
 
-A number is what a person would write as the answer to a word problem: digits with commas before every three of them, a
-sign, decimals; dollar and percent signs and a unit beside it do not count. Two numbers are no answer, and neither is a
-word. Compared are decimals, so that 18 is 18.00 and 1,234 is not a beginning of 1,234,567.
+A number is a decimal as a person writes the answer to a word problem: an optional sign, digits with or without
+thousands commas, and decimals. Dollar signs, percent signs and a unit next to the number are ignored. A text with two
+numbers, or with words only, has no number. Numbers are compared as `Decimal`: 18 equals 18.00, and 1,234 never matches
+a prefix of 1,234,567.
 """
 
 import re
@@ -16,24 +17,24 @@ ONLY_NUMBER = re.compile(r"[-+]?[0-9.,]+")
 
 
 def answer_of(text: str) -> str | None:
-    """Return the text in the first pair of answer tags, None where there is none or nothing."""
+    """Return the text inside the first pair of answer tags, or None without tags or with empty tags."""
     found = ANSWER.search(text)
     return found[1].strip() or None if found else None
 
 
 def trailing(text: str) -> int:
-    """Return the number of characters behind the first pair of answer tags; all, where there is none."""
+    """Return the number of characters after the first pair of answer tags, or the length of `text` without tags."""
     found = ANSWER.search(text)
     return len(text[found.end() :].strip()) if found else len(text)
 
 
 def thinks(text: str) -> bool:
-    """Return whether there is a pair of thinking tags."""
+    """Return True if the text contains a pair of thinking tags."""
     return THINKING.search(text) is not None
 
 
 def number(text: str) -> Decimal | None:
-    """Return the one number in a text; None for none, for several, and for one that is not written as numbers are."""
+    """Return the only number in a text, or None for no number, several numbers or a malformed number."""
     plain = text.replace("\u2212", "-").replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
     if not plain.isascii() and any(one.isdigit() and not one.isascii() for one in plain):
         return None
@@ -46,5 +47,5 @@ def number(text: str) -> Decimal | None:
 
 
 def gold_number(solution: str) -> Decimal | None:
-    """Return the number behind the last `####`, or the whole text's."""
+    """Return the number after the last `####` of a solution, or the number of the whole text without `####`."""
     return number(solution.rpartition("####")[2])

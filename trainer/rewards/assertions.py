@@ -1,7 +1,8 @@
-"""Assertions of mbpp's problems, taken apart into an expression that the answer's process evaluates and its value.
+"""Parser for the assertions of MBPP problems.
 
-In: the words of an assertion, the problem's setup. Out: `Test`. `assert f(1) == [2]` has the call `f(1)` and the value
-[2], which are compared in this process; any other form is evaluated by the process `check` of the sandbox.
+The parser splits an assertion into an expression for the answer process and the expected value: `assert f(1) == [2]`
+becomes the call `f(1)` and the value [2]. The trainer compares the value of the call with the expected value.
+Assertions of any other form run in the sandbox process `check`.
 """
 
 import ast
@@ -19,19 +20,19 @@ STAR = "*"
 
 @dataclass(frozen=True)
 class Test:
-    """One assertion: a call whose value is compared here, or the whole of it, where it has another form."""
+    """A parsed assertion: a call with an expected value, or the whole assertion if the form is unknown."""
 
     call: str
     expected: Any = None
     how: str = "equal"
-    """`equal`, `true`, `false`, `close` or `whole`."""
+    """Comparison: `equal`, `true`, `false`, `close` or `whole`."""
     tolerance: tuple[float, float] = (1e-9, 0.0)
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value is the right one; an exception on the way to that says no."""
+        """Return True if `value` satisfies the assertion, False if the comparison raises."""
         try:
             return self._holds(value)
-        except Exception:  # OverflowError of 10**400 beside a float, RecursionError, MemoryError
+        except Exception:  # e.g. OverflowError for 10**400 against a float, RecursionError, MemoryError
             return False
 
     def _holds(self, value: Any) -> bool:
@@ -45,12 +46,13 @@ class Test:
 
 
 def parsed(words: str, setup: str = "") -> Test:
-    """Return an assertion, taken apart where it has the form of a call of the answer's beside a literal."""
+    """Return the parsed assertion; `how` is `whole` unless the form is a call of the answer and a literal."""
     try:
         (statement,) = ast.parse(words.strip()).body
         assert isinstance(statement, ast.Assert)
         return _parsed(statement.test, known(setup)) or Test(words, how="whole")
-    except Exception:  # no literal, no assertion, no code: the process `check` says what becomes of it
+    # The text is not a literal comparison, an assertion or valid Python; the sandbox process `check` decides.
+    except Exception:
         return Test(words, how="whole")
 
 
@@ -71,25 +73,25 @@ def _close(asked: ast.Call, names: set[str]) -> Test | None:
     if not is_answers(call, names) or not given.keys() <= {"rel_tol", "abs_tol"}:
         return None
     tolerance = (given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0))
-    math.isclose(1, float(literal(expected)), rel_tol=tolerance[0], abs_tol=tolerance[1])  # raises for odd ones
+    math.isclose(1, float(literal(expected)), rel_tol=tolerance[0], abs_tol=tolerance[1])  # raises for bad tolerances
     return Test(ast.unparse(call), literal(expected), "close", tolerance)
 
 
 def is_answers(asked: ast.expr, names: set[str]) -> bool:
-    """Return whether an expression is a call of a function that only the answer can define.
+    """Return True if an expression calls a function defined only by the answer.
 
-    `sorted(f(1))` is none: the answer could redefine `sorted`.
+    The result is False for `sorted(f(1))`, because the answer could redefine `sorted`.
     """
     return isinstance(asked, ast.Call) and isinstance(asked.func, ast.Name) and not {asked.func.id, STAR} & names
 
 
 def known(setup: str) -> set[str]:
-    """Return the names that are Python's or the setup's; with STAR where the setup imports all of a module."""
+    """Return the names of Python's builtins and of the setup, plus STAR if the setup imports `*` from a module."""
     return {*dir(builtins), *bound(ast.parse(setup))}
 
 
 def literal(node: ast.expr) -> Any:
-    """Return the value of a literal, or of set(...), tuple(...) and so on of one. Raises ValueError."""
+    """Return the value of a literal, or of `set(...)`, `tuple(...)` etc. around a literal. Raises ValueError."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BUILDERS:
         if len(node.args) > 1 or node.keywords:
             raise ValueError("no literal")
@@ -98,7 +100,11 @@ def literal(node: ast.expr) -> Any:
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Return whether both are equal, and of one kind: 1 is not True; but 1 is 1.0, as in the tests' own `==`."""
+    """Return True if both values are equal and of the same type.
+
+    Numbers compare by value as in the `==` of the tests, so 1 equals 1.0; a bool equals only a bool, so 1 does not
+    equal True. A `dict.keys()` view may equal a set.
+    """
     if isinstance(value, bool) or isinstance(expected, bool):
         return type(value) is type(expected) and value == expected
     if isinstance(value, Number) and isinstance(expected, Number):

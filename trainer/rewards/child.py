@@ -1,6 +1,7 @@
-"""`python -m trainer.rewards.child math`, or `own`: what judges answers in a process of its own; see `worker.Worker`.
+"""Child process for judging answers: `python -m trainer.rewards.child math|own`; see `worker.RewardWorker`.
 
-Questions come on stdin, one JSON value a line; answers go to what was stdout, and what is printed to stderr.
+The child reads one JSON question per line from stdin and writes one JSON reply per line to the original stdout.
+Anything printed by libraries or by the reward function goes to stderr.
 """
 
 import json
@@ -20,7 +21,7 @@ MEMORY_BYTES = 4 << 30
 
 
 def main() -> None:
-    """Answer until the questions end."""
+    """Answer questions until stdin ends."""
     die_with(os.environ.pop(PARENT, ""))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -33,21 +34,21 @@ def main() -> None:
 
 
 def of_math() -> Callable[[Any], Any]:
-    """Return a function that tells whether [gold, answer], both LaTeX or plain, say the same."""
+    """Return a function of [gold, answer], LaTeX or plain text, with True for equal meanings."""
     from math_verify import parse, verify
 
     def same(pair: list[str]) -> bool:
         try:
             gold, answer = (parse(f"${one}$", parsing_timeout=None) for one in pair)
             return bool(gold and answer and verify(gold, answer, timeout_seconds=None))
-        except Exception:  # RecursionError, MemoryError, OverflowError: the answer is not the gold one
+        except Exception:  # RecursionError, MemoryError, OverflowError: not equal
             return False
 
     return same
 
 
 def of_own() -> Callable[[Any], Any]:
-    """Return a function that asks the user's function; the first question is its file's text."""
+    """Return a function for calling the user's reward function; the first question is the text of the user's file."""
     made: list[Callable[..., Any]] = []
 
     def answer(asked: Any) -> Any:
@@ -58,14 +59,14 @@ def of_own() -> Callable[[Any], Any]:
             return checked(made[0](**asked))
         except ExtensionError as error:
             return {"error": str(error)[:500]}
-        except BaseException as error:  # any error is reported, also SystemExit
+        except BaseException as error:  # report any error, even SystemExit
             return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
 
     return answer
 
 
 def checked(value: Any) -> dict[str, Any]:
-    """Return the components of what the function gave; an error for what is no number."""
+    """Return the reward components of a result, or an error for any value other than a finite number."""
     parts = value if isinstance(value, dict) else {"reward": value}
     for name, one in parts.items():
         if isinstance(one, bool):

@@ -1,8 +1,8 @@
-"""Rewards of MBPP's answers, which are code: the share of the tests that it passes.
+"""Rewards for MBPP answers: programs, scored by the share of passed tests.
 
-Of `assert f(x) == literal` the process that runs the answer is given `f(x)` alone; what that gives is compared here, so
-that no code can answer from the test, end the process early or redefine equality. An assertion of another form is
-evaluated by another process, which has not the answer's code: see `sandbox.checking`.
+For `assert f(x) == literal`, the process with the answer's code receives only `f(x)`, and the trainer compares the
+value. An answer therefore cannot read the expected value, exit early to pass, or redefine equality. Assertions of any
+other form run in a second process without the answer's code: see `sandbox.checking`.
 """
 
 import os
@@ -16,19 +16,19 @@ from trainer.rewards.answers import answer_of, thinks, trailing
 from trainer.rewards.assertions import parsed
 from trainer.rewards.reward import Reward, Said
 
-SHORT = 50  # most characters that may follow the answer
-MOST_SIDE_BY_SIDE = 32  # answers at the same time: each has a starter of its own, with 25 MB
+SHORT = 50  # maximum characters after the answer
+MOST_SIDE_BY_SIDE = 32  # parallel answers: each has its own starter process of 25 MB
 
 
 class Mbpp:
-    """Programs that must pass tests.
+    """Judge for programs with tests.
 
-    0.7 times the share of tests passed, 0.1 for code that compiles, 0.1 for answer tags with little behind them, 0.1
-    for thinking. An answer is right when it passes all tests.
+    The weights are 0.7 times the share of passed tests, 0.1 for code without compile errors, 0.1 for answer tags with
+    little text after them, and 0.1 for thinking. An answer is right when all tests pass.
     """
 
     def __init__(self, is_unsafe: bool) -> None:
-        """Look for a jail. Raises Refused where there is none, unless `is_unsafe`."""
+        """Select a jail. Raises Refused without a jail on this machine, unless `is_unsafe`."""
         kind = jail.kind()
         if not kind and not is_unsafe:
             raise Refused(jail.refusal())
@@ -40,7 +40,7 @@ class Mbpp:
         return list(self.pool.map(self._one, some))
 
     def close(self) -> None:
-        """End the threads and the sandbox."""
+        """Stop the threads and the sandbox."""
         self.pool.shutdown()
         self.jail.close()
 
@@ -55,11 +55,11 @@ class Mbpp:
         return Reward(parts | {"compiles": 0.1 * compiles, "tests": 0.7 * passed}, passed == 1)
 
     def passed(self, code: str, setup: str, words: Sequence[str]) -> float:
-        """Return the share of the tests that hold."""
+        """Return the share of passed tests."""
         return self.judged(code, setup, words)[1]
 
     def judged(self, code: str, setup: str, words: Sequence[str]) -> tuple[bool, float]:
-        """Return whether the code compiles, and the share of the tests that hold."""
+        """Return True if the code compiles, and the share of passed tests (0 without tests)."""
         tests = [parsed(one, setup) for one in words]
         calls = [one for one in tests if one.how != "whole"]
         wholes = [one.call for one in tests if one.how == "whole"]
@@ -70,7 +70,7 @@ class Mbpp:
 
 
 def unfenced(code: str) -> str:
-    """Return code without the ``` lines around it."""
+    """Return the code without surrounding ``` fences."""
     lines = code.strip().split("\n")
     if lines[0].startswith("```") and lines[-1].strip() == "```":
         lines = lines[1:-1]

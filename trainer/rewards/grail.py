@@ -1,8 +1,8 @@
-"""The reward of GSM8K as GRAIL computes it, its mistakes included: for who compares with its runs.
+"""GSM8K reward exactly as GRAIL computes it, including GRAIL's mistakes, for comparison with GRAIL's runs.
 
-Only the first digits of an answer with two commas are read, commas are dropped from the answer and not from the gold,
-18.0 is not 18, the first of several numbers counts, and what has no answer tags is paid for having nothing behind them.
-Source: GRAIL, research/trl/train_trl_grpo.py, 54d6342.
+GRAIL reads only the first digits of an answer with two commas, removes commas from the answer but not from the gold
+answer, treats 18.0 and 18 as different, takes the first of several numbers, and pays the "nothing behind" reward to
+answers without answer tags. Source: GRAIL, research/trl/train_trl_grpo.py, 54d6342.
 """
 
 import re
@@ -18,16 +18,17 @@ GOLD = re.compile(r"####\s*(.+)")
 
 
 class GrailGsm8k:
-    """0.6 for the number, 0.15 for a number alone and nothing behind it, 0.1 each for thinking and for answer tags.
+    """GRAIL's weights: 0.6 for the number, 0.15 for a number alone, 0.1 for thinking, 0.1 for tags, 0.05 for the end.
 
-    0.05 are for nothing behind the tags, or no tags.
+    The 0.15 require answer tags around a number only, and no text after the tags. The 0.05 are for no text after the
+    answer tags, or for no tags.
     """
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         return [self._one(one) for one in some]
 
     def close(self) -> None:
-        """Do nothing, as nothing was started."""
+        """Do nothing: this judge starts no process."""
 
     def _one(self, said: Said) -> Reward:
         tags = ANSWER.search(said.text)

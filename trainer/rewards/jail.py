@@ -1,10 +1,10 @@
-"""Code that a model wrote, run where it can do no harm: it reads Python's own library, and nothing else.
+"""Jail for model-written code: the code can read Python's standard library and do nothing else.
 
-In: the code of an answer, expressions to evaluate, assertions. Out: what each gave. The jail is Landlock where the
-kernel has it (Linux 5.13), else bubblewrap where it is installed; both with the same list of system calls
-(`sandbox.system_calls`, x86_64 and aarch64), limits and user. With neither there is none, and mbpp is refused. One
-process runs the code and evaluates expressions, another one the assertions: see `sandbox.answering` and
-`sandbox.checking`.
+A jail takes the code of an answer, expressions and assertions, and returns one outcome for each expression and
+assertion. The jail is Landlock if the kernel supports Landlock (Linux 5.13), else bubblewrap if installed; both use the
+same list of system calls (`sandbox.system_calls`, x86_64 and aarch64), resource limits and user. Without Landlock and
+bubblewrap, mbpp is refused. The answer process runs the code and evaluates expressions; the check process runs the
+assertions: see `sandbox.answering` and `sandbox.checking`.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from trainer.errors import SandboxError
 from trainer.rewards.processes import NoReply, SandboxProcess, Starter
 from trainer.rewards.sandbox import kernel, plain, system_calls
 
-TRIES = 3  # to start a process, before the machine is at fault
-PROBE_S = 60.0  # on a machine that is busy
-WALL_S = 5.0  # of an answer with all its tests
+TRIES = 3  # attempts to start a process before the machine counts as broken
+PROBE_S = 60.0  # generous, for busy machines
+WALL_S = 5.0  # wall-clock limit for an answer with all tests
 KINDS = ("landlock", "bubblewrap")
 PROBE = """
 import os
@@ -46,22 +46,22 @@ seen = [name for name, one in attempts.items() if tried(one)]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one expression or assertion."""
+    """Result of an expression or assertion."""
 
     plain: Any = None
-    """Value of the expression; True of an assertion that holds."""
+    """Value of the expression, or True for an assertion that holds."""
     error: str = ""
-    """Reason that there is no value; "" = there is one."""
+    """Reason for a missing value; "" = the value exists."""
 
     @property
     def value(self) -> str | None:
-        """Return the repr of the value, None where there is none."""
+        """Return the repr of the value, or None after an error."""
         return None if self.error else repr(self.plain)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The results of an answer."""
+    """Results of an answer."""
 
     compiles: Outcome
     calls: list[Outcome]
@@ -70,14 +70,14 @@ class Verdicts:
 
 @functools.cache
 def kind() -> str:
-    """Return the jail that can be had on this machine: `landlock`, `bubblewrap`, or ""; tried, not read off."""
+    """Return the first working jail on this machine, by probing each kind: `landlock`, `bubblewrap`, or "" for none."""
     return next((one for one in KINDS if not problem(one)), "")
 
 
 def problem(jail: str, version: int = 0) -> str:
-    """Return why a jail cannot be had on this machine, after a probe of what it refuses; "" = it can.
+    """Return why a jail cannot work on this machine, after probing forbidden operations; "" = the jail works.
 
-    version: of Landlock, to use no more than it has; 0 = the kernel's.
+    version: Landlock ABI version to limit the jail to; 0 = the kernel's version.
     """
     if sys.platform != "linux":
         return "it needs Linux"
@@ -98,7 +98,7 @@ def problem(jail: str, version: int = 0) -> str:
 
 
 def refusal() -> str:
-    """Return why code cannot be run on this machine, and what to do; "" where a jail can be had."""
+    """Return why this machine cannot run code safely, with a remedy for the user; "" if a jail works."""
     if kind():
         return ""
     seen = "; ".join(f"{one}: {problem(one)}" for one in KINDS)
@@ -110,7 +110,7 @@ def refusal() -> str:
 
 
 def words(kind: str, layers: Mapping[str, Any]) -> str:
-    """Return what holds the processes of answers here, in words: see `kernel.Layers`."""
+    """Return a description of the layers around the processes of answers: see `kernel.Layers`."""
     if not kind:
         return "the code of mbpp's answers runs with limits of time and memory alone"
     held = [f"Landlock {layers['landlock']}" if layers["landlock"] else "bubblewrap", "the list of system calls"]
@@ -123,30 +123,30 @@ def words(kind: str, layers: Mapping[str, Any]) -> str:
 
 
 def run(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setup: str = "") -> list[Outcome]:
-    """Run the setup and the code, then evaluate each call and each assertion; one outcome for each, in that order."""
+    """Run the setup and the code, then return one outcome per call and per assertion, in that order."""
     with contextlib.closing(Jail(jail)) as one:
         found = one.tried(code, calls, asserts, setup)
     return [*found.calls, *found.asserts]
 
 
 class Jail:
-    """A sandbox that answers of several threads share; each has a starter of its own while it runs an answer."""
+    """Sandbox shared by answers of several threads; each running answer has a starter of its own."""
 
     def __init__(self, kind: str, version: int = 0, wall_s: float = WALL_S) -> None:
-        """Take note of the kind, as `kind` gives it ("" = limits alone). version: as `problem` has it."""
+        """Store the settings. kind: result of `kind()` ("" = resource limits only). version: see `problem`."""
         self.kind, self.version, self.wall_s = kind, version or kernel.abi(), wall_s
         self.free: queue.SimpleQueue[Starter] = queue.SimpleQueue()
 
     def layers(self) -> dict[str, Any]:
-        """Return what holds the processes of an answer here: see `kernel.Layers`. Raises SandboxError."""
+        """Return the layers around the processes of an answer: see `kernel.Layers`. Raises SandboxError."""
         one = self._starter()
         self.free.put(one)
         return one.layers
 
     def tried(self, code: str, calls: Sequence[str], asserts: Sequence[str], setup: str) -> Verdicts:
-        """Run the code of an answer behind the setup, then evaluate each call and each assertion.
+        """Run the setup and the code of an answer, then evaluate each call and each assertion.
 
-        Raises SandboxError where the machine starts no process, for reasons that are not the answer's.
+        Raises SandboxError if the machine cannot start a process for reasons unrelated to the answer.
         """
         one = self._starter()
         try:
@@ -158,13 +158,13 @@ class Jail:
         return found
 
     def close(self) -> None:
-        """End all processes."""
+        """Terminate all idle starters and their processes."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.free.get_nowait().close()
 
     def _starter(self) -> "Starter":
-        """Return a starter that lives."""
+        """Return a running starter: an idle starter if available, else a new starter after at most TRIES attempts."""
         with contextlib.suppress(queue.Empty):
             while True:
                 one = self.free.get_nowait()
@@ -195,7 +195,7 @@ def judged(
 
 
 def asked(answer: SandboxProcess, call: str) -> Outcome:
-    """Return the value of an expression in the process of the answer."""
+    """Return the outcome of an expression in the answer process."""
     try:
         answer.write({"ask": call, "given": {}})
         return found(answer.read())
@@ -204,7 +204,7 @@ def asked(answer: SandboxProcess, call: str) -> Outcome:
 
 
 def found(said: Any) -> Outcome:
-    """Return what an untrusted process said of an expression."""
+    """Return the outcome in a reply from an untrusted process, validated."""
     if isinstance(said, dict) and "value" in said:
         try:
             return Outcome(plain.read(said["value"]))
@@ -215,7 +215,7 @@ def found(said: Any) -> Outcome:
 
 
 def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Sequence[str]) -> list[Outcome]:
-    """Return whether each assertion holds, by a process that asks the answer's for plain data."""
+    """Return one outcome per assertion, from a check process with access to plain data of the answer process."""
     outcomes: list[Outcome] = []
     with contextlib.closing(SandboxProcess(starter, "check", answer.until)) as check:
         try:
@@ -234,7 +234,7 @@ def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Seque
 
 
 def relayed(said: Any) -> dict[str, Any]:
-    """Return what the answer's process said as the check hears it: plain data, or two short texts."""
+    """Return a reply of the answer process for the check process: validated plain data or two short error texts."""
     outcome = found(said)
     if not outcome.error:
         given = said.get("given")

@@ -1,7 +1,8 @@
-"""Rewards of answers to MATH: numbers, fractions and LaTeX that mean the same as the gold answer.
+"""Rewards for MATH answers: numbers, fractions and LaTeX with the same meaning as the gold answer.
 
-In: an answer and a solution whose last box holds the right one. What is the same word for word is decided here; all
-else by math-verify, in a process with limits, since what a model writes may take for ever.
+The gold answer is the content of the last box of the solution. Textually equal answers (after normalisation) and whole
+numbers are compared here. math-verify compares the remaining answers in a child process with limits, because evaluating
+model output may never finish.
 """
 
 import re
@@ -14,17 +15,17 @@ from trainer.rewards.reward import Reward, Said
 from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 5.0
-SHORT = 50  # most characters that may follow the answer
-LONGEST = 400  # characters of an answer that is looked at
+SHORT = 50  # maximum characters after the answer
+LONGEST = 400  # longest answer, in characters, for math-verify
 VARIABLE = re.compile(r"\\?[A-Za-z]")
 SUSPECT = re.compile(r"__|import|\*\*.*\*\*|\^.*\^.*\^")
 
 
 class Math:
-    """Problems with one answer, which may be written in many ways.
+    """Judge for problems with a single answer in several possible spellings.
 
-    0.7 for the right answer, 0.15 for answer tags with little behind them, 0.1 for thinking, 0.05 for nothing behind
-    them.
+    The weights are 0.7 for the right answer, 0.15 for answer tags with little text after them, 0.1 for thinking, and
+    0.05 for no text after the tags.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -35,7 +36,7 @@ class Math:
         return [self._one(one) for one in some]
 
     def close(self) -> None:
-        """End its process."""
+        """Terminate the child process."""
         self.worker.close()
 
     def _one(self, said: Said) -> Reward:
@@ -48,7 +49,7 @@ class Math:
         return Reward(parts | {"nothing behind": 0.05 * (not behind)}, is_right)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Return whether an answer says what the gold says. Raises Refused where math-verify is not installed."""
+        """Return True if an answer equals the gold answer. Raises Refused if math-verify is not installed."""
         gold, answer = plain(gold), plain(boxed(answer) or answer)
         if gold == answer:
             return True
@@ -56,7 +57,7 @@ class Math:
         if one is not None and other is not None and gold.strip("-+").isdigit() and answer.strip("-+").isdigit():
             return one == other
         if VARIABLE.fullmatch(gold) or VARIABLE.fullmatch(answer):
-            return False  # math-verify takes X for x
+            return False  # math-verify treats X and x as equal
         if len(answer) > LONGEST or SUSPECT.search(answer):
             return False
         self._begin()
@@ -67,7 +68,7 @@ class Math:
             return False
 
     def _begin(self) -> None:
-        """Start the process. Raises Refused where the first one does not begin: no answer has been put to it then."""
+        """Start the child process. Raises Refused if the first start fails, before the child has received an answer."""
         if self.has_begun:
             return
         try:
@@ -81,7 +82,7 @@ class Math:
 
 
 def boxed(text: str) -> str:
-    r"""Return the text in the last \boxed{}, braces inside it counted; "" where there is none."""
+    r"""Return the text inside the last \boxed{}, with balanced braces; "" without a complete box."""
     at = text.rfind("\\boxed{")
     if at < 0:
         return ""
@@ -95,7 +96,7 @@ def boxed(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return LaTeX without what does not change its meaning: spacing, sizes of brackets, units, dollar signs."""
+    """Return LaTeX without meaningless parts: spacing, bracket sizes, units, dollar signs."""
     text = text.strip().strip("$").strip().rstrip(".")
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)

@@ -1,7 +1,8 @@
-"""Rewards by a function of the user's: `reward(question, answer, completion)`, which gives a number or numbers by name.
+"""Rewards from the user's function `reward(question, answer, completion)`: a number, or numbers by component name.
 
-It runs in a process of its own with a time limit. What it raises for one answer, or does not say in time, is told and
-worth nothing; what it gives that is no number, or raises for every answer, ends the run with its words.
+The function runs in a child process with a time limit. An exception or a timeout emits a note and gives the answer 0.
+Any result other than finite numbers, or an exception for every answer of a batch, ends the run with the message of the
+error.
 """
 
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from trainer.rewards.reward import Reward, Said
 from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 10.0
-RIGHT = 0.999  # total reward from which an answer counts as right; a component `right` decides it itself
-HANGS = 3  # in a row that end a run
+RIGHT = 0.999  # minimum total reward of a right answer, unless the function returns a component `right`
+HANGS = 3  # consecutive timeouts or exits of the child process before the run ends
 
 
 class Own:
-    """The judge of a user's file."""
+    """Judge for the reward function of a user's file."""
 
     def __init__(self, code: str, limit_s: float = LIMIT_S) -> None:
         self.code, self.worker, self.hangs = code, of_answers("own", limit_s), 0
@@ -37,11 +38,11 @@ class Own:
         return found
 
     def close(self) -> None:
-        """End its process."""
+        """Terminate the child process."""
         self.worker.close()
 
     def _ask(self, said: Said) -> tuple[dict[str, float], str]:
-        """Return its components and "", or none and why. Raises Refused."""
+        """Return (components, "") for an answer, or ({}, reason) after a failure. Raises Refused."""
         try:
             if self.worker.process is None:
                 self._load()

@@ -1,6 +1,7 @@
-"""The processes of a sandbox, as the trainer has them: the one that starts the others, and these.
+"""Sandbox processes from the trainer's side: the starter process, and the processes forked by the starter.
 
-In: a kind of jail, requests. Out: JSON values, until a time. See `sandbox.start` for the other side.
+The trainer sends requests and reads JSON values from the processes until a deadline. See `sandbox.start` for the code
+inside the sandbox.
 """
 
 import contextlib
@@ -29,14 +30,14 @@ START = Path(start.__file__)
 
 
 class NoReply(Exception):
-    """A process of the sandbox has ended, has said what is no answer, or has not answered in time."""
+    """A sandbox process exited, wrote an invalid reply, or missed the deadline."""
 
 
 class Starter:
-    """The process that starts the others: see `sandbox.start`."""
+    """Parent process of the sandbox processes: see `sandbox.start`."""
 
     def __init__(self, jail: str, version: int) -> None:
-        """Start it. Raises SandboxError."""
+        """Start the starter process inside the jail. Raises SandboxError."""
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requests.settimeout(START_S)
         inside = [sys.executable, "-I", "-S", str(START), jail or "none", str(version), str(MEMORY_BYTES)]
@@ -56,7 +57,10 @@ class Starter:
             raise SandboxError(f"the sandbox of code ({jail}) does not start: {self.layers['error']}")
 
     def start(self, role: str) -> tuple[int, int, int]:
-        """Return a new process, and our ends of its two pipes. Raises SandboxError."""
+        """Return the PID of a new process, the write end of the question pipe and the read end of the answer pipe.
+
+        Raises SandboxError.
+        """
         (their_questions, questions), (answers, their_answers) = os.pipe(), os.pipe()
         try:
             socket.send_fds(self.requests, [f"start {role}".encode()], [their_questions, their_answers])
@@ -70,7 +74,7 @@ class Starter:
             os.close(their_answers)
 
     def end(self, process: int) -> None:
-        """End a process. Raises SandboxError."""
+        """Kill a process. Raises SandboxError."""
         try:
             self.requests.send(f"end {process}".encode())
         except OSError as error:
@@ -78,7 +82,7 @@ class Starter:
         self._heard()
 
     def close(self) -> None:
-        """End it, and all that it has started."""
+        """Kill the starter and every process in the starter's process group."""
         self.requests.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
@@ -95,7 +99,7 @@ class Starter:
 
 
 class SandboxProcess:
-    """One process of the sandbox, which answers a line with lines until a time."""
+    """Sandbox process with a deadline: reads JSON lines and replies with JSON lines."""
 
     def __init__(self, starter: Starter, role: str, until: float) -> None:
         self.starter, self.until, self.rest, self.heard = starter, until, b"", 0
@@ -103,7 +107,7 @@ class SandboxProcess:
         os.set_blocking(self.questions, False)
 
     def write(self, value: Any) -> None:
-        """Write a value. Raises NoReply."""
+        """Write a value as a JSON line. Raises NoReply."""
         words = json.dumps(value).encode() + b"\n"
         while words:
             self._wait(self.questions, select.POLLOUT)
@@ -128,7 +132,7 @@ class SandboxProcess:
             raise NoReply("it wrote what is no answer") from None
 
     def close(self) -> None:
-        """End it, with all its threads."""
+        """Kill the process with all threads, and close both pipes."""
         os.close(self.questions)
         os.close(self.answers)
         self.starter.end(self.process)
@@ -142,7 +146,7 @@ class SandboxProcess:
 
 @contextlib.contextmanager
 def _around(jail: str) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the command that bubblewrap puts before ours, with the descriptors that it reads."""
+    """Yield the bubblewrap command prefix and the descriptors for bubblewrap; both empty for other jails."""
     if jail != "bubblewrap":
         yield [], []
         return
@@ -153,7 +157,7 @@ def _around(jail: str) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def _bubblewrap(list_of_calls: int) -> list[str]:
-    """Return the command of bubblewrap: namespaces, the library alone, the list of calls of the starter."""
+    """Return the bubblewrap command: namespaces, read-only mounts of the library, and the starter's seccomp program."""
     words = [
         shutil.which("bwrap") or "bwrap",
         "--unshare-pid",
@@ -163,7 +167,7 @@ def _bubblewrap(list_of_calls: int) -> list[str]:
         "--unshare-cgroup-try",
     ]
     words += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--seccomp", str(list_of_calls)]
-    if os.geteuid() == 0:  # the starter changes the user, then drops these as well
+    if os.geteuid() == 0:  # the starter needs these to change the user, then drops them
         words += [word for one in ("SETUID", "SETGID", "SETPCAP") for word in ("--cap-add", f"CAP_{one}")]
     else:
         words += ["--unshare-user"]

@@ -1,7 +1,7 @@
-"""The reward of an answer, by component, and whether it is right.
+"""Reward of an answer by component, and the protocol of the judges.
 
-In: problems and what a model said to them. Out: a `Reward` each. Every task has a judge; `trainer.rewards.task_rewards`
-knows them.
+A judge takes problems with the model's answers and returns one `Reward` per answer. Each task has one judge;
+`trainer.rewards.task_rewards` maps tasks to judges.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from data.problems.problem import Problem
 
 @dataclass(frozen=True)
 class Reward:
-    """The reward of one answer."""
+    """Reward of an answer."""
 
     parts: dict[str, float] = field(default_factory=dict)
-    """Reward by component, already multiplied by its weight."""
+    """Reward by component, already multiplied by the component's weight."""
     is_right: bool = False
 
     @property
@@ -27,17 +27,17 @@ class Reward:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer that is to be judged."""
+    """An answer to judge."""
 
     problem: Problem
     text: str
     ended: bool
-    """False where the longest length came before the end."""
+    """False if the answer reached the maximum length before the end token."""
 
 
 class Judge(Protocol):
     def __call__(self, some: Sequence[Said], /) -> list[Reward]:
-        """Return the reward of each answer. Raises RewardError when one cannot be judged."""
+        """Return the reward of each answer. Raises RewardError if judging an answer fails."""
 
     def close(self) -> None:
-        """End what it has started."""
+        """Terminate the processes started by the judge."""

@@ -1,7 +1,7 @@
-"""The rewards of the answers to each task.
+"""Judges of the built-in tasks: model answers in, rewards by component out.
 
-In: what a model said. Out: rewards by component. Weights are those of GRAIL, its mistakes mended: form is paid for only
-where the answer tags are there, and numbers are compared as numbers; those of GSM8K also as they were (`grail_compat`).
+The weights are GRAIL's, with GRAIL's mistakes fixed: an answer earns format rewards only with answer tags, and numbers
+are compared as numbers. `grail_compat` selects GRAIL's original GSM8K reward.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from trainer.rewards.reward import Judge, Reward, Said
 
 
 class Exact:
-    """1 for the right answer, word for word; 0 for any other."""
+    """Judge with 1 for the exact answer text and 0 for any other text."""
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         found = [one.ended and one.text.strip() == one.problem.answer for one in some]
         return [Reward({"right": float(one)}, one) for one in found]
 
     def close(self) -> None:
-        """Do nothing, as nothing was started."""
+        """Do nothing: this judge starts no process."""
 
 
 class Gsm8k:
-    """Word problems whose answer is a number.
+    """Judge for word problems with a number as the answer.
 
-    0.6 for the right number, 0.15 for a number alone with nothing behind it, 0.1 for thinking, 0.1 for the answer tags,
-    0.05 for nothing behind them.
+    The weights are 0.6 for the right number, 0.15 for a number alone with no text after the tags, 0.1 for thinking, 0.1
+    for the answer tags, and 0.05 for no text after the tags.
     """
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
@@ -55,11 +55,11 @@ class Gsm8k:
         )
 
     def close(self) -> None:
-        """Do nothing, as nothing was started."""
+        """Do nothing: this judge starts no process."""
 
 
 def judge_of(task: str, config: RlConfig) -> Judge:
-    """Return the judge of a task. Raises Refused for what cannot be judged on this machine."""
+    """Return the judge of a task. Raises Refused if this machine cannot judge the task."""
     if config.reward:
         return Own(config.reward)
     if task == "math":

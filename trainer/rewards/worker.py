@@ -1,7 +1,7 @@
-"""A process beside ours that is asked one thing after another, and has a time limit for each.
+"""Worker process for one question at a time, with a timeout per question.
 
-In: the command that starts it, one JSON value per question. Out: its JSON values. What runs in it may loop, fill the
-memory or end itself: then it is ended, with all that it has started, and the next question starts another one.
+The parent writes one JSON value per question and reads one JSON value per answer. Code in the worker may loop, exhaust
+memory or exit: the parent then kills the worker's process group and starts a new worker for the next question.
 """
 
 import contextlib
@@ -19,32 +19,33 @@ from typing import Any
 from data.single_writer import PARENT
 
 ROOT = Path(__file__).parents[2]
-START_S = 120.0  # time until it is ready: sympy is imported first, on machines that are busy
+START_S = 120.0  # start timeout: importing sympy is slow on busy machines
 READY = "ready"
 
 
 class NoAnswer(Exception):
-    """The worker has not answered in time, or has ended; the message says which."""
+    """The worker timed out or exited; the message says which."""
 
 
 def of_answers(kind: str, limit_s: float) -> "RewardWorker":
-    """Return a process of `trainer.rewards.child`, which judges answers."""
+    """Return a worker for judging answers, running `trainer.rewards.child`. kind: `math` or `own`."""
     return RewardWorker(
         [sys.executable, "-m", "trainer.rewards.child", kind], limit_s, environ={"OMP_NUM_THREADS": "1"}
     )
 
 
 class RewardWorker:
-    """One command, started when it is first asked. It says READY, then answers each line with a line."""
+    """A command, started with the first question. The command prints READY, then replies to each line with a line."""
 
     def __init__(
         self, command: Sequence[str], timeout_s: float, start_s: float = START_S,
         environ: Mapping[str, str] | None = None, log: Path | None = None, say: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        """Take note of what to start, without starting it.
+        """Store the settings; the process starts with the first question.
 
-        start_s: until it is ready, from each line that it says before. log: where its stderr goes, instead of to ours;
-        say: hears the lines before it is ready.
+        timeout_s: seconds per question. start_s: seconds to wait for READY, counted anew after each line before READY.
+        environ: extra environment variables. log: file for the worker's stderr; None = stderr of the parent. say:
+        callback for the lines before READY.
         """
         self.command, self.timeout_s, self.start_s = list(command), timeout_s, start_s
         self.environ, self.log, self.say = dict(environ or {}), log, say
@@ -52,7 +53,7 @@ class RewardWorker:
         self.rest = b""
 
     def ask(self, question: Any) -> Any:
-        """Return its answer. Raises NoAnswer; the next question is put to a new process then."""
+        """Return the answer to a question. Raises NoAnswer, after which the next question starts a new process."""
         self.begin()
         try:
             self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
@@ -65,14 +66,14 @@ class RewardWorker:
             raise
 
     def begin(self) -> None:
-        """Start the process where it does not run. Raises NoAnswer."""
+        """Start the process unless already running. Raises NoAnswer."""
         if self.process is None:
             self._start()
 
     def close(self) -> None:
-        """End the process, and what it has started."""
+        """Kill the process group of the worker."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            with contextlib.suppress(ProcessLookupError):  # the process may have exited already
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
             self.process, self.rest = None, b""
@@ -93,7 +94,7 @@ class RewardWorker:
             raise
 
     def _send(self, words: bytes, limit_s: float) -> None:
-        """Write to it, in time also where it does not read."""
+        """Write `words` to the worker within `limit_s` seconds, even if the worker does not read. Raises NoAnswer."""
         assert self.process is not None and self.process.stdin is not None
         pipe, until = self.process.stdin.fileno(), time.monotonic() + limit_s
         os.set_blocking(pipe, False)

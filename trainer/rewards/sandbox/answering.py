@@ -1,7 +1,7 @@
-"""The process that runs the code of an answer: it gives the values of expressions, and knows nothing else.
+"""Answer process of the sandbox: runs the code of an answer and returns the values of expressions.
 
-It has neither the values that are expected nor the assertions. So what it writes is no verdict: only a value, which
-another process compares.
+The process never receives expected values or assertions. Output of the process is therefore never a verdict, only a
+value for comparison in a different process.
 """
 
 from typing import Any
@@ -11,7 +11,11 @@ from trainer.rewards.sandbox.pipe import JsonPipe, problem
 
 
 def answer(lines: JsonPipe) -> None:
-    """Run {"setup", "code"}, then return the value of each {"ask", "given"}; first tell whether the code compiles."""
+    """Run {"setup", "code"}, then reply to each {"ask", "given"} with a value.
+
+    The first reply says whether the code compiles, the second whether setup and code ran. Each reply is {"value"} or
+    {"error", "raised"}; return after the first error in either step, or when the questions end.
+    """
     asked = lines.read()
     try:
         compile(asked["code"], "answer", "exec")
@@ -33,7 +37,7 @@ def answer(lines: JsonPipe) -> None:
 
 
 def _found(asked: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of an expression, with those of its variables that it has changed in place."""
+    """Return the value of an expression, and the new contents of given variables changed by the expression."""
     try:
         given = {name: plain.read(text) for name, text in asked["given"].items()}
         value = plain.write(eval(asked["ask"], {**names, **given} if given else names))

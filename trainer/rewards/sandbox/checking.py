@@ -1,7 +1,8 @@
-"""The process that evaluates assertions: it has the setup of the problem, and never the code of the answer.
+"""Check process of the sandbox: evaluates assertions with the setup of the problem, never with the code of the answer.
 
-What an assertion asks of the answer is taken out of it (`f(2)` of `assert sorted(f(2)) == [1] * 3`) and put to the
-process that runs the answer; only plain data comes back. Whatever the answer redefines, the assertion does not use.
+The check process replaces each call of the answer in an assertion (`f(2)` in `assert sorted(f(2)) == [1] * 3`) by a
+request to the answer process; only plain data comes back. Names redefined by the answer therefore have no effect on the
+rest of the assertion.
 """
 
 import ast
@@ -18,14 +19,15 @@ METHODS = frozenset(name for one in PLAIN for name in dir(one))
 
 
 class AnswerFailed(Exception):
-    """The answer raised an exception of a class of its own, ended, or gave no plain data."""
+    """The answer raised an exception of a class of its own, exited, or returned no plain data."""
 
 
 class RemoteObject:
-    """An object of the answer's, as the expression that makes it there; its attributes and calls are asked there.
+    """Proxy for an object of the answer, held as the expression for creating the object in the answer process.
 
-    It is equal to nothing, neither true nor false, and has no method that plain data has: an assertion that needs one
-    of these fails, whatever the object would say of itself.
+    Attribute access and calls are evaluated in the answer process. Comparing the proxy, testing the truth of the proxy,
+    or using a method name of plain data raises AnswerFailed: such an assertion fails regardless of the object's own
+    claims.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -60,13 +62,17 @@ class RemoteObject:
 
 
 class AnswerClient:
-    """AskedCalls to the process that runs the answer."""
+    """Client of the answer process."""
 
     def __init__(self, lines: JsonPipe) -> None:
         self.lines = lines
 
     def ask(self, words: str, given: dict[str, Any]) -> Any:
-        """Return the value of an expression there. Raises AnswerFailed, or the exception of Python's that it raised."""
+        """Return the value of an expression in the answer process.
+
+        Raises the builtin exception of the expression, or AnswerFailed for any other failure. A value other than plain
+        data becomes a RemoteObject.
+        """
         self.lines.write({"ask": words, "given": {name: plain.write(one) for name, one in given.items()}})
         found = self.lines.read()
         if "value" in found:
@@ -82,7 +88,7 @@ class AnswerClient:
 
 
 def change(old: Any, new: Any) -> None:
-    """Give a variable of the test the contents that the answer has given to its copy of it."""
+    """Copy the answer's changes to a copied variable (`new`) into the test's variable (`old`)."""
     if type(old) is not type(new):
         return
     if isinstance(old, (list, bytearray)):
@@ -96,7 +102,7 @@ def change(old: Any, new: Any) -> None:
 
 
 def check(lines: JsonPipe) -> None:
-    """Run {"setup", "tests"}; ask {"ask", "given"} and read what was found; say {"holds"} for each test."""
+    """Run {"setup", "tests"}: send {"ask", "given"} for each call of the answer, and {"holds"} for each test."""
     asked = lines.read()
     names: dict[str, Any] = {"__name__": "tests"}
     try:
@@ -115,10 +121,11 @@ def check(lines: JsonPipe) -> None:
 
 
 def remote(words: str, known: set[str], own: set[str]) -> ast.Module:
-    """Return a test whose calls of the answer are questions. Raises SyntaxError.
+    """Return a test with the calls of the answer replaced by requests. Raises SyntaxError.
 
-    known: names that the test has without the answer, `own`: those of the setup alone. A test that asks nothing of the
-    answer is about a function that has the name of one of Python's.
+    known: names defined without the answer, i.e. the setup's names and Python's builtins; `own`: the setup's names
+    only. If the test makes no request with `known`, the test concerns an answer function named like a builtin, and the
+    builtins count as the answer's.
     """
     for names in (known, own):
         questions = AskedCalls(names)
@@ -129,31 +136,31 @@ def remote(words: str, known: set[str], own: set[str]) -> ast.Module:
 
 
 class AskedCalls(ast.NodeTransformer):
-    """Turns `f(x)` into a question with the text `f(x)`, where the answer defines f."""
+    """Transformer from `f(x)` to a request with the text `f(x)`, if the answer defines f."""
 
     def __init__(self, known: set[str]) -> None:
         self.known, self.count = known, 0
         self.bound: set[str] = set()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
-        """Take note of what the test itself binds, then go on."""
+        """Record the names bound by the test itself, then visit the statements."""
         self.bound = bound(node)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Ask for the value of a call of the answer's function."""
+        """Replace a call of the answer's function by a request."""
         return self.question(node) if self.is_asked(node.func) else self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Ask for the value of a name of the answer's."""
+        """Replace a name of the answer by a request."""
         return self.question(node) if self.is_asked(node) else node
 
     def is_asked(self, node: ast.AST) -> bool:
-        """Return whether a name is the answer's."""
+        """Return True if a node reads a name of the answer."""
         return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in self.known | self.bound
 
     def question(self, node: ast.expr) -> ast.expr:
-        """Return the question for the value of an expression, with the variables of the test in it."""
+        """Return the request for the value of an expression, with the variables of the test in the expression."""
         self.count += 1
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & (self.bound - bound(node))
         given = ast.Dict(
@@ -163,7 +170,7 @@ class AskedCalls(ast.NodeTransformer):
 
 
 def bound(node: ast.AST) -> set[str]:
-    """Return the names that a piece of code binds: variables, parameters, imports, definitions."""
+    """Return the names bound by a piece of code: variables, parameters, imports, definitions."""
     found = set()
     for one in ast.walk(node):
         if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):

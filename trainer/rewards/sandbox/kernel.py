@@ -1,7 +1,7 @@
-"""Ways of a process to shut itself in: limits, namespaces, user, capabilities, Landlock, seccomp.
+"""Kernel mechanisms for confining the current process: limits, namespaces, user, capabilities, Landlock, seccomp.
 
-Standard library only. What a kernel or a container does not give is left out and told (`Layers`); what stands without
-any of it is in docs/guides/rl.md.
+Standard library only. A layer missing in the kernel or forbidden by the container is left out and reported in `Layers`;
+docs/guides/rl.md lists the guarantees without any optional layer.
 """
 
 import contextlib
@@ -19,13 +19,14 @@ from trainer.rewards.sandbox import system_calls
 LIBC = ctypes.CDLL(None, use_errno=True)
 CPU_S, FILES = 3, 64
 NOBODY = 65534
-# landlock_create_ruleset and so on have the same numbers everywhere.
+# landlock_create_ruleset, landlock_add_rule and landlock_restrict_self have the same numbers on every architecture
+# here.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR, EXECUTE = 1 << 2, 1 << 3, 1 << 0
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}  # by ABI
-NET = 0b11  # bind and connect of TCP, from ABI 4
+NET = 0b11  # TCP bind and connect, from ABI 4
 SCOPES = 0b11  # abstract sockets and signals, from ABI 6
-QUIET = 1  # LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF, from ABI 7: an answer shall not fill the log of the machine
+QUIET = 1  # LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF, from ABI 7: keeps answers out of the machine's log
 NEWEST = 7
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 22, 23, 24
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, CLEAR_ALL, FILTER = 38, 47, 4, 2
@@ -42,39 +43,39 @@ DETACH = 2
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers that hold processes with answers on this machine, beside the list of system calls."""
+    """Layers around the processes of answers on this machine, in addition to the list of system calls."""
 
     landlock: int
-    """Version that is used, 0 = none."""
+    """Landlock ABI version in use; 0 = none."""
     namespaces: tuple[str, ...]
-    """Kinds of namespaces of their own."""
+    """Kinds of private namespaces."""
     has_own_root: bool
-    """The processes see a file system with the library of Python alone."""
+    """True if the processes see a file system with only Python's library."""
     has_changed_user: bool
-    """They were started by root and run as another user."""
+    """True if root started the processes and the processes run as another user."""
     reads_library: bool
-    """The library can be read by that user; else all of it was loaded before."""
+    """True if the user of the processes can read Python's library; otherwise all modules were loaded in advance."""
 
     def plain(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the layers as JSON values."""
         return asdict(self)
 
 
 def done(result: int) -> int:
-    """Return the result of a system call. Raises OSError where it failed."""
+    """Return the result of a system call. Raises OSError with the errno of a failed call (result < 0)."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
 
 def library() -> list[str]:
-    """Return the folders of Python's own library."""
+    """Return the existing folders of Python's standard library and of shared libraries."""
     found = [os.path.dirname(os.__file__), os.path.join(sys.exec_prefix, "lib"), "/usr/lib", "/lib", "/lib64"]
     return [one for one in dict.fromkeys(found) if os.path.isdir(one)]
 
 
 def limits(memory_bytes: int) -> None:
-    """Bound memory, processor time, files and queues."""
+    """Set resource limits: address space (`memory_bytes`), CPU time, file size, open files, queues, priorities."""
     bounds = {"AS": memory_bytes, "CPU": CPU_S, "FSIZE": 16 << 20, "NOFILE": FILES, "CORE": 0, "MEMLOCK": 0,
               "MSGQUEUE": 0, "NICE": 0, "RTPRIO": 0}  # fmt: skip
     for name, most in bounds.items():
@@ -82,18 +83,18 @@ def limits(memory_bytes: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Let this process be killed when its parent ends."""
+    """Have the kernel send SIGKILL to this process when the parent exits. Raises OSError."""
     done(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
 
 
-# Namespaces, a file system of its own, another user.
+# Namespaces, a private root file system, another user.
 
 
 def own_namespaces() -> tuple[str, ...]:
-    """Take namespaces of its own, as many as the kernel gives; return their kinds.
+    """Move this process into new namespaces, as many as the kernel grants; return the kinds.
 
-    Root takes them as root, so that the folders of the library can be mounted; the user namespace comes after the
-    change of the user. Another user needs the user namespace first.
+    Root creates the namespaces as root, because mounting the library's folders needs root; the user namespace follows
+    after the user change. Any other user must create the user namespace first, together with all others.
     """
     if os.geteuid() == 0:
         return tuple(name for name, flag in NEW_OTHERS.items() if LIBC.unshare(flag) == 0)
@@ -107,11 +108,11 @@ def own_namespaces() -> tuple[str, ...]:
 
 
 def own_root(folders: Sequence[str]) -> bool:
-    """Make a file system of these folders alone, to be read only, the root of this process; return whether it is.
+    """Make a read-only file system with only these folders the root of this process; return True on success.
 
-    Needs a mount namespace of its own. Without the rights nothing has changed afterwards.
+    Requires a private mount namespace. After a failure for lack of rights, the file system is unchanged.
     """
-    root = "/tmp"  # in this namespace: a file system in memory, which hides what is there
+    root = "/tmp"  # in this namespace: an in-memory file system over the original contents
     descriptors = [(one, os.open(one, os.O_PATH)) for one in folders]
     is_mounted = False
     try:
@@ -142,9 +143,10 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def another_user() -> bool:
-    """Become a user without rights where this is root; return whether that was so.
+    """Change from root to the unprivileged user 65534; return True on success.
 
-    A container may hold root without the right to change the user: then the capabilities alone go.
+    Returns False without root, and in a container with root but without the right to change the user: such a process
+    loses only the capabilities.
     """
     if os.geteuid() != 0:
         return False
@@ -159,7 +161,7 @@ def another_user() -> bool:
 
 
 def own_user_namespace() -> bool:
-    """Take a user namespace of its own; return whether the kernel gave it."""
+    """Move this process into a new user namespace; return True if the kernel allowed the move."""
     return LIBC.unshare(NEW_USER) == 0
 
 
@@ -171,7 +173,7 @@ def drop_bounding() -> None:
 
 
 def no_capabilities() -> None:
-    """Drop all capabilities and the way to new ones. Raises OSError."""
+    """Drop all capabilities and set no_new_privs. Raises OSError if a capability remains."""
     machine = platform.machine()
     done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     drop_bounding()
@@ -187,14 +189,14 @@ def no_capabilities() -> None:
 
 
 def abi() -> int:
-    """Return the version of Landlock in this kernel, 0 where there is none."""
+    """Return the Landlock ABI version of this kernel, or 0 without Landlock."""
     return max(0, LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
 
 
 def ruleset(readable: Sequence[str], version: int) -> int:
-    """Return a ruleset of Landlock: these folders may be read, and nothing else be done. Raises OSError.
+    """Return a Landlock ruleset for reading and executing below these folders only. Raises OSError.
 
-    version: what is handled, the kernel's or a lower one.
+    version: ABI version for the handled rights, at most the kernel's version.
     """
     given = struct.pack(
         "=QQQ", RIGHTS[min(version, max(RIGHTS))], NET if version >= 4 else 0, SCOPES if version >= 6 else 0
@@ -210,13 +212,13 @@ def ruleset(readable: Sequence[str], version: int) -> int:
 
 
 def no_files(rules: int, version: int) -> None:
-    """Do only what the ruleset lets from now on. Raises OSError."""
+    """Restrict this process to the Landlock ruleset from now on. Raises OSError."""
     done(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     done(LIBC.syscall(RESTRICT_SELF, rules, QUIET if version >= NEWEST else 0))
 
 
 def no_calls() -> None:
-    """Make only the system calls of an answer from now on. Raises OSError."""
+    """Restrict this process to the system calls of an answer from now on (seccomp). Raises OSError."""
     code = system_calls.program(platform.machine(), os.getpid())
     program = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))

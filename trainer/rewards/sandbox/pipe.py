@@ -1,4 +1,4 @@
-"""The pipe between a sandboxed process and the trainer, as the sandboxed process has it: one JSON value a line."""
+"""Pipe to the trainer from the side of a sandboxed process: one JSON value per line."""
 
 import json
 import os
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class JsonPipe:
-    """Questions come on one descriptor, answers go to another one."""
+    """Pair of descriptors: questions arrive on the first, answers leave on the second."""
 
     def __init__(self, questions: int, answers: int) -> None:
         self.questions, self.answers, self.rest = questions, answers, b""
 
     def read(self) -> Any:
-        """Return the next value. Raises EOFError at the end."""
+        """Return the next value. Raises EOFError at the end of the questions."""
         while b"\n" not in self.rest:
             more = os.read(self.questions, 1 << 16)
             if not more:
@@ -22,16 +22,16 @@ class JsonPipe:
         return json.loads(line)
 
     def write(self, value: Any) -> None:
-        """Write a value."""
+        """Write a value as a JSON line."""
         words = json.dumps(value).encode() + b"\n"
         while words:
             words = words[os.write(self.answers, words) :]
 
 
 def problem(error: BaseException) -> dict[str, str]:
-    """Return what an exception says, with the name of its class: both are the words of untrusted code."""
+    """Return the message and the class name of an exception, both shortened; both are untrusted text."""
     try:
         words = str(error)
-    except BaseException:  # a class of the answer's
+    except BaseException:  # an exception class of the answer
         words = "it has no words"
     return {"error": f"{type(error).__name__}: {words}"[:200], "raised": type(error).__name__[:60]}

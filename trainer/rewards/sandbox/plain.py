@@ -1,8 +1,8 @@
-"""Plain data on its way out of a sandbox and into one: numbers, texts, and collections of them, as JSON.
+"""Plain data across the sandbox boundary: numbers, texts and collections of these, encoded as JSON.
 
-A process that runs an answer may write anything: `read` takes no object of a class of the answer's, no text above
-MOST_BYTES, no value deeper than DEEPEST. Subclasses become what they are derived from; iterators become the iterator of
-a list. Standard library only: both sides of a sandbox import this file.
+The answer process may write anything. `read` therefore accepts no object of a class of the answer, no text longer than
+MOST_BYTES, and no value nested deeper than DEEPEST. Instances of subclasses become instances of the base class; an
+iterator becomes an iterator over a list. Standard library only: both sides of a sandbox import this file.
 """
 
 import json
@@ -18,7 +18,7 @@ VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.
 
 
 class NotPlain(ValueError):
-    """A value that is no plain data, or more of it than is taken."""
+    """A value outside plain data, or beyond a size limit."""
 
 
 def write(value: Any) -> str:
@@ -27,7 +27,7 @@ def write(value: Any) -> str:
         text = json.dumps(_tree(value, 0))
     except NotPlain:
         raise
-    except Exception as error:  # of a hostile subclass, or of a number with too many digits
+    except Exception as error:  # raised by a hostile subclass, or for an int with too many digits
         raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
     if len(text) > MOST_BYTES:
         raise NotPlain(f"a value of {len(text)} characters; {MOST_BYTES} are taken")
@@ -35,14 +35,14 @@ def write(value: Any) -> str:
 
 
 def read(text: Any) -> Any:
-    """Return the value of a text that an untrusted process may have written. Raises NotPlain."""
+    """Return the value of a text from an untrusted process. Raises NotPlain."""
     if not isinstance(text, str) or len(text) > MOST_BYTES:
         raise NotPlain("no text, or one that is too long")
     try:
         return _built(json.loads(text, parse_constant=_no_constant), 0)
     except NotPlain:
         raise
-    except Exception as error:  # such as RecursionError, or TypeError of a set of lists
+    except Exception as error:  # e.g. RecursionError, or TypeError for a set of lists
         raise NotPlain(f"{type(error).__name__}: {error}"[:200]) from None
 
 
@@ -51,7 +51,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _tree(value: Any, depth: int) -> Any:
-    """Return a value as lists of JSON: [kind, content], or itself where JSON has its kind."""
+    """Return a value as JSON: [kind, content], or the value itself for the types of JSON."""
     if depth > DEEPEST:
         raise NotPlain(f"deeper than {DEEPEST}")
     if value is None or value is True or value is False:
@@ -60,7 +60,7 @@ def _tree(value: Any, depth: int) -> Any:
         if isinstance(value, base):
             return content(value) if kind == "" else [kind, content(value, depth + 1)]
     for kind, module, name, content in LIBRARY:
-        its_class: Any = getattr(sys.modules.get(module), name, None)  # a value shows that its module is loaded
+        its_class: Any = getattr(sys.modules.get(module), name, None)  # the module of an existing value is loaded
         if its_class is not None and isinstance(value, its_class):
             return [kind, content(value)]
     raise NotPlain(f"a value of the type {type(value).__name__}")
@@ -80,7 +80,7 @@ def _pairs(value: Any, depth: int) -> list[Any]:
     return found
 
 
-# str.__str__(value) and so on: what a subclass of the answer's redefines is not asked.
+# Call the methods of the base class, such as str.__str__(value), instead of overrides in a subclass of the answer.
 WRITERS: tuple[tuple[str, type, Callable[..., Any]], ...] = (
     ("", str, lambda one: str.__str__(one)),
     ("", int, lambda one: int.__int__(one)),

@@ -1,7 +1,7 @@
-"""Modules of Python that are loaded once, before processes that run answers are made of this one.
+"""Imports of standard library modules, done once before the starter forks the sandbox processes.
 
-The processes share their memory, and where their user cannot read the library, they have nothing else. Standard library
-only.
+The forked processes share the memory of the modules. If the sandbox user cannot read the library, only preloaded
+modules are available. Standard library only.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ USUAL = (
     "itertools json keyword locale math numbers operator os pprint queue random re secrets stat statistics string "
     "struct textwrap threading time timeit traceback types typing unicodedata uuid warnings weakref _strptime"
 ).split()
-# Parts of packages, which a list of the library's modules does not name.
+# Submodules, which sys.stdlib_module_names does not list.
 PARTS = (
     "concurrent.futures concurrent.futures.thread email.utils http.client importlib.util json.encoder "
     "logging.handlers multiprocessing.dummy os.path unittest.mock urllib.parse xml.dom.minidom xml.etree.ElementTree"
 ).split()
-# Nothing that an answer needs, and side effects: a browser is opened, a window made, a terminal asked, tests run.
+# Never needed by an answer, and with side effects: open a browser or a window, query a terminal, run tests.
 NEVER = {"antigravity", "this", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "test", "__main__", "pip",
          "ensurepip", "venv", "site", "sitecustomize", "usercustomize", "msilib", "winreg"}  # fmt: skip
 
 
 def load(is_all: bool) -> None:
-    """Import what answers use; all of the library where `is_all`."""
+    """Import the modules commonly used by answers, or the whole standard library if `is_all`."""
     names = [*sorted(sys.stdlib_module_names - NEVER), *PARTS] if is_all else []
     with contextlib.redirect_stdout(io.StringIO()):
         for name in (*USUAL, *names):
-            with contextlib.suppress(Exception):  # what this Python was built without, or is for another system
+            with contextlib.suppress(Exception):  # not in this Python build, or for another OS
                 importlib.import_module(name)
         if is_all:
             for name in _encodings():

@@ -1,8 +1,8 @@
-"""`python -I -S start.py JAIL ABI MEMORY_BYTES DESCRIPTOR`: starts the processes that run answers and assertions.
+"""Starter of the sandbox processes: `python -I -S start.py JAIL ABI MEMORY_BYTES DESCRIPTOR`, run by path.
 
-It shuts itself in as far as it can and still make processes, then makes a child for each request on a socket: the
-descriptors of its pipes come with the request, so that this process never holds an answer, an assertion or a value. A
-child shuts itself in wholly before it reads. The file is run by its path. Standard library only.
+The starter confines itself as far as possible while still able to fork, then forks a child for each request on a
+socket. A request carries the descriptors of the child's pipes: the starter never holds an answer, an assertion or a
+value. A child confines itself completely before reading. Standard library only.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ BUBBLEWRAP = ("mount", "net", "ipc", "uts", "pid")
 
 
 def main() -> None:
-    """Shut this process in, say how, then serve requests until they end."""
+    """Confine this process, report the layers, then serve requests until the socket closes."""
     del sys.path[0]
     jail, version, memory_bytes, descriptor = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     requests = socket.socket(fileno=descriptor)
     null = os.open(os.devnull, os.O_RDWR)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory ends, an answer ends first
+        file.write("1000")  # out of memory: the kernel kills an answer first
     try:
         rules, layers = shut_in(jail, version)
     except Exception as error:
@@ -44,15 +44,15 @@ def main() -> None:
 
 
 def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
-    """Give up what no child needs; return the ruleset of Landlock for them (-1 = none), and what holds them.
+    """Give up every right not needed by a child; return the children's Landlock ruleset (-1 = none) and the layers.
 
-    Raises OSError where one of the layers that are no option fails.
+    Raises OSError if a mandatory layer fails.
     """
     if jail == "none":
         preload.load(is_all=False)
         return -1, kernel.Layers(0, (), False, False, True)
     folders = kernel.library()
-    is_apart = jail == "bubblewrap"  # which has made the namespaces and the root
+    is_apart = jail == "bubblewrap"  # bubblewrap has already created namespaces and root
     namespaces = BUBBLEWRAP if is_apart else kernel.own_namespaces()
     has_own_root = is_apart or ("mount" in namespaces and kernel.own_root(folders))
     rules = kernel.ruleset(folders, version) if jail == "landlock" else -1
@@ -62,7 +62,7 @@ def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
         become_first()
     has_changed_user = kernel.another_user()
     if os.getpid() == 1:
-        kernel.die_with_parent()  # again: the kernel forgets it when the user changes
+        kernel.die_with_parent()  # again: a user change clears the parent-death signal
     if "user" not in namespaces and kernel.own_user_namespace():
         namespaces = ("user", *namespaces)
     kernel.no_capabilities()
@@ -70,7 +70,7 @@ def shut_in(jail: str, version: int) -> tuple[int, kernel.Layers]:
 
 
 def can_nobody_read(folder: str) -> bool:
-    """Return whether every folder on the way lets any user through."""
+    """Return True if every folder on the path below / is readable and searchable for all users."""
     while folder != os.path.dirname(folder):
         if os.stat(folder).st_mode & 0o5 != 0o5:
             return False
@@ -79,7 +79,7 @@ def can_nobody_read(folder: str) -> bool:
 
 
 def become_first() -> None:
-    """Go on as the first process of the new namespace of processes: with it, all of them end."""
+    """Fork and continue as PID 1 of the new PID namespace: the kernel ends the whole namespace with PID 1."""
     child = os.fork()
     if child:
         os.closerange(0, kernel.FILES)
@@ -89,7 +89,7 @@ def become_first() -> None:
 
 
 def serve(requests: socket.socket, null: int, rules: int, version: int, memory_bytes: int) -> None:
-    """Start a child for `start ROLE`, with its two pipes; end it for `end PID`."""
+    """Fork a child for `start ROLE`, with the child's two pipes; kill the child for `end PID`."""
     while True:
         words, descriptors, _, _ = socket.recv_fds(requests, WORDS_BYTES, 2)
         if not words:
@@ -109,7 +109,7 @@ def serve(requests: socket.socket, null: int, rules: int, version: int, memory_b
 
 
 def begin(role: str, pipes: list[int], null: int, rules: int, version: int, memory_bytes: int) -> None:
-    """Shut this child in and work; never return."""
+    """Confine this child and run the role; never return."""
     try:
         kernel.die_with_parent()
         above = [

@@ -1,32 +1,32 @@
-"""The system calls that an answer may make, as a program of seccomp; all others are refused.
+"""System calls of an answer, as a seccomp program; the program refuses all other calls.
 
-In: an architecture, the number of the process. Out: the bytes of a BPF program. Calls that have a dangerous form are
-let through by their arguments: threads but no processes, files for reading alone, signals to the process itself.
-Standard library only.
+The module turns an architecture and a process id into the bytes of a BPF program. The program filters calls with
+dangerous variants by argument: clone creates threads but no processes, open works for reading only, and signals reach
+only the process itself. Standard library only.
 """
 
 import struct
 from dataclasses import dataclass
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-X32 = 0x40000000  # bit of the numbers of x32, which x86_64 takes as well
+X32 = 0x40000000  # bit of x32 call numbers, which x86_64 also accepts
 EPERM, ENOTTY, ENOSYS = 1, 25, 38
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, EQUAL, AT_LEAST, BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
-Step = tuple[int, int, int, int]  # code, steps to skip where true, where false, value
+Step = tuple[int, int, int, int]  # code, steps to skip if true, steps to skip if false, value
 REFUSE: Step = (RETURN, 0, 0, ERRNO | EPERM)
 LET: Step = (RETURN, 0, 0, ALLOW)
 
-THREAD, THREADS_ONLY = 0x10000, 0x7D0F00  # CLONE_THREAD; all flags that glibc and musl make threads with
+THREAD, THREADS_ONLY = 0x10000, 0x7D0F00  # CLONE_THREAD; all flags set by glibc and musl for a thread
 WRITE, EXEC, ANONYMOUS = 2, 4, 0x20  # PROT_WRITE, PROT_EXEC, MAP_ANONYMOUS
 FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME
-# O_NOCTTY, O_NONBLOCK, O_CLOEXEC; O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE differ.
+# O_NOCTTY, O_NONBLOCK, O_CLOEXEC; O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE differ by architecture.
 READING = {"x86_64": 0x80900 | 0x10000 | 0x20000 | 0x8000, "aarch64": 0x80900 | 0x4000 | 0x8000 | 0x20000}
 
-# Numbers of x86_64 and aarch64; -1 = there is none. What Python calls most comes first.
+# Numbers for x86_64 and aarch64; -1 = the architecture has no such call. Python's most frequent calls come first.
 FREE = {
     "futex": (202, 98), "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "fstat": (5, 80),
     "newfstatat": (262, 79), "stat": (4, -1), "lstat": (6, -1), "brk": (12, 214), "munmap": (11, 215),
@@ -47,10 +47,10 @@ FILTERED = {
     "fcntl": (72, 25), "prctl": (157, 167), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
     "sched_getaffinity": (204, 123),
 }  # fmt: skip
-# Refused in the words that let the C library take an older call, or see that a file is no terminal.
+# Refused with a special errno: ENOSYS makes the C library fall back to an older call, and ENOTTY says "not a terminal".
 OTHERWISE = {"ioctl": ((16, 29), ENOTTY), "clone3": ((435, 435), ENOSYS), "openat2": ((437, 437), ENOSYS),
              "statx": ((332, 291), ENOSYS), "faccessat2": ((439, 439), ENOSYS)}  # fmt: skip
-# What the process that starts the others needs beside these; bubblewrap gives it the list from outside.
+# Additional calls of the starter, the parent of the sandbox processes; bubblewrap installs this list from outside.
 STARTER = {
     "set_tid_address": (218, 96), "readv": (19, 65), "writev": (20, 66),
     "execve": (59, 221), "open": (2, -1), "openat": (257, 56), "mmap": (9, 222), "mprotect": (10, 226),
@@ -67,26 +67,26 @@ STARTER = {
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a call: what is let through."""
+    """Filter steps for an argument of a call, by position."""
 
     place: int
 
     @property
     def load(self) -> Step:
-        """Return the step that reads its lower half."""
+        """Return the step for loading the lower 32 bits of the argument."""
         return (LOAD, 0, 0, ARGUMENTS + 8 * self.place)
 
     def one_of(self, *values: int) -> list[Step]:
-        """Return steps that let these values through."""
+        """Return steps to allow only these values."""
         return [self.load, *(step for one in values for step in ((EQUAL, 0, 1, one), LET)), REFUSE]
 
     def without(self, bits: int) -> list[Step]:
-        """Return steps that let values through that have none of the bits."""
+        """Return steps to allow only values with none of these bits set."""
         return [self.load, (BITS, 0, 1, bits), REFUSE, LET]
 
 
 def program(machine: str, pid: int) -> bytes:
-    """Return the program for the process `pid` that runs an answer."""
+    """Return the program for the process `pid`, which runs an answer."""
     bodies = {
         "open": Argument(1).without(~READING[machine] & 0xFFFFFFFF),
         "openat": Argument(2).without(~READING[machine] & 0xFFFFFFFF),
@@ -110,12 +110,15 @@ def program(machine: str, pid: int) -> bytes:
 
 
 def starter(machine: str) -> bytes:
-    """Return the program for the process that starts the others."""
+    """Return the program for the starter, the parent of the sandbox processes."""
     return assembled(machine, [(pair, [LET]) for pair in {**FREE, **STARTER}.values()])
 
 
 def assembled(machine: str, calls: list[tuple[tuple[int, int], list[Step]]]) -> bytes:
-    """Return a program: steps for each call, and a refusal for all others."""
+    """Return the bytes of a program: the steps of each call, and a refusal (EPERM) for all other calls.
+
+    A call of another architecture, or a call number from X32 on, kills the process.
+    """
     column = list(AUDIT).index(machine)
     steps: list[Step] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, AUDIT[machine]), (RETURN, 0, 0, KILL)]
     steps += [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
