@@ -19,8 +19,7 @@ from trainer.rewards.sandbox import system_calls
 LIBC = ctypes.CDLL(None, use_errno=True)
 CPU_S, FILES = 3, 64
 NOBODY = 65534
-# landlock_create_ruleset, landlock_add_rule and landlock_restrict_self have the same numbers on every architecture
-# here.
+# landlock_create_ruleset, landlock_add_rule and landlock_restrict_self have the same numbers on x86_64 and aarch64.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR, EXECUTE = 1 << 2, 1 << 3, 1 << 0
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}  # by ABI

@@ -86,7 +86,7 @@ class Argument:
 
 
 def program(machine: str, pid: int) -> bytes:
-    """Return the program for the process `pid`, which runs an answer."""
+    """Return the program for the process `pid`, which runs an answer or assertions."""
     bodies = {
         "open": Argument(1).without(~READING[machine] & 0xFFFFFFFF),
         "openat": Argument(2).without(~READING[machine] & 0xFFFFFFFF),
@@ -115,9 +115,10 @@ def starter(machine: str) -> bytes:
 
 
 def assembled(machine: str, calls: list[tuple[tuple[int, int], list[Step]]]) -> bytes:
-    """Return the bytes of a program: the steps of each call, and a refusal (EPERM) for all other calls.
+    """Return the bytes of a program: the steps of each call, then a refusal of all other calls.
 
-    A call of another architecture, or a call number from X32 on, kills the process.
+    A refused call fails with the errno in OTHERWISE, else with EPERM. A call of another architecture, or a call number
+    from X32 on, kills the process.
     """
     column = list(AUDIT).index(machine)
     steps: list[Step] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, AUDIT[machine]), (RETURN, 0, 0, KILL)]
