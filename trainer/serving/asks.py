@@ -1,6 +1,6 @@
-"""Requests of clients in OpenAI's protocol, and the shapes of the replies.
+"""Parser for client requests in OpenAI's protocol, and the JSON structure of the replies.
 
-In: the JSON of a request, a tokenizer. Out: an `Ask`, or Wrong, which says what is; replies as plain values.
+The parser turns the JSON of a request into an `Ask`, using a tokenizer, or raises Wrong with the reason.
 """
 
 import os
@@ -16,11 +16,11 @@ from data.tokens.tokenizer import Tokenizer
 USUAL_TOKENS = 16  # OpenAI's default for a completion
 NOTHING = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_p": 0,
            "response_format": {"type": "text"}}  # fmt: skip
-"""Options that no engine of ours has, and the values at which they change nothing."""
+"""Options not supported by these engines, with the values that have no effect."""
 
 
 class Wrong(Exception):
-    """A request that cannot be answered: its status, kind and why."""
+    """A request without an answer: HTTP status, error type and message."""
 
     def __init__(self, why: str, status: int = 400, kind: str = "BadRequestError") -> None:
         super().__init__(why)
@@ -38,19 +38,19 @@ class Ask:
     temperature: float
     top_k: int
     top_p: float
-    """Read by engines that can draw so; 1 = no limit."""
+    """Used only by engines with nucleus sampling; 1 = no limit."""
     seed: int | None
     stop: tuple[str, ...]
     streams: bool
     tells_usage: bool
     head: dict[str, Any] = field(default_factory=dict)
-    """Fields that every part of the reply begins with."""
+    """Fields at the start of every part of the reply."""
 
     def usage(self, tokens: int) -> dict[str, int]:
         return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}
 
     def part(self, text: str, finish: str | None, first: bool = False) -> dict[str, Any]:
-        """Return a piece of a stream."""
+        """Return a chunk of a stream."""
         said: dict[str, Any] = {"text": text}
         if self.is_chat:
             said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
@@ -65,7 +65,8 @@ class Ask:
 def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
     """Return the parsed request. Raises Wrong.
 
-    room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
+    room: positions of the model, for prompt and answer; most: maximum tokens of any answer, 0 = as many as fit; align:
+    see `conversations.prompt`.
     """
     if not isinstance(said, Mapping):
         raise Wrong("the body is no JSON object")
@@ -135,7 +136,7 @@ def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
 
 
 def _text(content: Any) -> str | None:
-    """Return the content of a message, which may be a list of parts; None where it is no text."""
+    """Return the content of a message, joined if given as a list of text parts, or None for other content."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
     found = [one["text"] for one in content if isinstance(one, Mapping) and isinstance(one.get("text"), str)]

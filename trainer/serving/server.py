@@ -1,11 +1,11 @@
-"""A model behind OpenAI's protocol: our own decoder (`torch_engine`), or llama.cpp (`trainer.engines`). No torch here.
+"""Model server with OpenAI's protocol, for the project's decoder (`torch_engine`) or llama.cpp (`trainer.engines`).
 
     python -m trainer serve --model FOLDER --name NAME --port PORT
     python -m trainer.engines serve --model FOLDER --gguf FILE --name NAME --port PORT
 
-In: a `TextEngine`. Out: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics on
-loopback, for the gateway. One thread computes. Requests at work take turns, one forward pass each, so that a short one
-is not held up by a long one; text is streamed as it becomes final.
+The server wraps a `TextEngine` and serves /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics on
+loopback, for the gateway. A single thread computes. Running requests take turns, one forward pass each, so that a long
+request does not delay a short request; text is streamed once final. No torch here.
 """
 
 import asyncio
@@ -31,41 +31,41 @@ from trainer.serving import asks
 from trainer.serving.asks import Ask, Wrong
 from trainer.serving.text_engine import Piece, TextEngine
 
-KEY = "VLLM_API_KEY"  # the variable that serve.engines gives to every engine
+KEY = "VLLM_API_KEY"  # environment variable with the API key, set by serve.engines for every engine
 T = TypeVar("T")
 MOST_BODY = 64 << 20  # bytes
-KEEP_ALIVE_S = 86_400  # the gateway keeps its connections
+KEEP_ALIVE_S = 86_400  # the gateway keeps connections open
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     max_seqs: int = 8
-    """Requests that are answered at the same time."""
+    """Maximum number of requests running at the same time."""
     max_queued: int = 64
-    """Requests that may wait; one more is told that the engine is busy."""
+    """Maximum number of waiting requests; further requests fail with status 503."""
     max_model_len: int = 0
-    """Tokens of a prompt and its answer at most; 0 = the model's positions."""
+    """Maximum tokens of a prompt and the answer together; 0 = the model's positions."""
     max_tokens: int = 0
-    """Tokens of an answer at most; 0 = as many as fit."""
+    """Maximum tokens of an answer; 0 = as many as fit."""
     shutdown_s: float = 60.0
-    """Seconds after SIGTERM during which answers are finished."""
+    """Seconds after SIGTERM for finishing running answers."""
 
 
 @dataclass
 class QueuedAnswer:
-    """A request at work, or waiting."""
+    """A running or waiting request."""
 
     pieces: Generator[Piece, None, None]
     loop: asyncio.AbstractEventLoop
     said: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
-    is_left: bool = False  # the output is closed
+    is_left: bool = False  # True after the client's request has ended
 
     def tell(self, piece: Piece) -> None:
         self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
 
 
 class AnswerThread:
-    """The thread that computes, and what it has to do."""
+    """The compute thread with the running and waiting requests."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -75,7 +75,7 @@ class AnswerThread:
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, job: QueuedAnswer) -> bool:
-        """Add a request to the line; tell whether there was room for it."""
+        """Add a request to the wait queue; return False if the queue is full."""
         with self._some:
             if len(self.waiting) + len(self.running) >= self.limits.max_seqs + self.limits.max_queued:
                 return False
@@ -92,15 +92,15 @@ class AnswerThread:
                 some = list(self.running)
             for job in some:
                 if job.is_left or self._one_pass(job):
-                    job.pieces.close()  # otherwise an engine that computes by itself would go on
+                    job.pieces.close()  # stops engines with computation of their own
                     with self._some:
                         self.running.remove(job)
 
     def _one_pass(self, job: QueuedAnswer) -> bool:
-        """Do one pass; tell whether it was its last."""
+        """Run one pass of a request; return True if the pass was the last."""
         try:
             piece = next(job.pieces)
-        except Exception as error:  # an error of this request; the others go on
+        except Exception as error:  # fails only this request
             piece = Piece("", 0, "error", f"{type(error).__name__}: {error}")
         self.tokens += piece.tokens if piece.finish else 0
         job.tell(piece)
@@ -108,7 +108,7 @@ class AnswerThread:
 
 
 class EngineServer:
-    """An ASGI application: requests in, replies out."""
+    """ASGI application around a `TextEngine`."""
 
     def __init__(self, model: TextEngine, name: str, limits: EngineLimits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
@@ -117,7 +117,7 @@ class EngineServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        with contextlib.ExitStack() as leaving:  # however the request ends, nothing more is computed for it
+        with contextlib.ExitStack() as leaving:  # cancels the computation when the request ends
             try:
                 reply = await self._reply(request, leaving)
             except Wrong as wrong:
@@ -127,7 +127,7 @@ class EngineServer:
             await reply(scope, receive, send)
 
     async def _reply(self, request: Request, leaving: contextlib.ExitStack) -> Response:
-        """Answer one request by OpenAI's protocol. Raises Wrong, ClientDisconnect."""
+        """Return the response to a request in OpenAI's protocol. Raises Wrong, ClientDisconnect."""
         path, is_asked = str(request.scope["path"]), request.method == "POST"
         if path in ("/health", "/ping"):
             return Response()
@@ -154,7 +154,8 @@ class EngineServer:
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
             raise Wrong(why, 503, "Service Unavailable")
         leaving.callback(setattr, job, "is_left", True)
-        # The first piece of a stream is awaited, so that a request that is wrong has a status of its own.
+        # Wait for the first piece of a stream before responding, so that a failed request gets an error status of its
+        # own.
         text, piece = await _while_connected(request, _text(job, 1 if ask.streams else 0))
         if piece.error:
             raise Wrong(piece.error, 500, "InternalServerError")
@@ -180,7 +181,7 @@ class EngineServer:
         yield b"data: [DONE]\n\n"
 
     def _metrics(self) -> bytes:
-        """Return the metrics by vLLM's names, which the probe reads."""
+        """Return the metrics under vLLM's names, as read by the probe."""
         labels = f'{{engine="0",model_name="{self.name}"}}'
         values = {
             "vllm:num_requests_running": len(self.work.running),
@@ -191,7 +192,7 @@ class EngineServer:
 
 
 def as_json(value: object, status: int = 200) -> Response:
-    """Return a reply in ASCII: a text of a client may hold halves of characters, which UTF-8 has not."""
+    """Return a JSON response in ASCII: client text may contain lone surrogates, which UTF-8 cannot encode."""
     return Response(json.dumps(value).encode(), status, media_type="application/json")
 
 
@@ -200,7 +201,7 @@ def event(value: object) -> bytes:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request. Raises Wrong for one that is too large, ClientDisconnect."""
+    """Return the body of a request. Raises Wrong for more than MOST_BODY bytes, ClientDisconnect."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -210,7 +211,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _text(job: QueuedAnswer, pieces: int) -> tuple[str, Piece]:
-    """Return the text of so many pieces of an answer, of all for 0, and the last of these pieces."""
+    """Return the text of the next `pieces` pieces of an answer (0 = all pieces), and the last of these pieces."""
     text, count = "", 0
     while True:
         piece = await job.said.get()
@@ -220,7 +221,7 @@ async def _text(job: QueuedAnswer, pieces: int) -> tuple[str, Piece]:
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. Raises ClientDisconnect where the client leaves before."""
+    """Return the result of `work`. Raises ClientDisconnect if the client disconnects first."""
 
     async def leave() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -238,7 +239,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Listener(uvicorn.Server):
-    """A server whose process handles its signals itself: answers at work go on after SIGTERM."""
+    """Uvicorn server without signal handlers: the process handles signals, so that answers continue after SIGTERM."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -247,8 +248,8 @@ class _Listener(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(engine: EngineServer, port: int) -> AsyncIterator[int]:
-    """Serve on loopback, and yield the port; 0 = any that is free."""
-    # h11 bounds the head of a request, httptools does not.
+    """Serve on loopback, and yield the port; port 0 selects a free port."""
+    # h11 limits the size of the request head; httptools does not.
     config = uvicorn.Config(
         engine, http="h11", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S, server_header=False, date_header=False,
@@ -264,7 +265,7 @@ async def listening(engine: EngineServer, port: int) -> AsyncIterator[int]:
 
 
 async def serve(model: TextEngine, name: str, port: int, limits: EngineLimits) -> None:
-    """Serve until SIGTERM; what is at work then goes on for `shutdown_s`."""
+    """Serve until SIGTERM or SIGINT, then finish running requests for at most `shutdown_s` seconds."""
     engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -276,5 +277,5 @@ async def serve(model: TextEngine, name: str, port: int, limits: EngineLimits) -
         until = time.monotonic() + limits.shutdown_s
         while (engine.work.running or engine.work.waiting) and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.1)  # the last answers are being sent
-        os._exit(0)  # without waiting for connections that stay open, nor for the thread
+        await asyncio.sleep(0.1)  # time for sending the last answers
+        os._exit(0)  # do not wait for open connections or the compute thread

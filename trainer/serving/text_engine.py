@@ -1,6 +1,6 @@
-"""The base of every engine behind `trainer.serving.server`: a model's ids become text, piece by piece.
+"""Base class of the engines behind `trainer.serving.server`: turns token ids from a model into text pieces.
 
-In: an `Ask`, and a model that goes on with ids. Out: `Piece`s; the last one says why the answer ends. No torch here.
+An engine takes an `Ask` and yields `Piece`s; the last piece holds the reason for the end of the answer. No torch here.
 """
 
 from abc import ABC, abstractmethod
@@ -13,38 +13,38 @@ from trainer.serving.asks import Ask
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that has become final."""
+    """A piece of final text."""
 
     text: str
     tokens: int
     """Number of tokens of the answer so far."""
     finish: str | None = None
-    """Reason why it is the last: `stop` or `length`."""
+    """Reason for the end of the answer, in the last piece: `stop` or `length`."""
     error: str = ""
 
 
 class TextEngine(ABC):
-    """A model that computes answers."""
+    """A model for computing answers."""
 
     tokenizer: Tokenizer
     room: int
-    """Tokens of a prompt and its answer."""
+    """Maximum tokens of a prompt and the answer together."""
     align: int = 1
-    """An answer begins at a multiple of this many tokens."""
+    """An answer begins at a multiple of this number of tokens."""
 
     @abstractmethod
     def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
-        """Yield the new final ids after each forward pass, at most `ask.max_tokens`.
+        """Yield the new final ids after each forward pass, at most `ask.max_tokens` ids in total.
 
-        It may go on behind an id of `stop`; whoever has read that closes the iterator, which frees what it holds.
+        The iterator may continue after an id of `stop`; the caller then closes the iterator, which frees the resources.
         """
 
     def answer(self, ask: Ask) -> Generator[Piece, None, None]:
-        """Yield the answer piece by piece; the last one says why it ends."""
+        """Yield the answer in pieces; the last piece holds the reason for the end."""
         stop = set(self.tokenizer.stops)
-        waiting, said, given, count = list[int](), "", 0, 0  # given: characters that were yielded
-        goes_on = not ask.is_chat  # a completion goes on behind its prompt
-        held = max(map(len, ask.stop), default=1) - 1  # may be the beginning of a text that ends it
+        waiting, said, given, count = list[int](), "", 0, 0  # given: number of characters yielded so far
+        goes_on = not ask.is_chat  # a completion continues the text of the prompt
+        held = max(map(len, ask.stop), default=1) - 1  # held back: possible start of a stop text
         passes = self.passes(ask, stop)
         try:
             for new in passes:
@@ -52,7 +52,7 @@ class TextEngine(ABC):
                 waiting += new[:ended]
                 count += len(new[:ended])
                 text = self.tokenizer.decode(waiting, goes_on)
-                if not text.endswith("\ufffd"):  # else ids wait whose bytes end inside a character
+                if not text.endswith("\ufffd"):  # otherwise wait: the last character is incomplete
                     said, goes_on, waiting = said + text, goes_on or bool(waiting), []
                 elif ended is not None:
                     said += text.rstrip("\ufffd")

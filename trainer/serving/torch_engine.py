@@ -1,4 +1,7 @@
-"""Our own decoder behind `trainer.serving.server`: for models that no other engine decodes, as those in blocks."""
+"""Engine for `trainer.serving.server` with the project's decoder, for models that no other engine decodes.
+
+Examples are models trained to decode in blocks.
+"""
 
 import os
 import sys
@@ -17,7 +20,7 @@ from trainer.serving.text_engine import TextEngine
 
 
 class TorchEngine(TextEngine):
-    """A folder's model in torch."""
+    """Engine for the model of a folder, in torch."""
 
     def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
         """Load the model of a folder. Raises Refused, DataError."""

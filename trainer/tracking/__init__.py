@@ -1,1 +1,1 @@
-"""Trackers: what tells a run's figures to a service or a program of the user's, beside the run."""
+"""Trackers: sidecar processes for forwarding a run's metrics to a tracking service or to the user's program."""

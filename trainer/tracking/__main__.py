@@ -1,12 +1,13 @@
-"""The sidecar: it reads what a training writes and tells it to one tracker, until it is told to end (SIGTERM).
+"""Tracking sidecar: reads the files written by a training and sends the records to a tracker, until SIGTERM.
 
     python -m trainer.tracking --config FILE
 
-In: FILE, {"tracker": NAME, "configs": {PHASE: {...}}} and either "opened_by", the class of a tracker as
-"module:attribute", or "code", the text of the user's own; `<work>/runs/<phase>/metrics.jsonl` and `samples.jsonl`, of
-the folder that SLIPWAY_WORK names. Out: the tracker's run, and `state/tracking/<tracker>.json` beside: {"link",
-"figures": {PHASE: step}, "samples": {PHASE: step}, "problem"}, which the pod's progress shows. Each step is told once:
-lines of steps that were done again after a kill are left out. Exit code 0 when all was told, 1 when the tracker failed.
+FILE holds {"tracker": NAME, "configs": {PHASE: {...}}} and either "opened_by", the tracker class as "module:attribute",
+or "code", the text of the user's tracker file. The sidecar reads `<work>/runs/<phase>/metrics.jsonl` and
+`samples.jsonl`, with <work> from SLIPWAY_WORK, and writes the tracker's run and `state/tracking/<tracker>.json` next to
+<work>: {"link", "figures": {PHASE: step}, "samples": {PHASE: step}, "problem"}, shown in the pod's progress. The
+sidecar sends each step once: lines of steps repeated after a kill are skipped. Exit code: 0 after sending everything, 1
+after a failure of the tracker.
 """
 
 import json
@@ -32,7 +33,7 @@ POLL_S = 0.1
 
 
 class Sidecar:
-    """One tracker, and what it is told."""
+    """A tracker, and the last step sent to the tracker for each phase."""
 
     def __init__(self, run: TrackedRun, runs: Path, state: Path, opened: Callable[[TrackedRun], Tracker]) -> None:
         self.run, self.runs, self.state, self.opened = run, runs, state, opened
@@ -41,7 +42,7 @@ class Sidecar:
         self.told = Told()
 
     def begin(self) -> None:
-        """Open the tracker's run, and find out what it has been told."""
+        """Open the tracker's run, and load the last steps already sent: from the tracker, else from the state file."""
         self.run.folder.mkdir(parents=True, exist_ok=True)
         self.tracker = self.opened(self.run)
         kept = self._kept()
@@ -49,7 +50,7 @@ class Sidecar:
         self._note()
 
     def look(self) -> bool:
-        """Tell what is new; return whether anything was."""
+        """Send new records; return True if any record was new."""
         assert self.tracker is not None
         was_new = False
         for folder in sorted(path.parent for path in self.runs.glob("*/metrics.jsonl")):
@@ -85,7 +86,7 @@ class Sidecar:
         self.tracker.close()
 
     def fail(self, error: BaseException) -> None:
-        """Say what went wrong, without what an address or a header may hold."""
+        """Write the error's class name into the state file; the message may contain addresses or headers."""
         self._note(f"{type(error).__name__}")
 
     def _kept(self) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Sidecar:
 
 
 def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
-    """Return the tracker that the configuration names, which is told of `run`."""
+    """Return the tracker named in the configuration, opened for `run`."""
     if code := said.get("code"):
         from trainer.tracking.own import OwnTracker
 
@@ -113,7 +114,7 @@ def opened(said: Mapping[str, Any], run: TrackedRun) -> Tracker:
 
 
 def main(words: list[str]) -> int:
-    """Run a command line; return 0 when all was told, 1 when the tracker failed, 2 when it was not understood."""
+    """Run the command line; return 0 after sending everything, 1 if the tracker failed, 2 for invalid arguments."""
     if len(words) != 2 or words[0] != "--config":
         print("usage: python -m trainer.tracking --config FILE", file=sys.stderr)
         return 2
@@ -137,7 +138,7 @@ def main(words: list[str]) -> int:
             while not told and time.monotonic() < until:
                 time.sleep(POLL_S)
         sidecar.end()
-    except Exception as error:  # whatever its client raises: the agent starts another one, a while later
+    except Exception as error:  # any error of the tracker's client: the agent restarts the sidecar later
         sidecar.fail(error)
         _say(f"{name} has failed: {type(error).__name__}: {error}")
         return 1

@@ -1,8 +1,7 @@
-"""A file of JSON lines that grows, read piece by piece.
+"""Incremental reader for a growing file of JSON lines.
 
-In: a path. Out: the records that were added since the last look. The file may be replaced by one that begins again, as
-a training does when it goes on from a checkpoint: then it is read from its beginning, and whoever reads knows by the
-steps what is new.
+Each read returns the records appended since the last read. A training that resumes from a checkpoint replaces the file:
+the reader then starts from the beginning, and the caller recognises new records by step.
 """
 
 import os
@@ -21,7 +20,7 @@ class Growing:
         self.inode, self.offset, self.rest = 0, 0, b""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the records of whole lines of at most one more piece; [] where there is no file yet."""
+        """Return the new complete records, from at most PIECE_BYTES more of the file; [] without a file."""
         try:
             with self.path.open("rb") as file:
                 now = os.fstat(file.fileno())

@@ -1,7 +1,8 @@
-"""A tracker of the user's: a Python file with `tracker(run, folder, configs)`, whose object has `tell(phase, figures)`.
+"""Tracker from the user's Python file with `tracker(run, folder, configs)`, which returns an object for the metrics.
 
-It may also have `samples(phase, said)`, `close()`, a text `link`, and `told`, the last step by phase where it knows
-that. The file came along with the job, and runs in the environment that trains.
+The object needs `tell(phase, figures)`. Optional: `samples(phase, said)`, `close()`, a text `link`, and `told`, the
+last step by phase if the object knows the step. The file is uploaded with the job and runs in the environment of the
+training.
 """
 
 from collections.abc import Mapping, Sequence
