@@ -1,9 +1,10 @@
-"""Words -> Plan: what exists, what is missing, which steps make it, how long that takes.
+"""Planner: turns the words of a command into a plan of the artifacts to build, the steps and the time needed.
 
     words -> wanted -> nodes -> compare (with estimates) -> Plan
 
-In: what was asked for, a profile, and an `Inventory` of what the store holds. Out: a `Plan` with the `Job` that makes
-the missing part. It works like Make, by fingerprints instead of times (`reuse.py`). Touches no store, imports no torch.
+The planner takes the user's request, a profile and an `Inventory` of the store, and returns a `Plan` with the `Job` for
+the missing part. The comparison works like Make, with fingerprints instead of modification times (`reuse.py`). The
+planner never accesses the store and does not import torch.
 """
 
 from trainer.plan.compare import resolve

@@ -1,6 +1,7 @@
-"""Compare what is wanted with what the store holds: the plan, and the job that makes the missing part.
+"""Comparison of the wanted artifacts with the contents of the store: the plan, and the job for the missing part.
 
-In: `Wanted`, an `Inventory` of what the store holds, the checkout whose code will run. Out: a `Plan`. Touches no store.
+The comparison takes `Wanted`, an `Inventory` of the store and the checkout of the job's code, and returns a `Plan`. The
+comparison never accesses the store.
 """
 
 import json
@@ -35,7 +36,7 @@ from trainer.records.phase_registry import PHASES, listed, phases_reading
 from trainer.reuse import Choice, Node, choices, needed
 
 SILENT_S = 30 * 60.0
-SHOWN = 3  # number of differing settings that are shown
+SHOWN = 3  # maximum number of differing settings to show
 NO_LIMITS = Limits()
 
 
@@ -51,11 +52,11 @@ def resolve(
     environments: str = "",
     pod_store: str = "",
 ) -> Plan:
-    """Compare what is wanted with what is there; the job holds exactly the steps that are due.
+    """Return the plan for the wanted artifacts; the job contains exactly the due steps.
 
-    A step is due when its artifact is wanted, and is missing, damaged or of another fingerprint; the inputs of an
-    artifact that is there are not wanted. `root` is the checkout whose code will run, `pod_store` the store as the pod
-    names it, where that is not the one at home.
+    A step is due if the artifact of the step is wanted and is missing, damaged or of another fingerprint. The inputs of
+    an existing artifact are not wanted. `root` is the checkout with the job's code; `pod_store` is the store's address
+    on the pod, if different from the address at home.
     """
     from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:
@@ -146,7 +147,7 @@ def resolve(
 
 
 def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """Return the changes that `--steps` made to lengths and warm-ups of phases, in words."""
+    """Return a note on the lengths and warm-ups of phases changed by `--steps`; () without changes."""
     changes = []
     for phase in phases:
         whole = profile.phases[phase.phase]
@@ -164,7 +165,7 @@ def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
 
 
 def about_rates(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """Return which phases of somebody else's model do not learn at the rate of the profile, in words."""
+    """Return notes on the phases of an imported model with a learning rate other than the profile's."""
     return tuple(
         f"{one.phase}: the learning rate is {one.optimizer.lr:g}, for a model that was trained elsewhere, not the "
         f"profile's {profile.phases[one.phase].optimizer.lr:g}; another one: --set {one.phase}.optimizer.lr=RATE"
@@ -184,12 +185,12 @@ def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
 
 
 def _held(inventory: Inventory) -> list[HeldArtifact]:
-    """Return the whole artifacts, under their names and by their fingerprints."""
+    """Return the undamaged artifacts, both named and kept by fingerprint."""
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
 def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool) -> PlannedArtifact:
-    """Return the line of a plan. is_asked: `--phase` names it, so that its name will stand for it."""
+    """Return the line of a plan. is_asked: `--phase` names the artifact, so the artifact takes over the name."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
     why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
@@ -206,9 +207,9 @@ def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_
 
 
 def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
-    """Return the differences of an artifact from the one that `spec` and its inputs make, in words.
+    """Return the differences between an artifact and the artifact made from `spec` and the inputs, in words.
 
-    Its settings are named where it was made since they are written down beside it.
+    The changed settings are listed only if the artifact's own record contains the settings.
     """
     parts = zip(("settings", "version", "inputs"), before.fingerprint.split("-"), fingerprint.split("-"), strict=False)
     changed = [name for name, a, b in parts if a != b] or ["fingerprint"]
@@ -222,12 +223,12 @@ def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
 
 
 def plain(spec: Any) -> dict[str, Any]:
-    """Return the part of a spec that counts, as JSON has it."""
+    """Return the fields of a spec that count for the fingerprint, as JSON values."""
     return dict(json.loads(json.dumps(what_counts(spec))))
 
 
 def _of_unknown_code(makers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return which artifacts were made by commits that this checkout does not know, in words."""
+    """Return notes on artifacts made by commits unknown to this checkout."""
     by: dict[str, list[str]] = {}
     for name, commit in makers:
         if commit:
@@ -240,7 +241,7 @@ def _of_unknown_code(makers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def own_code(node: Node) -> dict[str, str]:
-    """Return the texts of the extensions that a step runs, by name: they go along with it."""
+    """Return the texts of the extensions used by a step, by name; the step carries the texts along."""
     words = [node.spec.phase] if isinstance(node.spec, PhaseConfig) and node.spec.extension else []
     words += own_sources(node.spec.source) if isinstance(node.spec, TextSpec) else []
     return {name: one.text for name in words if (one := extensions.used(name))}

@@ -1,6 +1,6 @@
-"""The size of the data that steps make on the machine where they run. Estimates by what their settings say; pure.
+"""Estimates of the data size of steps on the machine of the run, from the settings of the steps.
 
-Files of this machine are looked at for their size only.
+The functions are pure, but for reading the sizes of local source files.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,22 @@ from data.config import ConfigError, TextSpec, TokenizerSpec, TokensSpec, form_o
 from trainer.config import ImportSpec, PhaseConfig
 
 GB = 10**9
-DOCUMENT_BYTES = 5_000  # a document of FineWeb has 3 to 5 kB
-# Ten billion tokens of GPT-2 in FineWeb's sample are 4.6 bytes each.
+DOCUMENT_BYTES = 5_000  # a FineWeb document has 3 to 5 kB
+# FineWeb's sample of ten billion GPT-2 tokens has 4.6 bytes per token.
 FINEWEB_BYTES = {"sample-10BT": 46 * GB, "sample-100BT": 460 * GB, "sample-350BT": 1_610 * GB}
-PYDOCS_BYTES = GB // 5  # the docstrings of the standard library, and of some packages
-UNKNOWN_BYTES = 10 * GB  # a source of which nothing tells its size before it is read
-UNPACKED = 4  # bytes of text in a byte that is compressed
-TOKEN_CHARS = 4  # bytes of text that one token stands for
-NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes, not two
-IMPORT_COPIES = 2  # of float32: what is downloaded, and what is made of it
+PYDOCS_BYTES = GB // 5  # docstrings of the standard library and of some packages
+UNKNOWN_BYTES = 10 * GB  # a source of unknown size
+UNPACKED = 4  # bytes of text per compressed byte
+TOKEN_CHARS = 4  # bytes of text per token
+NARROW_VOCAB = 65_536  # ids of a larger vocabulary take four bytes instead of two
+IMPORT_COPIES = 2  # float32 copies: the download and the converted model
 
 
 def made(specs: Sequence[Any], fetched_bytes: int) -> int:
-    """Return the size of what steps with these specs make; `fetched_bytes`: of what they read and others made."""
+    """Return the bytes written by steps with these specs.
+
+    fetched_bytes: size of the inputs made elsewhere, which stands in for the text if no step makes text.
+    """
     text = sum(_text(one) for one in specs if isinstance(one, TextSpec))
     vocabs = [one.vocab_size for one in specs if isinstance(one, TokenizerSpec)]
     vocabs += [one.model.vocab_size for one in specs if isinstance(one, PhaseConfig | ImportSpec)]
@@ -33,7 +36,10 @@ def made(specs: Sequence[Any], fetched_bytes: int) -> int:
 
 
 def _text(spec: TextSpec) -> int:
-    """Return the size of text shards. Those of a mixture or a data set elsewhere are not known before they are read."""
+    """Return the estimated bytes of text shards; UNKNOWN_BYTES if the size is unknown before the run.
+
+    The size is unknown for a mixture or a remote data set other than fineweb, unless `take` limits the documents.
+    """
     if spec.take:
         return spec.take * DOCUMENT_BYTES
     if spec.source == "fineweb":

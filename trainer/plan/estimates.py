@@ -1,7 +1,8 @@
-"""The amount of work of steps, and the memory that they need: what estimates are made of.
+"""Estimates of the operations, the fixed time and the GPU memory of steps.
 
-In: a phase, or the program of another step; the GPUs that are asked for. Out: operations, seconds that do not depend on
-the machine's speed, bytes of each GPU. `infra.market.expected.estimate` makes times of them.
+The functions take a phase, or the program of another kind of step, and the requested GPUs. They return operations
+(FLOP), seconds independent of the machine's speed, and bytes per GPU; `infra.market.expected.estimate` converts these
+to times.
 """
 
 import math
@@ -19,10 +20,10 @@ from trainer.records.phase_registry import KINDS
 
 
 def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
-    """Return the memory that each GPU of a machine with so many has to have for a phase, as `inv fit` counts.
+    """Return the least GPU memory in bytes for a phase on machines of `num_gpus` GPUs, as `inv fit` counts.
 
-    A training cuts its micro-batch down to one row, and recomputes, before it fails (`trainer.parallel.placement`); rl,
-    and a phase with `fit: false`, are taken as written.
+    A training reduces the micro-batch down to one row, and recomputes activations, before failing
+    (`trainer.parallel.placement`); rl, and a phase with `fit: false`, are estimated as written.
     """
     if phase.rl is None and phase.fit:
         tried = [replace(phase, micro_rows=1, recompute=one) for one in {phase.recompute, True}]
@@ -35,49 +36,53 @@ def least_bytes(phase: PhaseConfig, num_gpus: int, nodes: int = 1) -> int:
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
-    """Return the possible layouts of a model over the requested GPUs, with estimated bytes on each."""
+    """Return the possible layouts of a model over the requested GPUs, with the estimated bytes per GPU."""
     training = needs_of(phase).training_gpus(phase, request.num_gpus)
     found = memory.ways(phase, max(1, training), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 
 
 def told(found: Mapping[str, int]) -> str:
-    """Return the same in words; "" where there is nothing to choose."""
+    """Return the layouts of `ways_of` in words; "" if plain data parallelism (ddp) is the only layout."""
     if list(found) == ["ddp"]:
         return ""
     sizes = [f"{way} with {size / 1e9:.0f} GB on each GPU" for way, size in found.items()]
     return f"several GPUs: {', else '.join(sizes)} (parallel in a profile's file chooses)"
 
 
-STATE_BYTES = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments, float32
-# Without the network.
+STATE_BYTES = 12  # bytes per parameter in a checkpoint: the parameter and AdamW's two moments, float32
+# Seconds per data step, without network time.
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0,
                "talk": 5.0}  # fmt: skip
-IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
-PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
-CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of one that shares its row
-# Settings of a phase that change neither its length nor the time of a step: data, and sizes of numbers.
+IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch import; then reading and writing, without network time
+PHASE_START_S = 4.0  # torch import, loading the inputs, the first compiled step
+CHAT_TOKENS, TURN_TOKENS = 64, 34  # tokens of a usual padded conversation; of a conversation in a shared row
+# Settings of a phase without effect on the time of a step: length, data and numeric hyperparameters.
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 
 def constant_s(words: Sequence[str], params: int = 0) -> float:
-    """Return the seconds of a step that trains nothing: the last of its words is its program.
+    """Return the seconds of a step without training; the last word of `words` is the step's program.
 
-    params: of the model that it brings in.
+    params: number of parameters of the imported model.
     """
     return DATA_STEP_S.get(words[-1]) or IMPORT_STEP_S + params / IMPORT_PARAMS_PER_S
 
 
 def operations(config: PhaseConfig) -> float:
-    """Return the operations (FLOP) of a phase, roughly: six for each parameter and token, two where nothing learns."""
+    """Return the approximate operations (FLOP) of a phase, per token: six per parameter, two more per frozen parameter.
+
+    The first count applies to each view of the model, the second to each frozen model.
+    """
     passes = config.views + config.num_frozen / 3
     return passes * 6.0 * config.model.num_params * config.steps * tokens_of_step(config)
 
 
 def tokens_of_step(config: PhaseConfig) -> float:
-    """Return the tokens of a step, roughly: conversations of ours are short, of others nobody knows and rows are full.
+    """Return the approximate tokens of a step.
 
-    Of rl they are answers of full length with their share of the prompt.
+    The project's own conversations are short; foreign conversations have unknown lengths and count as full rows. For
+    rl, the tokens are answers of full length with a share of the prompt.
     """
     if config.reads_text or config.rl is not None:
         return config.rows * config.row_len
@@ -87,7 +92,7 @@ def tokens_of_step(config: PhaseConfig) -> float:
 
 
 def shape(config: PhaseConfig) -> str:
-    """Return a digest of the settings of a phase that its pace depends on, those at their defaults left out."""
+    """Return a digest of the settings that determine the pace of a phase, without settings at the default."""
     found: dict[str, Any] = {"muon": config.optimizer.muon_lr > 0}
     for one in fields(config):
         value = getattr(config, one.name)

@@ -1,6 +1,6 @@
-"""The steps of a profile: what makes each artifact, of what, in an order in which they can run.
+"""Steps of a profile: the program, code and inputs for each artifact, in a runnable order.
 
-In: `Wanted`. Out: a `Node` for each step, by name. Sources are looked at, no store is.
+`recipe` turns `Wanted` into a `Node` per step, by name. The module reads sources, but never the store.
 """
 
 import difflib
@@ -32,10 +32,10 @@ from trainer.records.phase import PROMPTS, TALK, TEXT, Phase
 from trainer.records.phase_registry import INIT, KINDS, PHASES, TEACHER, chain, listed, nearest, phases_reading
 from trainer.reuse import Node
 
-ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
+ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk and other phases
 
 
-# The folders and files whose code makes a kind of artifact: a plan names those of them that have changed since.
+# Folders and files with the code for a kind of artifact: a plan names the files changed since the artifact was made.
 MAKE_TEXT = ("data/text", "data/shards", "data/filters.py")
 MAKE_TOKENS = ("data/tokens",)
 MAKE_TALK = ("data/chat",)
@@ -52,7 +52,7 @@ READ = {
 
 
 def recipe(wanted: Wanted) -> dict[str, Node]:
-    """Return every step of the profile by name, in an order in which they can run."""
+    """Return every step of the profile by name, in a runnable order."""
     profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
@@ -139,7 +139,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
-    """Return the data that a phase reads beside models and the tokenizer: role -> node."""
+    """Return the data inputs of a phase, without models and the tokenizer: role -> node."""
     if phase.reads == TEXT:
         return {"text": "text", "tokens": "tokens"}
     roles = {KINDS.get(kind, kind) for kind in kinds}
@@ -147,10 +147,10 @@ def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str
 
 
 def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
-    """Return the size of the vocabulary of the tokenizer that is trained.
+    """Return the vocabulary size of the tokenizer to train.
 
-    A model that comes without one has no rows for more than its own ids; raises UsageError when those are too few for
-    any.
+    An imported model without a tokenizer limits the size to the rows of the model's embedding. Raises UsageError if the
+    rows do not suffice for any tokenizer.
     """
     if init is None or init.has_tokenizer:
         return profile.vocab_size
@@ -163,9 +163,9 @@ def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
 
 
 def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
-    """Return, by source, the steps that make conversations which are not ours.
+    """Return the steps for foreign conversations, by source.
 
-    Raises ConfigError for one that is none.
+    Raises UsageError for an unknown kind, ConfigError for an invalid source.
     """
     found: dict[str, Node] = {}
     taken = {*KINDS, *ORDER, *PHASES, TEACHER}
@@ -188,7 +188,7 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
 
 
 def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -> dict[str, Node]:
-    """Return, by source, the steps that make problems: of a task of ours, or of a file.
+    """Return the steps for problems, by source: a built-in task or a file.
 
     Raises UsageError, ConfigError.
     """
@@ -214,7 +214,10 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
 
 
 def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str, float]]) -> None:
-    """Show sft how the tasks of rl are answered, where rl is asked for: a model that is never right learns nothing."""
+    """Add demonstrations of the rl tasks to sft's mixture if rl is requested.
+
+    A model without any right answer cannot learn from rewards.
+    """
     rl = profile.phases["rl"].rl if "rl" in profile.phases else None
     tasks = [task for task in mixtures.get("rl", ()) if task in DEMONSTRATED]
     if rl is None or not rl.shown or not tasks or "rl" not in wanted.phases or wanted.mixture or "sft" not in mixtures:
@@ -224,7 +227,7 @@ def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str,
 
 
 def code_of(where: str) -> tuple[str, ...]:
-    """Return the file of a module of ours, or the folder of a module's pack. where: "module" or "module:attribute"."""
+    """Return the file of a module, or the pack's folder for a pack's module. where: "module" or "module:attribute"."""
     parts = where.partition(":")[0].split(".")
     return ("/".join(parts[:2]),) if parts[0] == "packs" else (f"{'/'.join(parts)}.py",)
 
@@ -240,7 +243,7 @@ def _phase(
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
-        warm_ups = tuple(f"{phase}.{name}." for name in config.WARM_UPS)  # settings that the user gave stay
+        warm_ups = tuple(f"{phase}.{name}." for name in config.WARM_UPS)  # keep the user's settings
         given = {path: text for path, text in wanted.options.items() if path.startswith(warm_ups)}
         config = phase_options.with_options(config.in_steps(wanted.steps), given)
     if PHASES[phase].sizes and any(wanted.sizes.values()):
@@ -248,7 +251,7 @@ def _phase(
             raise UsageError(f"{odd[0].upper()} is {wanted.sizes[odd[0]]}; it must be a whole number from 0")
         config = phase_options.with_options(config.sized(wanted.sizes), wanted.options)
     if wanted.init is not None:
-        config = phase_options.with_options(config, wanted.options)  # these override what an imported model needs
+        config = phase_options.with_options(config, wanted.options)  # user options override import defaults
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
     code = (*TRAIN, *code_of(PHASES[phase].module), *READ.get(PHASES[phase].reads, ()))

@@ -1,7 +1,8 @@
-"""The needs of a phase beyond its memory: GPUs, environments, and whether code runs that Slipway has not written.
+"""Requirements of a phase beyond memory: GPUs, environments, and a sandbox for foreign code.
 
-In: the configuration of a phase, the machine that is asked for. Out: words of a launcher, refusals, notes. Light to
-import: no torch. Most phases need nothing more; a phase with more names its class in its record (`Phase.needs`).
+The methods take the configuration of a phase and the requested machine, and return launcher arguments, errors and
+notes. Most phases use the base class; a phase with other requirements names a subclass in the phase's record
+(`Phase.needs`). Light to import: no torch.
 """
 
 from infra.records import Request
@@ -11,45 +12,46 @@ from trainer.records.phase_registry import PHASES
 
 
 class PhaseNeeds:
-    """The needs of a phase that trains on every GPU of its machine and runs no code but Slipway's."""
+    """Requirements of a phase with training on every GPU of the machine and no code from outside Slipway."""
 
     def fewest_gpus(self, config: PhaseConfig) -> int:
-        """Return the fewest GPUs of a machine on which the phase can run."""
+        """Return the minimum number of GPUs of a machine for the phase."""
         return 1
 
     def training_gpus(self, config: PhaseConfig, num_gpus: int) -> int:
-        """Return how many of the GPUs of a machine train."""
+        """Return how many of the machine's `num_gpus` GPUs train."""
         return num_gpus
 
     def check(self, config: PhaseConfig, request: Request) -> None:
-        """Raise UsageError where the machine that is asked for cannot run the phase."""
+        """Raise UsageError if the requested machine cannot run the phase."""
 
     def environments(self, config: PhaseConfig, torch: str) -> tuple[str, ...]:
-        """Return the environments beside the one of the training. torch: the build of PyTorch."""
+        """Return the environments needed besides the training environment. torch: the build of PyTorch."""
         return ()
 
     def spread_words(self, config: PhaseConfig, num_gpus: int) -> tuple[str, ...]:
-        """Return the words by which `trainer.spread` divides the GPUs of a machine; () where all train."""
+        """Return the arguments for `trainer.spread` that divide the machine's GPUs; () if all GPUs train."""
         return ()
 
     def note(self, config: PhaseConfig, num_gpus: int) -> str:
-        """Return which GPUs do what, in words for a plan; "" where all train."""
+        """Return the division of the GPUs in words, for a plan; "" if all GPUs train."""
         return ""
 
     def foreign_code(self, config: PhaseConfig) -> str:
-        """Return what brings code that Slipway has not written to the phase, in words; "" = nothing does."""
+        """Return the source of code from outside Slipway in the phase, in words; "" = none."""
         return ""
 
     def sandbox(self, config: PhaseConfig) -> str:
-        """Return the check of the sandbox that holds the code which the phase runs; "" where the phase needs none.
+        """Return the check of the sandbox for the code run by the phase; "" if the phase needs no sandbox.
 
-        A function `() -> str` as "module:attribute": why the machine of the caller has no sandbox, "" where it has one.
+        The check is a function `() -> str` as "module:attribute". The function returns why the caller's machine has no
+        working sandbox, or "" with a working sandbox.
         """
         return ""
 
 
 def needs_of(config: PhaseConfig) -> PhaseNeeds:
-    """Return the needs of a phase."""
+    """Return the requirements of a phase."""
     where = PHASES[config.phase].needs
     found: PhaseNeeds = packs.load(where)() if where else PhaseNeeds()
     return found

@@ -1,4 +1,4 @@
-"""Check that a machine can run the engine of rl's answers, before anything starts. Light: no torch here."""
+"""Checks of the requested machine for the rollout engine of rl, before anything starts. Light: no torch here."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ from infra.errors import UsageError
 from infra.records import Request
 from trainer.records.rl_config import RlConfig
 
-MOST_GPUS = 64  # of one machine: no vendor rents out more
+MOST_GPUS = 64  # per machine: no vendor offers more
 
 
 def environment_of(torch: str) -> str:
-    """Return the environment of the engine vllm beside that build of PyTorch."""
+    """Return the environment of the vllm engine for a build of PyTorch."""
     return "serve-cpu" if torch == "cpu" else "serve-cuda"
 
 
 def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
-    """Raise UsageError where the machine that is asked for cannot answer by vLLM.
+    """Raise UsageError if the requested machine cannot generate answers with vLLM.
 
-    heads: attention heads of the model, which GPUs share evenly; 0 = not known.
+    heads: attention heads of the model, divided evenly over the GPUs of a process; 0 = unknown.
     """
     if rl.engine != "vllm":
         return
@@ -53,7 +53,7 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
 
 
 def fewest(rl: RlConfig) -> int:
-    """Return the fewest GPUs of a machine on which the engine's GPUs can be named as they are."""
+    """Return the minimum number of GPUs of a machine for the configured engine devices, at most MOST_GPUS."""
     if rl.engine != "vllm":
         return 1
     for count in range(2, MOST_GPUS):
@@ -64,13 +64,13 @@ def fewest(rl: RlConfig) -> int:
 
 
 def words(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
-    """Return the words by which `trainer.spread` divides the GPUs; () where all train."""
+    """Return the arguments for `trainer.spread` that divide the GPUs; () if all GPUs train."""
     training, answering = rl.divided(num_gpus)
     return ("--train", joined(training), "--answer", joined(answering)) if answering else ()
 
 
 def told(rl: RlConfig, num_gpus: int) -> str:
-    """Return which GPUs train and which answer, in words; "" where all train."""
+    """Return the GPUs for training and for answers, in words; "" if all GPUs train."""
     training, answering = rl.divided(num_gpus)
     if not answering:
         return ""
@@ -89,7 +89,7 @@ def named(devices: Sequence[int]) -> str:
 
 
 def joined(devices: Sequence[int]) -> str:
-    """Return GPUs as they are typed: `1,2,3`."""
+    """Return GPUs as typed on the command line: `1,2,3`."""
     return ",".join(map(str, devices))
 
 

@@ -1,6 +1,6 @@
-"""The needs of a phase that learns from answers: GPUs that answer, the engine's environment, a sandbox for programs.
+"""Requirements of a phase with rollouts: GPUs for answers, the engine's environment, a sandbox for programs.
 
-In: the configuration of the phase, the machine that is asked for. Out: see `PhaseNeeds`. Light: no torch here.
+The methods take the configuration of the phase and the requested machine; see `PhaseNeeds`. Light: no torch here.
 """
 
 from infra.records import Request
@@ -9,11 +9,11 @@ from trainer.plan import rollout_engine
 from trainer.plan.phase_needs import PhaseNeeds
 from trainer.records.rl_config import RlConfig
 
-RUNS_CODE = ("mbpp",)  # tasks whose answers are programs, which are run
+RUNS_CODE = ("mbpp",)  # tasks with programs as answers, which the judge runs
 
 
 class RolloutNeeds(PhaseNeeds):
-    """The needs of `rl`."""
+    """Requirements of `rl`."""
 
     def fewest_gpus(self, config: PhaseConfig) -> int:
         return rollout_engine.fewest(_rl(config))
@@ -42,7 +42,7 @@ class RolloutNeeds(PhaseNeeds):
         return "--unsafe-rewards" if rl.unsafe_rewards else ""
 
     def sandbox(self, config: PhaseConfig) -> str:
-        """Return the check of the sandbox where the phase runs the code in answers, and the user wants it held."""
+        """Return the sandbox check if the phase runs code in answers and the user wants the code confined."""
         rl = _rl(config)
         return "trainer.rewards.jail:refusal" if _programs(config) and not (rl.reward or rl.unsafe_rewards) else ""
 

@@ -1,7 +1,7 @@
-"""The smallest change of a phase by which the phase fits into the memory of GPUs that it does not fit into.
+"""Search for the smallest change of a phase to fit into a given GPU memory.
 
-In: a phase as it is planned, the memory of each GPU. Out: options as `--set` takes them. What fits is decided by
-`trainer.plan.estimates.least_bytes`.
+The search takes a planned phase and the memory of each GPU, and returns options in the form of `--set`.
+`trainer.plan.estimates.least_bytes` decides whether a phase fits.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from data.config import ConfigError
 from trainer.config import PhaseConfig
 from trainer.plan.estimates import least_bytes
 
-SHORTEST = 128  # tokens of a sequence: with fewer, a phase learns something else
+SHORTEST = 128  # minimum sequence length in tokens: below, a phase learns something different
 
 
 def smaller(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1) -> str:
-    """Return the options of the smallest change that fits; "" where none does."""
+    """Return the options of the smallest change to fit into memory; "" if no change suffices."""
     for change in _changes(phase):
         try:
             changed = replace(phase, **change)
-        except ConfigError:  # a length that the phase does not take
+        except ConfigError:  # invalid sequence length for the phase
             continue
         if least_bytes(changed, num_gpus, nodes) <= memory_bytes:
             return " ".join(f"--set {phase.phase}.{name}={_text(value)}" for name, value in change.items())
@@ -28,8 +28,8 @@ def smaller(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1
 
 
 def _changes(phase: PhaseConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes, those that leave the result as it is before those that shorten sequences."""
-    if phase.rl is not None or not phase.fit:  # else the micro-batch is cut by itself
+    """Yield possible changes: first changes without effect on the result, then shorter sequences."""
+    if phase.rl is not None or not phase.fit:  # otherwise the trainer reduces the micro-batch itself
         fewer = [rows for rows in range(phase.micro_rows - 1, 0, -1) if phase.rows % rows == 0]
         yield from ({"micro_rows": rows} for rows in fewer)
         if not phase.recompute:

@@ -1,6 +1,6 @@
-"""The names of sources in the store, and the fingerprints that change when a source does.
+"""Names of sources in the store, and fingerprints of the contents of sources.
 
-In: a source as it was typed: `pydocs`, `fineweb`, a path, a data set, several by weight. Out: a name; a fingerprint.
+A source is given as typed: `pydocs`, `fineweb`, a path, a data set, or several of these with weights.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from trainer.fingerprints import digest
 
 
 def located(source: str) -> str:
-    """Return a path from the root of this machine; a data set of the hub as it is."""
+    """Return a path as an absolute path on this machine; a data set of the hub unchanged."""
     return source if source.startswith(HUB) else str(Path(source).expanduser().absolute())
 
 
 def slug_of(source: str) -> str:
-    """Return the name of such conversations.
+    """Return the name of a source of conversations or problems in the store.
 
-    It is the last part of a path without its suffixes, or a data set's own name.
+    The name is the last part of a path without suffixes, or the name of a data set.
     """
     stem = Path(references.parse(source).place).name
     stem = stem if source.startswith(HUB) else stem.split(".")[0]
@@ -31,13 +31,13 @@ def slug_of(source: str) -> str:
 
 
 def own_sources(source: str) -> list[str]:
-    """Return the names in a source that are those of extensions that this process knows."""
+    """Return the parts of a source that name extensions known to this process."""
     parts = [one for one, _ in references.parse_mixture(source)] or [source]
     return [one for one in parts if extensions.used(one)]
 
 
 def source_slug(source: str) -> str:
-    """Return the name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
+    """Return the name of a source under `datasets/`: `pydocs`, or the last part of a path before any wildcard."""
     if source in ("pydocs", "fineweb") or extensions.used(source):
         return source
     if mixture := references.parse_mixture(source):
@@ -51,10 +51,10 @@ def source_slug(source: str) -> str:
 
 
 def source_fingerprint(source: str) -> str:
-    """Return a fingerprint of the source now: for pydocs the Python that is read, for files their content.
+    """Return the current fingerprint of a source: the Python version for pydocs, the content for files.
 
-    A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
-    Raises ConfigError when there is no file to read, or an empty one.
+    The fingerprint is "" for fineweb and for data sets of the hub. A file over 64 MiB counts by size and modification
+    time, because hashing the file would delay every plan. Raises ConfigError if no file exists or a file is empty.
     """
     if source == "fineweb":
         return ""

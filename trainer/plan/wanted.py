@@ -1,6 +1,7 @@
-"""The user's wishes, parsed from words: phases, a mixture, a persona, a profile.
+"""Parser for the user's request: phases, a mixture, a persona, a profile.
 
-In: words of flags and files. Out: `Wanted`, and records in it. Raises UsageError with what was meant perhaps.
+The parser turns the words of flags and files into `Wanted` and the records inside. Raises UsageError with a suggestion
+for unknown words.
 """
 
 import difflib
@@ -32,7 +33,7 @@ ROWS = ("text_column", "filter", "exhausted")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The user's wishes, as plain values."""
+    """The user's request, as plain values."""
 
     phases: tuple[str, ...] = ("sft",)
     profile: str = "smoke"
@@ -41,38 +42,38 @@ class Wanted:
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Selection of the source's rows, and of their text: fields of `TextSpec`, those of `ROWS`."""
+    """Selection of the source's rows and text: the fields of `TextSpec` in `ROWS`."""
     persona: Persona
     identity: str = ""
-    """A .jsonl of conversations that say who the model is, instead of those made of the persona."""
+    """Path of a .jsonl of conversations about the model's identity, instead of conversations from the persona."""
     seed: int | None = None
-    """Seed of training; the split of the data keeps its own."""
+    """Seed of training; the data split keeps a seed of its own."""
     steps: int | None = None
-    """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled accordingly."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the phases that take them, by `Phase.sizes`; 0 = the profile's."""
+    """Sizes for the phases with the size in `Phase.sizes`; 0 = the profile's."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of single phases that replace the profile's: text by PHASE.FIELD."""
+    """Options of single phases, overriding the profile's: text by PHASE.FIELD."""
     init: ImportSpec | None = None
-    """Imported model from which the first phase goes on."""
+    """Imported model as the start of the first phase."""
     mixture: Mapping[str, float] | None = None
-    """Mixture of every chat phase, instead of the profile's: weights of our own kinds, paths or hf:// addresses."""
+    """Mixture of every chat phase, instead of the profile's: weights of built-in kinds, paths or hf:// addresses."""
     tasks: Mapping[str, float] | None = None
-    """Tasks of rl, instead of the profile's: names or .jsonl files of problems, with their weights."""
+    """Tasks of rl, instead of the profile's: names or .jsonl files of problems, with weights."""
     problems: str = ""
     """Folder with the files of the tasks, instead of the hub."""
     rl: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of rl given by flags: fields of `RlConfig`."""
+    """Settings of rl from flags: fields of `RlConfig`."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """Steps whose artifact we do not make: it is in the store, with this fingerprint."""
+    """Steps with an artifact that must already be in the store, with the fingerprint of the artifact."""
     made: str = ""
-    """The choice for a phase of `phases` that other code made: `keep`, `remake`, or "" = undecided."""
+    """Choice for a phase of `phases` made by different code: `keep`, `remake`, or "" = undecided."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the profile's fields of `Keeping`."""
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
-    """Return `sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
+    """Return the phases of `sft`, `base+mid` or `all` in the order of execution. Raises UsageError."""
     if words == "all":
         return all_phases()
     aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
@@ -90,7 +91,7 @@ def parse_phases(words: str) -> tuple[str, ...]:
 
 
 def parse_mixture(words: str) -> dict[str, float] | None:
-    """Return the shares of `identity=0.3,talk.jsonl=0.7`; None for nothing. Raises UsageError."""
+    """Return the weights of `identity=0.3,talk.jsonl=0.7`, or None for an empty text. Raises UsageError."""
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
         source, equals, weight = word.rpartition("=")
@@ -104,7 +105,7 @@ def parse_mixture(words: str) -> dict[str, float] | None:
 
 
 def load_persona(path: Path) -> Persona:
-    """Return the persona of a file. Raises UsageError when the file is missing or is not a persona."""
+    """Return the persona of a file. Raises UsageError for a missing file or a file without a valid persona."""
     import yaml
 
     try:
@@ -117,9 +118,9 @@ def load_persona(path: Path) -> Persona:
 
 
 def profile_named(name: str) -> Profile:
-    """Return a profile by its name or its file; `configs/NAME.yaml` that is no file is NAME.
+    """Return a profile by name or file; `configs/NAME.yaml` without such a file means the profile NAME.
 
-    Raises UsageError with the nearest name, ConfigError for what is wrong in a file.
+    Raises UsageError with the nearest name, ConfigError for an error in a file.
     """
     if recipes.is_file(name):
         path = Path(name).expanduser()
@@ -136,7 +137,7 @@ def profile_named(name: str) -> Profile:
 
 
 def _with_own(profile: Profile) -> Profile:
-    """Return the profile with the phases of extensions that this process knows, each with the settings of another."""
+    """Return the profile with the phases of known extensions added, each with the settings of the phase in `like`."""
     own = {
         name: replace(profile.phases[one.like], phase=name, extension=one.extension)
         for name, one in PHASES.items()
@@ -146,7 +147,7 @@ def _with_own(profile: Profile) -> Profile:
 
 
 def profile_of(wanted: Wanted) -> Profile:
-    """Return the profile with the options of its shape and of its phases. Raises UsageError, ConfigError."""
+    """Return the profile with the options for the shape and the phases applied. Raises UsageError, ConfigError."""
     shape = phase_options.of_model(wanted.options)
     if wanted.init is not None and (odd := sorted(shape.keys() - recipes.feature_fields().keys())):
         raise UsageError(f"--set model.{odd[0]}: the shape is that of the model of --init")
@@ -159,10 +160,10 @@ def profile_of(wanted: Wanted) -> Profile:
 
 
 def default_tag(wanted: Wanted, profile: Profile) -> str:
-    """Return the name under which the checkpoints are kept when none was given."""
+    """Return the default tag of checkpoints: the profile's name, or the name of the imported model."""
     return profile.name if wanted.init is None else init_slug(wanted.init)
 
 
 def init_slug(init: ImportSpec) -> str:
-    """Return the name of somebody else's model: the last part of where it is."""
+    """Return the name of an imported model: the last part of the model's path."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"

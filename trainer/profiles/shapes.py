@@ -1,4 +1,4 @@
-"""Shapes of models by a few numbers. Light to import."""
+"""Shapes of models from a few numbers. Light to import."""
 
 import math
 
@@ -6,7 +6,7 @@ from trainer.records.model_config import ModelConfig
 
 
 def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """Return a Llama with tied embeddings and as many key/value heads as heads."""
+    """Return a Llama shape with tied embeddings, head dimension 64 and a key/value head per attention head."""
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -19,7 +19,7 @@ def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> M
 
 
 def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """Return the shape of the small Qwen3 models: tied, eight key/value heads of 128."""
+    """Return the shape of the small Qwen3 models: tied embeddings, eight key/value heads, head dimension 128."""
     return ModelConfig(
         vocab_size=151_936,
         hidden_size=width,
@@ -36,7 +36,7 @@ def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
 
 
 def dial_shape(depth: int) -> ModelConfig:
-    """Return the shape of nanochat's dial at `depth`: width 64 per layer, heads of 128."""
+    """Return the shape of nanochat's dial at `depth`: width 64 per layer, head dimension 128."""
     width = 64 * depth
     heads = math.ceil(width / 128)
     return ModelConfig(

@@ -1,6 +1,7 @@
-"""The phases of a profile from its first one: rates, lengths and mixtures of all that follow. Light to import.
+"""Phases of a profile derived from the base phase: rates, lengths and mixtures of all later phases. Light to import.
 
-In: the phase base, or a shape and how it is trained. Out: the others. Sources stand beside the numbers.
+The functions take the base phase, or a shape and training settings, and return the other phases. Sources stand next to
+the numbers.
 """
 
 import math
@@ -18,9 +19,9 @@ def cosine(
     name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
     tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
 ) -> Profile:  # fmt: skip
-    """Return AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
+    """Return a profile with AdamW and a cosine schedule to a tenth, as for GPT-3 and Llama; mid and sft follow.
 
-    The length is given in steps, or in tokens per parameter.
+    The rates of mid and sft fall further. The length is given in steps, or in tokens per parameter.
     """
     steps = steps or math.ceil(tokens_per_param * model.num_params / (rows * sequence_len))
     base = PhaseConfig(
@@ -38,9 +39,10 @@ def cosine(
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """Return base, and the phases after it.
+    """Return base and the phases after base.
 
-    Chat begins at the rate where base ended, then falls to nothing.
+    The rates of mid start at 0.3 of base's rates and the rates of sft at 0.1, near the end of base's schedule. Both
+    fall to 0.
     """
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
@@ -62,9 +64,9 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
 
 
 def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
-    """Return word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems.
+    """Return rl on word problems for a model of this size: 16 prompts x 16 answers per step.
 
-    So nanochat does it, at a twentieth of the rates of base.
+    The phase makes one pass over the problems. The settings are nanochat's, at a twentieth of the rates of base.
     """
     return replace(
         sft,
@@ -81,10 +83,10 @@ def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
 
 
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """Return a chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
+    """Return a chat phase for an imported model: AdamW only, at a rate low enough to preserve the pretraining.
 
-    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). The model has the
-    features that the phase trains, such as a ternary shape.
+    The rate is close to published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). The model
+    receives the features trained by the phase, such as a ternary shape.
     """
     sequence_len = phase.fitting(min(phase.sequence_len, model.max_position_embeddings))
     return replace(
@@ -98,7 +100,7 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
 
 def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """Return rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
+    """Return rl for an imported model: the rates of GRAIL, with at most twenty warm-up steps."""
     return replace(
         fine_tuned(phase, model),
         optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
@@ -107,22 +109,22 @@ def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
 
 def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
-    """Return the same at a share of its rates."""
+    """Return an optimizer with all rates multiplied by `share`."""
     rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
     return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
 
 
 def dial(depth: int) -> Profile:
-    """Return a profile from one number: width 64 per layer, heads of 128, and nanochat's rules for all else.
+    """Return a profile from a single number: width 64 per layer, head dimension 128, and nanochat's scaling rules.
 
-    Those are for length, batch, rates and decay.
-    Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
-    1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
-    Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
+    The rules set length, batch, rates and decay. nanochat's MLP has two matrices of 4 d; this MLP has three of 8/3 d,
+    as vLLM supports. nanochat's embedding is initialised with a standard deviation of 1, this embedding with 0.02, so
+    the rate is smaller by the same factor. nanochat's decay skips about half of the entries, so this decay is half.
+    Source: nanochat, scaling rules of 2026: 12 tokens per parameter of the matrices, batch ~ tokens^0.383, rates ~
     batch^0.5, decay ~ batch^0.5 / tokens.
     """
     model, reference = dial_shape(depth), dial_shape(12)
-    length = model.num_matrix_params / reference.num_matrix_params  # length of training, relative to the reference
+    length = model.num_matrix_params / reference.num_matrix_params  # training length relative to the reference
     batch_tokens = 2 ** round(math.log2(2**19 * length**0.383))
     faster = (batch_tokens / 2**19) ** 0.5
     narrow = (model.hidden_size / 768) ** -0.5
