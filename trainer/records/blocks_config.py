@@ -1,4 +1,4 @@
-"""The settings of a model that decodes in blocks, for training and for decoding. Light to import: no torch here."""
+"""Settings of a model with block-wise decoding, for training and for decoding. Light to import: no torch here."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from data.config import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksConfig:
-    """Block diffusion: tokens of a block are predicted together, blocks one after another.
+    """Block diffusion: the tokens of a block are predicted together, block after block.
 
     Source: Wu et al., Fast-dLLM v2, arXiv 2509.26328; Arriola et al., Block Diffusion, arXiv 2503.09573.
     """
 
     block_size: int = 16
-    """Tokens of a block; attention goes both ways inside of it and only backwards across blocks."""
+    """Tokens per block; attention is bidirectional within a block and causal across blocks."""
     sub_block_size: int = 8
-    """Decoding: a block is filled from left to right in pieces of so many tokens; divides `block_size`."""
+    """Decoding: tokens per sub-block; a block is filled from left to right in sub-blocks. Divides `block_size`."""
     threshold: float = 0.9
-    """Decoding: tokens that are more probable than this are taken together; 1 = one token in each forward pass."""
+    """Decoding: tokens above this probability are accepted together; 1 = a single token per forward pass."""
     mask_id: int = -1
-    """The id that stands for a token that is not known yet; -1 = the first one behind those of the tokenizer."""
+    """Id of the mask token; -1 = the first id after the tokenizer's ids."""
 
     def __post_init__(self) -> None:
         if self.block_size < 2:

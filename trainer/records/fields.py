@@ -1,4 +1,4 @@
-"""Fields of configuration records: their bounds, and which of them a fingerprint is made of. Light: no torch here."""
+"""Helpers for fields of configuration records: bounds, and the selection for fingerprints. Light: no torch here."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from data.config import ConfigError
 
 
 def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
-    """Raise ConfigError for a field that is below `least` (`above`: or equal to it), or no finite number."""
+    """Raise ConfigError for a field below `least` (`above`: or equal to `least`), or not finite; None is valid."""
     for name in names.split():
         value = getattr(record, name)
         if value is not None and not (least < value < math.inf or value == least and not above):
@@ -17,20 +17,20 @@ def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> 
 
 
 def rounding(default: Any) -> Any:
-    """Return a field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
+    """Return a field that changes the result only by rounding, as hardware does; no fingerprint contains the field."""
     return field(default=default, metadata={"rounding": True})
 
 
 def newer(default: Any) -> Any:
-    """Return a field that came later.
+    """Return a field added in a later version.
 
-    At its default it is in no fingerprint, so what was made before it is still that.
+    At the default, the field is left out of the fingerprint, so that older artifacts keep their fingerprints.
     """
     return field(default=default, metadata={"newer": True})
 
 
 def what_counts(spec: Any) -> Any:
-    """Return the fields of a record that its fingerprint is made of, as plain values; records in it likewise."""
+    """Return the fields of a record that count for the fingerprint, as plain values, recursively."""
     if is_dataclass(spec):
         return {one.name: what_counts(getattr(spec, one.name)) for one in fields(spec) if not _is_neutral(spec, one)}
     if isinstance(spec, Mapping):

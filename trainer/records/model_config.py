@@ -1,7 +1,7 @@
-"""The shape of a model, as frozen records. Light to import: no torch here.
+"""Shape of a model, as frozen records. Light to import: no torch here.
 
-A field of FEATURES names what a pack computes. Such a model is refused without the pack, by the name of the pack,
-wherever its shape is read.
+A field in FEATURES names a feature computed by a pack. Without the pack, reading the shape of such a model raises an
+error with the name of the pack.
 """
 
 import functools
@@ -17,18 +17,18 @@ from trainer.records.fields import in_bounds, newer
 
 KIND = "model_features"
 FEATURES = ("ternary", "blocks")  # fields of `ModelConfig`
-MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices of each
+MLPS = {"swiglu": 3, "gated_relu2": 3, "relu2": 2}  # number of matrices
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Positions beyond those that a model was first trained on, as `transformers` spells them."""
+    """Scaling of RoPE for positions beyond the original training length, in the terms of `transformers`."""
 
     kind: str
     """`linear`, `llama3` or `yarn`."""
     factor: float
     original_max_position_embeddings: int = 0
-    """llama3 and yarn: positions before the stretching."""
+    """llama3 and yarn: maximum positions before scaling."""
     low_freq_factor: float = 1.0
     """llama3 only."""
     high_freq_factor: float = 4.0
@@ -38,9 +38,9 @@ class RopeScaling:
     beta_slow: float = 1.0
     """yarn only."""
     attention_factor: float | None = None
-    """yarn only: what cos and sin are multiplied by; None = 0.1 ln(factor) + 1."""
+    """yarn only: factor for cos and sin; None = 0.1 ln(factor) + 1."""
     truncate: bool = True
-    """yarn only: the range of dimensions that is blended ends at whole ones."""
+    """yarn only: True rounds the range of blended dimensions to whole dimensions."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3", "yarn"):
@@ -52,80 +52,80 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Ternary:
-    """The rounding of the matrices inside the blocks to -1, 0 and 1 times a scale."""
+    """Rounding of the matrices inside the blocks to -1, 0 and 1 times a scale."""
 
     per_row: bool = False
-    """One scale for each output instead of one for the matrix."""
+    """True for a scale per output instead of a scale per matrix."""
     haar: bool = False
-    """Sums and differences of neighbouring weights are rounded, each kind with a scale of its own. No engine but ours
-    computes with such a matrix in 1.58 bits."""
+    """True to round sums and differences of neighbouring weights, with separate scales for sums and differences. Only
+    the project's own engine computes with such a matrix in 1.58 bits."""
 
 
 class ModelFeature:
-    """The properties of models with one of FEATURES, for code without torch. A pack extends it."""
+    """Properties of models with a feature in FEATURES, for code without torch. A pack subclasses this class."""
 
     about = ""
-    """Phrase behind the name of a model, for messages."""
+    """Phrase after the name of a model, for messages."""
     fields: tuple[str, ...] = ()
-    """Fields of the shape that only the phases with this feature take from `--set model.FIELD`."""
+    """Fields of the shape that only phases with this feature accept in `--set model.FIELD`."""
     engine = ""
-    """The engine of services and talks that is meant for such a model; "" = as for other models."""
+    """Preferred engine of services and chats for such a model; "" = the same as for other models."""
     gguf_type = ""
-    """The type of matrices in GGUF files that is meant for such a model; "" = as for other models."""
+    """Preferred type of matrices in GGUF files for such a model; "" = the same as for other models."""
     gguf_matrix = ""
-    """Function `(matrix, config) -> matrix` as "module:attribute": the matrix that a GGUF file holds, in numpy."""
+    """Function `(matrix, config) -> matrix` as "module:attribute": returns the matrix for a GGUF file, in numpy."""
     hooks = ""
-    """Class that extends `trainer.model.hooks.ModelHooks`, as "module:attribute": the code with torch."""
+    """Subclass of `trainer.model.hooks.ModelHooks`, as "module:attribute": the code with torch."""
     float8_problem = ""
-    """Phrase for messages: why such a model is not multiplied in float8; "" = it is."""
+    """Phrase for messages: why such a model is not multiplied in float8; "" = float8 is supported."""
     is_left_to_right = True
-    """True if the model goes on with a text token by token."""
+    """True if the model continues a text token by token."""
     has_masters = False
-    """True if the model is computed from the last bits of its float32 parameters, which are sent and kept whole."""
+    """True if the last bits of the float32 parameters affect the model; such parameters are sent and saved in full."""
 
     def check(self, config: "ModelConfig") -> None:
-        """Raise ConfigError for a shape that no such model has."""
+        """Raise ConfigError for a shape unsupported by the feature."""
 
     def given(self, config: "ModelConfig", other: "ModelConfig") -> "ModelConfig":
-        """Return the shape with this feature as `other` has it."""
+        """Return the shape with this feature set as in `other`."""
         return config
 
     def odd_parts(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Return the parts of a shape that no class of transformers has, in words."""
+        """Return the parts of a shape missing in every class of transformers, in words."""
         return ()
 
     def written(self, config: "ModelConfig", is_ours: bool) -> Mapping[str, Any]:
-        """Return the entries of config.json; is_ours: no class of transformers has the shape."""
+        """Return the entries for config.json; is_ours: no class of transformers supports the shape."""
         return {}
 
     def gguf_problem(self, config: "ModelConfig", kind: str) -> str:
-        """Return why llama.cpp cannot compute with such a model in matrices of this type; "" when it can."""
+        """Return why llama.cpp cannot compute such a model with matrices of type `kind`; "" = supported."""
         return ""
 
     def notes(self, phases: Sequence[Any], init: Any) -> tuple[str, ...]:
-        """Return lines of a plan. phases: the configurations of those that are due; init: the `ImportSpec`, or None."""
+        """Return lines for a plan. phases: configurations of the due phases; init: the `ImportSpec`, or None."""
         return ()
 
     def kept_numbers(self, config: "ModelConfig") -> int:
-        """Return how many numbers more a block keeps of a token for the backward pass."""
+        """Return how many additional numbers per token a block keeps for the backward pass."""
         return 0
 
     def name_of(self, name: str) -> str:
-        """Return the name of a stored tensor in our decoder."""
+        """Return the name in the project's decoder for a stored tensor."""
         return name
 
     def stored(self, header: Mapping[str, Stored]) -> Mapping[str, Stored]:
-        """Return the tensors of a file as our decoder has them."""
+        """Return the tensors of a file in the layout of the project's decoder."""
         return header
 
     def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
-        """Return whether the parameters are made of what the files hold, so that these say nothing of their dtype."""
+        """Return True if the files store symbols to decode into parameters, so the files' dtypes mean nothing."""
         return False
 
 
 @functools.cache
 def feature(name: str) -> ModelFeature:
-    """Return a feature of an installed pack. Raises ConfigError with the name of the pack that is not there."""
+    """Return a feature of an installed pack. Raises ConfigError with the name of a missing pack."""
     where = packs.entries(KIND).get(name)
     if where is None:
         raise ConfigError(packs.lacking(KIND, name) or f"no pack has the model feature {name!r}")
@@ -135,7 +135,7 @@ def feature(name: str) -> ModelFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder of the shapes of Llama, Qwen2, Qwen3 and their like, in Hugging Face terms."""
+    """Decoder with the architecture of Llama, Qwen2, Qwen3 and similar models, in Hugging Face terms."""
 
     vocab_size: int
     hidden_size: int
@@ -152,19 +152,19 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     rope_scaling: RopeScaling | None = None
     logit_softcap: float = 0.0
-    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = unchanged. Llama and Qwen3 elsewhere ignore
-    it: the likeliest token stays the same, the probabilities do not."""
+    """Logits become c * tanh(logits / c), in training and in the project's own sampling; 0 = unchanged. Llama and Qwen3
+    in other engines ignore the cap: the likeliest token stays the same, the probabilities change."""
     sub_norm: bool = newer(False)
-    """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
+    """RMSNorms before `o_proj` and `down_proj`, as in BitNet (SubLN)."""
     ternary: Ternary | None = newer(None)
-    """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
+    """Matrices of 1.58 bits inside the blocks, activations of 8 bits; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
-    """Settings of a model that was trained to decode in blocks; None = from left to right."""
+    """Settings of a model trained for block-wise decoding; None = left to right."""
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
     mlp: str = newer("swiglu")
-    """`swiglu`: down(silu(gate(x)) * up(x)); `gated_relu2`, of BitNet b1.58 2B4T: down(relu(gate(x))**2 * up(x));
-    `relu2`: down(relu(up(x))**2), as nanochat has it."""
+    """`swiglu`: down(silu(gate(x)) * up(x)); `gated_relu2` (BitNet b1.58 2B4T): down(relu(gate(x))**2 * up(x)); `relu2`
+    (nanochat): down(relu(up(x))**2)."""
     embed_norm: bool = newer(False)
     """nanochat: an RMSNorm between the embedding and the first block."""
 
@@ -186,17 +186,17 @@ class ModelConfig:
 
     @property
     def features(self) -> tuple[ModelFeature, ...]:
-        """Return what packs know of such a model. Raises ConfigError for one whose pack is not there."""
+        """Return the features of the model. Raises ConfigError with the name of a missing pack."""
         return tuple(feature(name) for name in FEATURES if getattr(self, name) is not None)
 
     @property
     def has_masters(self) -> bool:
-        """Return whether the model is computed from the last bits of its float32 parameters."""
+        """Return True if the last bits of the float32 parameters affect the model."""
         return any(one.has_masters for one in self.features)
 
     @property
     def has_gate(self) -> bool:
-        """Return whether its MLPs have a matrix for the gate."""
+        """Return True if the MLPs have a gate matrix."""
         return MLPS[self.mlp] == 3
 
     def with_features_of(self, other: "ModelConfig") -> "ModelConfig":
@@ -205,13 +205,13 @@ class ModelConfig:
 
     @property
     def gguf_type(self) -> str:
-        """Return the type of the matrices in its GGUF file where nobody names one."""
+        """Return the default type of the matrices in the model's GGUF file."""
         return next((one.gguf_type for one in self.features if one.gguf_type), "f16")
 
     def gguf_problem(self, kind: str = "tq2_0") -> str:
-        """Return why llama.cpp cannot compute with a model of this shape, "" when it can.
+        """Return why llama.cpp cannot compute a model of this shape; "" = supported.
 
-        kind: the GGUF type of its matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
+        kind: the GGUF type of the matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
         """
         square = self.num_attention_heads * self.head_dim
         if said := next(filter(None, (one.gguf_problem(self, kind) for one in self.features)), ""):
@@ -251,15 +251,15 @@ class ModelConfig:
 
     @property
     def num_matrix_params(self) -> int:
-        """Return the number of parameters that multiply every token: matrices of the blocks, and the head."""
+        """Return the number of parameters multiplied with every token: the matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         return self.num_hidden_layers * (attention + MLPS[self.mlp] * d * f) + self.vocab_size * d
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Return the FLOPs of forward and backward of a token.
+        """Return the FLOPs of forward and backward per token.
 
-        They are 6 per matrix parameter, and attention, the causal half not discounted.
+        The FLOPs are 6 per matrix parameter, plus attention with no discount for the causal half.
         """
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * sequence_len
         return 6.0 * self.num_matrix_params + attention

@@ -1,8 +1,8 @@
-"""Formats of checkpoint folders that packs import, beside the Hugging Face folders that the core reads.
+"""Formats of checkpoint folders imported by packs, in addition to the Hugging Face folders read by the core.
 
-    packs.entries("model_formats")  ->  ModelFormat: inspects a folder, and names its converter
+    packs.entries("model_formats")  ->  ModelFormat: inspects a folder, and names the converter
 
-Light to import: no torch here. Planning inspects folders; the step `import` loads the converter by its name.
+Light to import: no torch here. Planning inspects folders; the step `import` loads the converter by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,26 +18,26 @@ KIND = "model_formats"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFormat:
-    """A format of checkpoint folders. Its functions get a folder, and the name of the file that `find` returned."""
+    """A format of checkpoint folders. The functions take a folder, and the file name returned by `find`."""
 
     about: str
-    """Phrase for messages: the format, and in parentheses the files by which a folder of this format is known."""
+    """Phrase for messages: the format, and in parentheses the files by which the format is recognised."""
     find: Callable[[Path], str]
-    """Returns the name of the file of weights in a folder; "" = the folder has another format."""
+    """Returns the name of the weights file in a folder; "" = the folder has a different format."""
     shape: Callable[[Path, str], ModelConfig]
-    """Returns the shape of the model. Raises ConfigError for a model that our decoder cannot represent."""
+    """Returns the shape of the model. Raises ConfigError for a model unsupported by the project's decoder."""
     tokenizer: Callable[[Path], Path | None]
-    """Returns the file of the tokenizer that belongs to a folder; None = there is none."""
+    """Returns the tokenizer file of a folder; None = no tokenizer."""
     content: Callable[[Path, str], str]
     """Returns a digest of the content of a folder."""
     convert: str
-    """Name of the function `(ImportSpec, folder, out) -> out` as "module:attribute"; makes a Hugging Face folder."""
+    """Name of the function `(ImportSpec, folder, out) -> out` as "module:attribute"; writes a Hugging Face folder."""
     tokenizer_file: str
-    """Name of a file that holds a tokenizer of this format."""
+    """Name of a tokenizer file in this format."""
     tokenizer_places: str
-    """Phrase for messages: the places of that file."""
+    """Phrase for messages: the places of the tokenizer file."""
     convert_tokenizer: str
-    """Name of the function `(file, out) -> out` as "module:attribute"; makes a folder with `tokenizer.json`."""
+    """Name of the function `(file, out) -> out` as "module:attribute"; writes a folder with `tokenizer.json`."""
 
 
 def installed() -> dict[str, ModelFormat]:
@@ -46,7 +46,7 @@ def installed() -> dict[str, ModelFormat]:
 
 
 def known(name: str) -> ModelFormat:
-    """Return the format of this name. Raises ConfigError with the name of the pack that is not there."""
+    """Return the format of this name. Raises ConfigError with the name of a missing pack."""
     where = packs.entries(KIND).get(name)
     if where is None:
         raise ConfigError(packs.lacking(KIND, name) or f"no pack has the model format {name!r}")
@@ -55,18 +55,18 @@ def known(name: str) -> ModelFormat:
 
 
 def detect(folder: Path) -> tuple[str, str]:
-    """Return the format of a folder and its file of weights; ("", "") = no installed pack knows the folder."""
+    """Return the format of a folder and the name of the weights file, or ("", "") for an unknown folder."""
     return next(((name, file) for name, one in installed().items() if (file := one.find(folder))), ("", ""))
 
 
 def absent() -> Sequence[str]:
-    """Return for each format whose pack is not there which pack that is, in words."""
+    """Return a message for each format of a pack not installed, with the name of the pack."""
     names = [name for words in packs.known().values() for name in words.get(KIND, ())]
     return [said for name in names if (said := packs.lacking(KIND, name))]
 
 
 def code_of(name: str) -> tuple[str, ...]:
-    """Return the folder with the code that imports models of this format, () for "". Raises ConfigError."""
+    """Return the folder with the import code for this format; () for "". Raises ConfigError."""
     if not name:
         return ()
     known(name)

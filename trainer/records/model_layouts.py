@@ -1,6 +1,6 @@
-"""Spellings of a `config.json` that packs know, beside those of transformers' Llama, Qwen2 and Qwen3. No torch here.
+"""Dialects of `config.json` known to packs, in addition to transformers' Llama, Qwen2 and Qwen3. No torch here.
 
-config.json  ->  words(raw)  ->  the pack's function: the same in our own spelling
+config.json  ->  words(raw)  ->  the pack's function: the same config in the project's spelling
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ KIND = "model_layouts"
 
 
 def words(raw: Mapping[str, Any]) -> list[str]:
-    """Return the words of a config.json by which a pack may know it: its classes, and how its numbers are stored."""
+    """Return the identifying words of a config.json for packs: architecture classes and the quantization method."""
     said, classes = raw.get("quantization_config"), raw.get("architectures")
     found = [said.get("quant_method")] if isinstance(said, Mapping) else []
     return [one for one in [*(classes if isinstance(classes, list) else []), *found] if isinstance(one, str)]
 
 
 def spelt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json in our spelling, any that no pack knows as it is.
+    """Return a config.json in the project's spelling, unchanged if no pack knows the dialect.
 
-    Raises ConfigError for one that a pack knows and cannot read, and with the name of a pack that is not there.
+    Raises ConfigError if a pack knows but cannot read the config, or with the name of a missing pack.
     """
     known = packs.entries(KIND)
     for word in words(raw):

@@ -1,6 +1,7 @@
-"""Phases of extensions, in the registry beside ours. Light: the extension is read, and run only where it trains.
+"""Phases from extensions, registered next to the built-in phases.
 
-In: an extension with a function `phase(run)` and a constant PHASE. Out: a `Phase`, known to this process by its name.
+An extension with a function `phase(run)` and a constant PHASE becomes a `Phase`, known to this process by name. Light:
+the extension is parsed here, and executed only by the training process.
 """
 
 import difflib
@@ -13,23 +14,26 @@ from trainer.records.phase import Phase
 from trainer.records.phase_registry import PHASES
 
 CONSTANT = "PHASE"
-LIKE = ("base", "mid", "sft")  # the others have settings that are of no use to a phase of another name
+LIKE = ("base", "mid", "sft")  # the other phases have settings useless under a different name
 MODULE = "trainer.phases.own"
-WORD = "own"  # name of the step that trains any of them: `python -m trainer own`
+WORD = "own"  # name of the training step for all such phases: `python -m trainer own`
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPhase:
-    """The declaration of a phase by an extension: its constant PHASE."""
+    """Declaration of a phase in an extension: the constant PHASE."""
 
     like: str
-    """The phase of ours whose settings it has, but for what `--set` changes, and whose kind of data it reads."""
+    """Built-in phase with the settings (except changes by `--set`) and the kind of data for the new phase."""
     follows: tuple[str, ...] = ()
-    """The phases whose model it can go on from, nearest first; () = those of the phase that it is like."""
+    """Phases whose model can be the start of this phase, nearest first; () = the same as for `like`."""
 
 
 def adopt(extension: Extension) -> Phase:
-    """Have this process know the phase that an extension adds. Raises ConfigError for what cannot be one."""
+    """Register the phase of an extension in this process and return the phase.
+
+    Raises ConfigError for an invalid extension.
+    """
     try:
         require(extension, "phase")
         said, line = extension.literal(CONSTANT)
@@ -48,7 +52,7 @@ def adopt(extension: Extension) -> Phase:
         raise ConfigError(f"{where}: follows {unknown[0]!r}; {hint}known: {', '.join(ours)}")
     before = PHASES[own.like]
     name = extension.name
-    PHASES.pop(name, None)  # behind the others, whatever it was before
+    PHASES.pop(name, None)  # move the phase to the end
     PHASES[name] = found = Phase(
         name=name, folder=f"{name}_checkpoints", module=MODULE, follows=own.follows or before.follows,
         reads=before.reads, takes_init=before.takes_init, optional=True, like=own.like,
@@ -58,7 +62,7 @@ def adopt(extension: Extension) -> Phase:
 
 
 def taken() -> tuple[str, ...]:
-    """Return the names that no phase of an extension can have."""
+    """Return the names unavailable to phases of extensions."""
     ours = [one for one in PHASES.values() if not one.extension]
     kinds = (*phase_registry.KINDS, *filter(None, phase_registry.KINDS.values()))
     steps = ("all", "text", "tokenizer", "tokens", phase_registry.INIT, phase_registry.TEACHER, "import", "model")

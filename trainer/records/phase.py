@@ -1,6 +1,6 @@
-"""The record of a phase of training. Light to import: no torch here.
+"""Record of a training phase. Light to import: no torch here.
 
-The core declares its phases in `phase_registry`, and a pack its own under `phases`: each is one such record.
+The core declares phases in `phase_registry`, and a pack under `phases`; each phase is a `Phase` record.
 """
 
 from dataclasses import dataclass
@@ -10,47 +10,48 @@ TEXT, TALK, PROMPTS = "text", "talk", "prompts"
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The properties of a phase that the rest of the project needs."""
+    """Properties of a phase for the rest of the project."""
 
     name: str
     folder: str
-    """Folder in the store: its artifacts are `<folder>/<tag>`."""
+    """Folder in the store for the artifacts `<folder>/<tag>`."""
     module: str
-    """Module with `run(config, making, keeping, ranks)`; phases may share one."""
+    """Module with `run(config, making, keeping, ranks)`; phases may share a module."""
     follows: tuple[str, ...] = ()
-    """The phases whose model it can go on from, nearest first; () = it begins from nothing."""
+    """Phases whose model can be the start of this phase, nearest first; () = the phase starts from scratch."""
     reads: str = ""
-    """`text`: the artifacts text and tokens. `talk`: the conversations of its mixture, which --mixture replaces.
-    `prompts`: the same, of its own mixture always. "": nothing but the tokenizer."""
+    """`text`: the artifacts text and tokens. `talk`: the conversations of the mixture, replaceable with --mixture.
+    `prompts`: the prompts of the phase's own mixture, unaffected by --mixture. "": only the tokenizer."""
     teacher: tuple[str, ...] = ()
-    """The phases whose model can be its frozen teacher, nearest first: its input `teacher`. () = it has none."""
+    """Phases whose model can be the frozen teacher (input `teacher`), nearest first; () = no teacher."""
     version: int = 1
-    """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
+    """Increase this number with any change of the result for the same settings and inputs; see
+    trainer/fingerprints.py."""
     in_all: bool = False
-    """True if `--phase all` includes it, and commands take its model by default."""
+    """True if `--phase all` includes the phase, and commands use the phase's model by default."""
     optional: bool = False
-    """True if a sum leaves it out unless it is named, where a named phase could go on from it: bits1+bits2."""
+    """True if the phase is left out unless named, when the phase can follow a named phase, as in bits1+bits2."""
     takes_init: bool = True
-    """True if an imported model may replace the phases before it."""
+    """True if an imported model may replace the earlier phases."""
     trains: bool = True
-    """True if it trains in steps; otherwise it converts the model that it is given, and saves it."""
+    """True if the phase trains in steps; otherwise the phase converts and saves the input model."""
     alias: str = ""
-    """Another word for it in `--phase`."""
+    """Alternative name in `--phase`."""
     like: str = ""
-    """The phase of ours whose settings a phase of an extension has; see trainer/records/own_phase.py."""
+    """Built-in phase with the settings for a phase of an extension; see trainer/records/own_phase.py."""
     extension: str = ""
-    """The file and the digest of the extension that it is; "" = it is ours."""
+    """File and digest of the extension behind the phase; "" = a built-in phase."""
     config: str = "trainer.config:PhaseConfig"
-    """The record of its configuration as "module:attribute": `PhaseConfig`, or what a pack extends it by."""
+    """Configuration record as "module:attribute": `PhaseConfig`, or a subclass in a pack."""
     feature: str = ""
-    """The field of `ModelConfig` that its model has and that of the phases before has not, such as `ternary`."""
+    """Field of `ModelConfig` set for this phase's model but not for earlier phases, such as `ternary`."""
     needs: str = ""
-    """Class that extends `trainer.plan.phase_needs.PhaseNeeds`, as "module:attribute"; "" = it needs only memory."""
+    """Subclass of `trainer.plan.phase_needs.PhaseNeeds`, as "module:attribute"; "" = only memory."""
     family: str = ""
-    """Phrase for messages: the phases with an `alias` that belong together."""
+    """Phrase for messages: the group of phases with an `alias`."""
     sizes: tuple[str, ...] = ()
-    """Sizes of flags and settings that it takes, such as `block_size`: see `PhaseConfig.sized`."""
+    """Sizes accepted from flags and settings, such as `block_size`: see `PhaseConfig.sized`."""
     toy: str = ""
-    """The file of the profile, below the checkout, that a rehearsal trains a toy with; "" = that of all phases."""
+    """Profile file of a rehearsal's toy model, relative to the checkout; "" = the default for all phases."""
     toy_options: tuple[str, ...] = ()
-    """Parts of the names of options that a toy keeps, beside those of all phases."""
+    """Parts of option names to keep in a toy, in addition to the default parts."""

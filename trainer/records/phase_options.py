@@ -1,8 +1,8 @@
-"""Options of a phase in words -> its record, changed. Light to import.
+"""Options of a phase, applied as text to a `PhaseConfig`. Light to import.
 
-In: a `PhaseConfig` and the text of each option by its path in it: `optimizer.lr`, `schedule.kind`, `mixture.identity`.
-Out: the same record with those fields. Their names and types are those of the record and of the records inside it.
-`model.hidden_size` and the like are of the shape, which all phases share.
+The functions take a `PhaseConfig` and the text of each option by path (`optimizer.lr`, `schedule.kind`,
+`mixture.identity`), and return a record with those fields changed. Names and types come from the record and the nested
+records. Options such as `model.hidden_size` belong to the shape, shared by all phases.
 """
 
 import dataclasses
@@ -23,14 +23,15 @@ NOT_FOR_A_PHASE = {
     "extension": "it is told by the file of the phase",
     "model": "the shape is that of all phases: --set model.FIELD=VALUE, or `model` in a profile's file",
 }
-MODEL = "model"  # in front of the options of the shape
-P = TypeVar("P")  # a `PhaseConfig`, or what a phase has instead
+MODEL = "model"  # prefix of options for the shape
+P = TypeVar("P")  # `PhaseConfig` or a phase's own record
 
 
 def with_options(phase: P, options: Mapping[str, str]) -> P:
-    """Return the phase with the options of its name; `options`: the text of each by PHASE.FIELD, of other phases too.
+    """Return the phase with the options of the phase applied.
 
-    Raises ConfigError for a field that no such record has, with the nearest one, and for a value that it cannot have.
+    options: text of each option by PHASE.FIELD, including options of other phases. Raises ConfigError for an unknown
+    field, with the nearest name, and for an invalid value.
     """
     record: Any = phase
     by = fields_of(phase, options)
@@ -45,9 +46,9 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
 
 
 def fields_of(phase: P, options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a phase, nested as a profile's file has them under its name; {} for none.
+    """Return the options of a phase, nested as under the phase's name in a profile file; {} without options.
 
-    Raises ConfigError for a field that no such record has, with the nearest one, and for a value of another type.
+    Raises ConfigError for an unknown field, with the nearest name, and for a value of the wrong type.
     """
     record: Any = phase
     by: dict[str, Any] = {}
@@ -63,9 +64,9 @@ def fields_of(phase: P, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_model(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of the shape, nested as a profile's file has them under `model`.
+    """Return the options of the shape, nested as under `model` in a profile file.
 
-    Raises ConfigError for a field that no shape has, with the nearest one, and for a value that it cannot have.
+    Raises ConfigError for an unknown field, with the nearest name, and for an invalid value.
     """
     by: dict[str, Any] = {}
     for path, text in of_phase(MODEL, options):
@@ -78,7 +79,7 @@ def of_model(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of one phase, by their paths inside of it."""
+    """Yield the options of a phase as (path within the phase, text)."""
     for path, text in options.items():
         name, rest = phase_of(path)
         if name == phase:
@@ -86,13 +87,13 @@ def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def phase_of(path: str) -> tuple[str, str]:
-    """Return PHASE and FIELD of PHASE.FIELD, where names of phases may have dots: `bits1.9.steps` is one of bits1.9."""
+    """Return PHASE and FIELD of PHASE.FIELD; phase names may contain dots, so `bits1.9.steps` belongs to bits1.9."""
     name = max((one for one in PHASES if path == one or path.startswith(f"{one}.")), key=len, default="")
     return (name, path[len(name) + 1 :]) if name else (path.partition(".")[0], path.partition(".")[2])
 
 
 def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of a phase that a profile has not, with the nearest one."""
+    """Raise ConfigError for options of a phase missing in the profile, with the nearest name."""
     for path in options:
         name, _ = phase_of(path)
         if name not in phases and name != MODEL:
@@ -104,7 +105,7 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
 
 
 def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the changes of the options to a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
+    """Return the changes of the options to a profile's phases: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
     said = []
     for path, text in of_phase(MODEL, options):
         before = [_at(phase.model, path) for phase in phases.values()]
@@ -117,7 +118,7 @@ def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[
 
 
 def _at(record: Any, path: str) -> Any:
-    """Return the value of a record there; of a dictionary, by the rest of the path."""
+    """Return the value at a path in a record; the rest of the path is the key if a dictionary is reached."""
     while path and dataclasses.is_dataclass(record):
         name, _, path = path.partition(".")
         record = getattr(record, name)
@@ -125,7 +126,7 @@ def _at(record: Any, path: str) -> Any:
 
 
 def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], Any]:
-    """Return the names that lead to a field, and the value that its text means there. Raises ConfigError."""
+    """Return the names on the path to a field, and the text converted to the field's type. Raises ConfigError."""
     names: list[str] = []
     while True:
         name, _, rest = path.partition(".")
@@ -163,7 +164,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
-    """Return a text as the first of the kinds that it can be. Raises ConfigError."""
+    """Return a text converted to the first possible type of `kinds`. Raises ConfigError."""
     plain = text.strip()
     if type(None) in kinds and plain.lower() in ("null", "none", ""):
         return None
@@ -190,10 +191,11 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
 
 
 def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
-    """Return `values`, changed.
+    """Return a copy of `values` with the changes in `by`.
 
-    Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields. A phase whose
-    `micro_rows` are given is not fitted to its GPU, unless that is given, too.
+    Mappings are changed key by key, and other values are replaced, including a mixture, because the keys of a mixture
+    are not fields. A phase with given `micro_rows` is not fitted to the GPU (`fit` becomes False), unless `fit` is
+    given as well.
     """
     if not isinstance(by, Mapping):
         raise ConfigError(f"expected a mapping, got {by!r}")
@@ -204,6 +206,6 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
             result[key] = changed(inner, value)
         else:
             result[key] = value
-    if "micro_rows" in by and "fit" in values:  # a given number is not replaced by a fitted one
+    if "micro_rows" in by and "fit" in values:  # keep the given number instead of a fitted number
         result["fit"] = by.get("fit", False)
     return result

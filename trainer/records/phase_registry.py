@@ -1,8 +1,8 @@
-"""Every phase of training, in the order in which they run. Light to import: no torch here.
+"""Registry of all training phases, in the order of execution. Light to import: no torch here.
 
-Whoever names phases asks here: the plan, the program, the recipes, fingerprints, the commands and their help. A new
-phase is one entry, one module with `run(config, making, keeping, ranks)`, and its configuration in the recipes. Those
-of packs follow those of the core.
+The plan, the trainer, the recipes, the fingerprints and the commands with their help read the phases here. A new phase
+needs an entry, a module with `run(config, making, keeping, ranks)`, and a configuration in the recipes. Phases of packs
+follow the phases of the core.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from store import packs
 from trainer.records.phase import PROMPTS, TALK, TEXT, Phase
 
 KIND = "phases"
-INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to begin from; a second, frozen model
+INIT, TEACHER = "init", "teacher"  # roles of inputs: an imported start model; a second, frozen model
 
 
 _ALL = (
@@ -51,20 +51,20 @@ _ALL = (
     ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in (*_ALL, *map(packs.load, packs.entries(KIND).values()))}
-USUAL = "sft"  # the default phase of a launch, and the default model of a talk
+USUAL = "sft"  # default phase of a launch, and default model of a chat
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
 KINDS |= {task: task for task in TASKS}
-"""Role of the artifact that holds each of our kinds of conversations and prompts; "" = no artifact holds it."""
+"""Role of the artifact for each built-in kind of conversations and prompts; "" = no artifact."""
 
 
 def phase_names() -> str:
-    """Return the phases in words: `base, mid, sft`."""
+    """Return the names of all phases: `base, mid, sft`."""
     return ", ".join(PHASES)
 
 
 def listed(some: Sequence[str]) -> str:
-    """Return them as a sentence has them: `mid, sft and rl`."""
+    """Return the words joined for a sentence: `mid, sft and rl`."""
     return " and ".join(filter(None, (", ".join(some[:-1]), *some[-1:])))
 
 
@@ -74,36 +74,37 @@ def all_phases() -> tuple[str, ...]:
 
 
 def phases_reading(*kinds: str) -> tuple[str, ...]:
-    """Return the phases that read one of these."""
+    """Return the phases with one of these kinds of data."""
     return tuple(name for name, one in PHASES.items() if one.reads in kinds)
 
 
 def phases_sized() -> dict[str, str]:
-    """Return the sizes that phases take from flags and settings, each with the phase that it is for."""
+    """Return the sizes accepted from flags and settings, each with the name of the phase."""
     return {size: name for name, one in PHASES.items() for size in one.sizes}
 
 
 def checkpoint_folders() -> set[str]:
-    """Return the folders of the store that hold what phases make."""
+    """Return the store folders for the results of phases."""
     return {one.folder for one in PHASES.values()}
 
 
 def model_roles() -> set[str]:
-    """Return the roles under which a phase reads a model: the first process alone reads it."""
+    """Return the input roles of models: only the first process reads such an input."""
     return {*PHASES, INIT, TEACHER}
 
 
 def starts_from(phase: str, roles: Collection[str]) -> str:
-    """Return the role of the model that a phase with such inputs goes on from; "" where it begins from nothing."""
+    """Return the role of the start model for a phase with these input roles; "" if the phase starts from scratch."""
     one = PHASES[phase]
     found = next((before for before in (INIT, *one.follows) if before in roles), "")
-    return found or (one.follows[0] if one.follows else "")  # a missing one is reported by the code that opens it
+    return found or (one.follows[0] if one.follows else "")  # the code opening a missing model reports the error
 
 
 def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[str, str]:
-    """Return the phases that lead to those asked for -> what each goes on from: a phase, `init`, or "" for nothing.
+    """Return the phases up to the requested phases -> the start of each: a phase, `init`, or "" for none.
 
-    known: those of the profile. With somebody else's model only what is asked for is in it, and what that needs.
+    known: phases of the profile. With an imported model (`has_init`), the result contains only the requested phases and
+    their required predecessors.
     """
     unasked = {name for name, one in PHASES.items() if has_init or one.optional and {*one.follows} & {*asked}}
     inside = {name for name in PHASES if name in asked or name not in unasked}
@@ -120,5 +121,5 @@ def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[
 
 
 def nearest(candidates: Sequence[str], found: Collection[str], has_init: bool) -> str:
-    """Return the first candidate that is there, else `init` where there is one, else ""."""
+    """Return the first candidate in `found`, else `init` with an imported model and candidates, else ""."""
     return next((one for one in candidates if one in found), INIT if has_init and candidates else "")

@@ -1,4 +1,4 @@
-"""The settings of the phase rl: its rollouts, its rewards, its loss. Light: no torch here."""
+"""Settings of the phase rl: rollouts, rewards, loss. Light: no torch here."""
 
 import math
 from dataclasses import dataclass
@@ -12,81 +12,82 @@ ENGINES = ("embedded", "vllm")
 
 @dataclass(frozen=True, kw_only=True)
 class RlConfig:
-    """Group-relative policy optimisation. The rows of a step are its answers: `group` to each prompt.
+    """Group-relative policy optimisation. The rows of a step are answers: `group` answers per prompt.
 
-    Sources: Shao et al., arXiv 2402.03300 (GRPO); Yu et al., arXiv 2503.14476 (DAPO); Liu et al., arXiv 2503.20783
-    (Dr. GRPO); Zheng et al., arXiv 2507.18071 (GSPO); nanochat, scripts/chat_rl.py (plain).
+    Sources: Shao et al., arXiv 2402.03300 (GRPO); Yu et al., arXiv 2503.14476 (DAPO); Liu et al., arXiv 2503.20783 (Dr.
+    GRPO); Zheng et al., arXiv 2507.18071 (GSPO); nanochat, scripts/chat_rl.py (plain).
     """
 
     group: int = 8
-    """Answers to each prompt; divides `rows`."""
+    """Answers per prompt; divides `rows`."""
     max_new: int = 256
-    """Tokens of an answer at most."""
+    """Maximum tokens of an answer."""
     temperature: float = 1.0
     """Temperature of sampling and of the log-probabilities in the loss."""
     top_k: int = 0
-    """Only this many of the likeliest ids are sampled from; 0 = all, as the loss assumes."""
+    """Sample only from this many of the likeliest ids; 0 = all, as the loss assumes."""
     top_p: float = 1.0
-    """Only the likeliest ids that together have this probability are sampled from."""
+    """Sample only from the likeliest ids with this total probability."""
     loss: str = "dapo"
-    """`dapo`: mean over all tokens of the batch; `grpo`: over the tokens of each answer, then over answers; `dr_grpo`:
-    over `max_new` tokens of each answer, and advantages are not divided by the spread; `gspo`: one ratio for an answer;
-    `plain`: no ratio, no clipping, no spread."""
+    """`dapo`: mean over all tokens of the batch; `grpo`: mean over the tokens of each answer, then over answers;
+    `dr_grpo`: each answer divided by `max_new` tokens, and advantages not divided by the standard deviation; `gspo`: a
+    single ratio per answer; `plain`: no ratio, no clipping, no division by the standard deviation."""
     clip_low: float = 0.2
-    """The ratio to the policy that answered is clipped from 1 - this ..."""
+    """Lower clip range: the ratio to the sampling policy is at least 1 - clip_low."""
     clip_high: float = 0.28
-    """... to 1 + this."""
+    """Upper clip range: the ratio to the sampling policy is at most 1 + clip_high."""
     beta: float = 0.0
-    """Weight of the KL divergence (k3) from the model at the start of the phase; 0 = none, and no copy of that model is
-    kept."""
+    """Weight of the KL divergence (k3) from the model at the start of the phase; 0 = none, and no copy of the start
+    model is kept."""
     num_iterations: int = 1
     """Updates on the same answers."""
     correction: float = 2.0
-    """Largest importance weight of a token, where the engine that answered and the trainer disagree about
-    its probability; 0 = no correction."""
+    """Maximum importance weight of a token if the engine and the trainer disagree about the token's probability; 0 = no
+    correction."""
     dynamic_sampling: int = 0
-    """Number of times that other prompts are tried in place of those whose answers all have the same reward."""
+    """Maximum number of retries with other prompts, replacing prompts whose answers all have the same reward."""
     overlong: int = 0
-    """Number of last tokens of `max_new` that cost an answer up to 1; 0 = none."""
+    """Number of last tokens of `max_new` with a length penalty of up to 1; 0 = none."""
     mask_truncated: bool = False
-    """Answers that were cut off do not count in the loss."""
+    """Exclude truncated answers from the loss."""
     reward: str = ""
-    """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
+    """Text of a Python file with `reward(question, answer, completion)`, replacing the reward of the task."""
     engine: str = "embedded"
-    """Engine of the answers. `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
-    weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`, or on
-    `engine_tensor_parallel` of them."""
+    """Engine for the answers. `embedded`: the model in training; `vllm`: vLLM in separate processes with new weights
+    before each step: a single process on a machine without a GPU, else a process on each of `engine_devices`, or on
+    each group of `engine_tensor_parallel` of them."""
     engine_devices: tuple[int, ...] | int = rounding(())
-    """GPUs of the machine, counted from 0, on which vLLM answers; () = all but `train_devices`. Jobs of earlier
-    versions have a number here, of the last GPUs of the machine."""
+    """GPUs of the machine, counted from 0, for vLLM; () = all except `train_devices`. Jobs of earlier versions contain
+    an integer instead: the number of GPUs at the end of the machine's list."""
     train_devices: tuple[int, ...] = rounding(())
-    """GPUs of the machine that train; () = all but `engine_devices`."""
+    """GPUs of the machine for training; () = all except `engine_devices`."""
     engine_tensor_parallel: int = rounding(1)
-    """GPUs over which each process of vLLM spreads the model; it divides the number of `engine_devices`, and the
-    attention heads of the model."""
+    """GPUs per vLLM process for the model; divides the number of `engine_devices` and the attention heads of the
+    model."""
     engine_memory: float = rounding(0.9)
-    """Share of the memory of each of these GPUs that vLLM takes."""
+    """Share of the memory of each engine GPU for vLLM."""
     lag: int = newer(0)
-    """1: the answers of a step are of the weights one update before, so that vLLM answers while the model learns."""
+    """1: the answers of a step come from the weights before the last update, so that vLLM generates while the model
+    learns."""
     eval_every: int = 10
-    """Steps between measurements on the problems that are watched; 0 = only at the end."""
+    """Steps between measurements on the watched problems; 0 = only at the end."""
     eval_problems: int = 64
-    """Number of problems in each of these measurements."""
+    """Number of problems in each measurement."""
     test_problems: int = 1024
-    """Number of problems kept for the end that are measured by their likeliest answer."""
+    """Number of held-out problems for the final measurement with greedy answers."""
     drawn_problems: int = newer(256)
-    """Number of those for which answers are sampled, for pass@1 and pass@k: k answers each cost k times as much."""
+    """Number of problems with sampled answers, for pass@1 and pass@k: k answers each cost k times as much."""
     samples_each: int = 8
-    """Answers sampled for each of them: k of pass@k."""
+    """Sampled answers per problem: k of pass@k."""
     side_by_side: int = rounding(128)
-    """Answers that are generated at the same time."""
+    """Answers generated at the same time."""
     shown: float = rounding(0.0)
-    """Share of sft's mixture that are demonstrations of the tasks, where sft and rl are asked for together: a model
-    that is never right has nothing to learn from. It is part of what sft is, not of rl."""
+    """Share of task demonstrations in sft's mixture if sft and rl are requested together: a model without any right
+    answer cannot learn. The setting is part of sft's fingerprint, not of rl's."""
     unsafe_rewards: bool = newer(False)
-    """Run the code of mbpp's answers although no jail can be had here."""
+    """Run the code of mbpp's answers even without a jail on this machine."""
     grail_compat: bool = newer(False)
-    """Reward answers to gsm8k as GRAIL does, with its mistakes."""
+    """Reward answers to gsm8k as GRAIL does, including GRAIL's mistakes."""
 
     def __post_init__(self) -> None:
         in_bounds(
@@ -143,9 +144,9 @@ class RlConfig:
             )
 
     def divided(self, num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the GPUs that train and those that answer, of a machine with so many; one that names none: all train.
+        """Return the GPUs for training and the GPUs for answers on a machine with `num_gpus` GPUs.
 
-        What is said may name GPUs that the machine has not.
+        Without configured devices, all GPUs train. The result may contain configured GPUs missing on the machine.
         """
         training, answering = self.train_devices, self.engine_devices
         if isinstance(answering, int):
@@ -157,24 +158,24 @@ class RlConfig:
 
     @property
     def has_ratio(self) -> bool:
-        """Return whether the policy that answered can be another one than that which is changed."""
+        """Return True if the sampling policy can differ from the trained policy, so that the loss uses a ratio."""
         return self.loss != "plain"
 
     @property
     def divides_by_spread(self) -> bool:
-        """Return whether advantages are divided by the standard deviation of their group."""
+        """Return True if advantages are divided by the standard deviation of the group."""
         return self.loss not in ("dr_grpo", "plain")
 
 
 def soft_overlong(length: int, config: RlConfig) -> float:
-    """Return the cost of an answer's length: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
+    """Return the length penalty of an answer: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
     if not config.overlong:
         return 0.0
     return -min(1.0, max(0.0, (length - (config.max_new - config.overlong)) / config.overlong))
 
 
 def pass_at(k: int, right: int, of: int) -> float:
-    """Return the unbiased estimate of the chance that one of k answers is right, `right` of `of` being so.
+    """Return the unbiased estimate of the probability of a right answer among k, from `right` of `of` samples.
 
     Source: Chen et al., arXiv 2107.03374.
     """

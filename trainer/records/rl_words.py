@@ -1,4 +1,4 @@
-"""The flags about reinforcement learning, parsed into plain values. Light: no torch here."""
+"""Parser for the flags about reinforcement learning. Light: no torch here."""
 
 import math
 from typing import Any
@@ -9,11 +9,11 @@ from trainer.records.rl_config import ENGINES
 
 
 def parse_tasks(words: str) -> dict[str, float] | None:
-    """Return tasks with their weights of `sort`, `my.jsonl`, `sort=1,gsm8k=3`; None for nothing. Raises ConfigError."""
+    """Return the weights of `sort`, `my.jsonl` or `sort=1,gsm8k=3`; None for an empty text. Raises ConfigError."""
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
         source, equals, weight = word.rpartition("=")
-        if COLUMNS.search(word) and not COLUMNS.search(source):  # the last = is that of a column
+        if COLUMNS.search(word) and not COLUMNS.search(source):  # the last = belongs to a column
             source, equals = word, ""
         try:
             found[source or word] = float(weight) if equals else 1.0
@@ -30,9 +30,9 @@ def parse_reward(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the flags of rl as fields of RlConfig.
 
-    code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--lag`, as checked numbers
-    `--engine-devices` and `--train-devices`, and `--engine-tensor-parallel`. Raises ConfigError for an engine that is
-    not known.
+    code: text of the file in `--reward`; the other arguments are `--unsafe-rewards`, `--engine`, `--lag`, the validated
+    numbers of `--engine-devices` and `--train-devices`, and `--engine-tensor-parallel`. Raises ConfigError for an
+    unknown engine.
     """
     if engine and engine not in ENGINES:
         raise ConfigError(f"--engine {engine}: known: {', '.join(ENGINES)}")
