@@ -1,6 +1,6 @@
-"""A line chart: laid out once, drawn as SVG for a page and as PNG for everywhere else. No torch here.
+"""Line chart with a single layout, drawn as SVG for a page or as PNG for other uses. No torch here.
 
-In: a `Chart`. Out: an `svg` element, or the bytes of a PNG.
+A `Chart` becomes an `svg` element, or the bytes of a PNG.
 """
 
 import io
@@ -14,10 +14,10 @@ from data.report.html import Html, tag
 
 WIDTH, HEIGHT = 640, 240
 RIGHT, TOP, BELOW = 24, 12, 36
-LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
-MOST_POINTS = 400  # points of a line: more do not show
-AXIS = 4  # left edge of the word for what is counted along the bottom
-BANDS = 80  # stretches that say their figures when they are pointed at
+LEAST_LEFT, LETTER, GAP = 58, 7, 6  # minimum left margin, pixels per letter, gap beside labels of the vertical axis
+MOST_POINTS = 400  # maximum points of a line: more are not visible
+AXIS = 4  # left edge of the horizontal axis title
+BANDS = 80  # hover bands with a tooltip
 STYLE = """
 .chart rect { fill: transparent; } .chart rect:hover { fill: var(--bar); opacity: .12; }
 .chart polyline { fill: none; stroke: var(--bar); stroke-width: 2; stroke-linejoin: round; }
@@ -29,61 +29,61 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure drawn over the steps, or over what `along` names; points are in the order of their steps."""
+    """A metric drawn over the steps, or over the quantity in `along`; points are in the order of the steps."""
 
     title: str
     points: tuple[Point, ...]
     smooth: bool = False
-    """Draw a running mean, and the points themselves faintly."""
+    """Draw a running mean, with the raw points as a faint line."""
     from_zero: bool = False
     unit: str = ""
     along: str = "step"
-    """The quantity of the horizontal axis."""
+    """Quantity of the horizontal axis."""
     run: str = ""
-    """Name of the run, shown above the picture where no page shows it."""
+    """Name of the run, in the title of a standalone picture."""
     marks: tuple[tuple[float, str], ...] = ()
-    """Events, each as a step and words."""
+    """Events, each as a step and a label."""
 
 
 @dataclass(frozen=True)
 class ChartLayout:
-    """A chart in pixels of WIDTH x HEIGHT, from the top left corner."""
+    """Positions of a chart's elements in pixels of WIDTH x HEIGHT, from the top left corner."""
 
     lines: list[list[Point]] = field(default_factory=list)
-    """The line itself is last; what stands before it is faint."""
+    """The main line comes last; earlier lines are faint."""
     across: list[tuple[float, str]] = field(default_factory=list)
-    """x and words of each mark."""
+    """x position and label of each tick on the horizontal axis."""
     up: list[tuple[float, str]] = field(default_factory=list)
     bands: list[tuple[float, float, str]] = field(default_factory=list)
-    """Left edge, width and words of the stretches."""
+    """Left edge, width and tooltip of each hover band."""
     marks: list[tuple[float, str]] = field(default_factory=list)
-    """x and words of what happened."""
+    """x position and label of each event."""
     left: int = LEAST_LEFT
-    """Left edge of the drawing, right of the labels of the vertical axis."""
+    """Left edge of the plot area, right of the labels of the vertical axis."""
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Return at most so many: the means of stretches of equal length."""
+    """Return at most `most` points: the mean of each stretch of equal length, at the stretch's last x."""
     each = -(-len(points) // most) if points else 1
     stretches = [points[at : at + each] for at in range(0, len(points), each)]
     return [(one[-1][0], sum(y for _, y in one) / len(one)) for one in stretches]
 
 
 def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
-    """Return the mean of each with the points around it, together about `share` of all, as many on each side."""
+    """Return the centred running mean of the points over a window of about `share` of all points."""
     reach = round(len(points) * share / 2)
     sums = [0.0]
     for _, y in points:
         sums.append(sums[-1] + y)
     found = []
     for at, (x, _) in enumerate(points):
-        near = min(reach, at, len(points) - 1 - at)  # as many before as after, so that the ends are not bent
+        near = min(reach, at, len(points) - 1 - at)  # a symmetric window avoids bending the ends
         found.append((x, (sums[at + near + 1] - sums[at - near]) / (2 * near + 1)))
     return found
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, at most so many and one more."""
+    """Return round numbers from `low` to `high`, at most `most` + 1 numbers."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * one for one in (1, 2, 2.5, 5, 10) if power * one >= raw * (1 - 1e-9))
@@ -92,17 +92,17 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def margin_of(low: float, high: float, share: float) -> float:
-    """Return the room that an axis has beyond its values: a share of their spread.
+    """Return the margin of an axis beyond the values: a share of the spread of the values.
 
-    Values that differ by rounding alone, such as the mean of a constant, have no spread: marks between them would be
-    one number.
+    Values with only rounding differences, such as the mean of a constant, count as equal, because axis labels between
+    them would all be the same number.
     """
     spread = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0
     return share * spread or 0.05 * abs(high) or 1.0
 
 
 def layout(chart: Chart) -> ChartLayout:
-    """Lay a chart out, without points that are no finite numbers; with none left there is nothing to draw."""
+    """Return the layout of a chart, without non-finite points; an empty layout if no point remains."""
     points = [one for one in chart.points if math.isfinite(one[1])]
     if not points:
         return ChartLayout()
@@ -111,7 +111,7 @@ def layout(chart: Chart) -> ChartLayout:
         lines.append(thin(running_mean(points)))
     shown = [y for line in lines for _, y in line]
     low, high = min(shown), max(shown)
-    if chart.smooth and len(shown) > 100:  # a few outliers do not press all the rest flat
+    if chart.smooth and len(shown) > 100:  # keep a few outliers from flattening the line
         cut = sorted(shown)[int(len(shown) * 0.995)]
         high = cut + 0.1 * (cut - low)
     low = min(0.0, low) if chart.from_zero else low
@@ -145,7 +145,7 @@ def layout(chart: Chart) -> ChartLayout:
 
 
 def labels(values: Sequence[float], unit: str = "") -> list[str]:
-    """Return the words of the marks of one axis, with as many digits as it takes to tell them apart."""
+    """Return the labels of the ticks of an axis, with enough digits for distinct labels."""
     words = [number(one) for one in values]
     if len(set(words)) < len(words):
         digits = max(0, -math.floor(math.log10(min(b - a for a, b in itertools.pairwise(values))) + 1e-9))
@@ -154,7 +154,7 @@ def labels(values: Sequence[float], unit: str = "") -> list[str]:
 
 
 def number(value: float) -> str:
-    """Return a number as `1.2M`, `34k`, `250`, `0.031` or `2.0e-05`: four digits at most."""
+    """Return a number as `1.2M`, `34k`, `250`, `0.031` or `2.0e-05`, with at most four digits."""
     size = abs(value)
     for letter, much in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= 10 * much or size >= much > 1e3:
@@ -165,7 +165,7 @@ def number(value: float) -> str:
 
 
 def svg(chart: Chart) -> Html:
-    """Return the chart as SVG, to stand in a page."""
+    """Return the chart as an SVG element for a page."""
     drawn, found = [], layout(chart)
     for y, words in found.up:
         drawn.append(tag("line", x1=found.left, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
@@ -187,13 +187,13 @@ def svg(chart: Chart) -> Html:
 
 
 INK, SOFT, RULE, BAR, FAINT, MARK = "#1b2733", "#64748b", "#e2e8f0", "#2f6fdb", "#bcd1f4", "#c2410c"
-SCALE = 4  # drawn that much larger than it is kept, which smooths the lines
-KEPT = 2  # pixels of a PNG for one of the layout
-HEAD = 26  # room for the title
+SCALE = 4  # drawing scale; downsampling smooths the lines
+KEPT = 2  # PNG pixels per layout pixel
+HEAD = 26  # height of the title
 
 
 def png(chart: Chart) -> bytes:
-    """Return the picture: white, with the title above; twice the size of the layout."""
+    """Return the chart as PNG bytes: white background, title above, twice the size of the layout."""
     from PIL import Image, ImageDraw, ImageFont
 
     found = layout(chart)

@@ -1,11 +1,11 @@
-"""The recipes of several runs, held against each other. Standard library only."""
+"""Comparison of the recipes of several runs. Standard library only."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the differences between runs: a `name`, and the `values` by run; None where a run has none."""
+    """Return the settings with differences between runs: a `name`, and the `values` by run; None = not set in a run."""
     flat = {run: dict(flattened(config)) for run, config in configs.items()}
     names = dict.fromkeys(name for one in flat.values() for name in one)
     found = []
@@ -17,7 +17,7 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flattened(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a nested configuration by their dotted names."""
+    """Yield the values of a nested configuration with dotted names, without None values."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{above}{key}.")

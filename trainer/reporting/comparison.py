@@ -1,6 +1,6 @@
-"""Two runs as one HTML page: their curves over each other, what differs between their recipes, their figures.
+"""HTML page comparing two runs: overlaid curves, recipe differences, final metrics.
 
-In: two stories. Out: the page's text. No torch here.
+`page` takes two stories and returns the text of the page. No torch here.
 """
 
 import math
@@ -52,7 +52,7 @@ def page(first: Story, second: Story) -> str:
 
 
 def all_differences(first: Story, second: Story) -> dict[str, list[dict[str, Any]]]:
-    """Return the differences between the recipes, by the phases that both have."""
+    """Return the differences between the recipes, by phase, for phases present in both runs."""
     theirs = {one.name: one for one in second.phases}
     return {
         one.name: differences({first.run: one.config, second.run: theirs[one.name].config})
@@ -62,7 +62,7 @@ def all_differences(first: Story, second: Story) -> dict[str, list[dict[str, Any
 
 
 def overlays(first: PhaseStory, second: PhaseStory) -> Iterator[tuple[str, str, Chart, Chart]]:
-    """Yield the figures that both have: a short name, a title, and the two charts."""
+    """Yield the metrics present in both phases: a short name, a title, and the two charts."""
     others = dict(charts(second))
     for name, chart in charts(first):
         if name in others:
@@ -70,7 +70,7 @@ def overlays(first: PhaseStory, second: PhaseStory) -> Iterator[tuple[str, str, 
 
 
 def svg(title: str, first: Chart, second: Chart) -> Html:
-    """Return two charts as one SVG over the same axes, each with its running mean where the figure has one."""
+    """Return two charts as an SVG over the same axes, each with a running mean for smoothed metrics."""
     lines = [_line(first), _line(second)]
     points = [one for line in lines for one in line]
     low, high = min(y for _, y in points), max(y for _, y in points)

@@ -1,8 +1,8 @@
-"""A file of JSON lines, one or more for each step of a run, that goes on where a checkpoint stands.
+"""Log of JSON lines with a record or more per training step, truncated to the checkpoint on resume.
 
-In: records with a `step`. Out: the file, whole lines only, on the disk's way at once. A run that was killed has told
-of steps that its checkpoint does not know: they are done again, so their lines are dropped. What a pod or a store has
-brought may be anybody's: a line that is no such record is left out.
+Records have a `step`; the file contains only complete lines, each flushed at once. A killed run may have logged steps
+after the last checkpoint. The resumed run repeats these steps, so their lines are dropped on opening. Files from a pod
+or a store are untrusted input: malformed records are skipped.
 """
 
 import json
@@ -13,20 +13,20 @@ from typing import Any
 from store import outside
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
-FOLLOWED = "SLIPWAY_FOLLOWED"  # set where a terminal shows the figures of a step as they come
+FOLLOWED = "SLIPWAY_FOLLOWED"  # environment variable, set if a terminal shows every step
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
-OBJECTS = ("config", "conversations")  # keys of a first line whose values are objects
+OBJECTS = ("config", "conversations")  # keys in a first line with objects as values
 LINE_BYTES = outside.MIB
-MOST = 1e30  # a larger number is no figure, and sums of it would be none
+MOST = 1e30  # larger numbers are rejected, which also keeps sums finite
 
 
 class StepLines:
-    """`path`, kept up to step `start`; `kept` are its records."""
+    """Append-only log `path`, truncated to step `start`; `kept` holds the remaining records."""
 
     def __init__(self, path: Path, start: int, kinds: Mapping[str, type] = FIGURES) -> None:
         self.kept = [one for one in read(path, kinds) if one["step"] <= start]
-        # Not by `store.local_files`, which waits for the disk: figures are written anew from the last checkpoint on,
-        # and a disk that fails must not end a training that could still go on.
+        # This does not use `store.local_files`, which waits for the disk: a training rewrites the records after the
+        # last checkpoint anyway, and a failing disk must not end a training able to continue.
         draft = path.with_suffix(".draft")
         draft.write_text("".join(f"{json.dumps(one)}\n" for one in self.kept), encoding="utf-8")
         draft.replace(path)
@@ -41,12 +41,12 @@ class StepLines:
 
 
 def read(path: Path, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-    """Return the records of a file, [] where there is none."""
+    """Return the records of a file; [] without a file."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), kinds) if path.exists() else []
 
 
 def parse(text: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-    """Return the records of whole lines; what a kill cut off at the end, or is just being written, is left out."""
+    """Return the valid records of complete lines; an incomplete last line is skipped."""
     lines = (line for line in text.split("\n")[:-1] if line)
     return [found for line in lines if (found := _record(line, kinds)) is not None]
 

@@ -1,6 +1,6 @@
-"""How many of the tokens that a phase has read its loss was computed over: refused when none, warned of when few.
+"""Check of the share of tokens in the loss of a phase: an error for no tokens, a warning for few.
 
-In: the metrics.jsonl of a phase. Out: facts for its artifact.
+The functions read the metrics.jsonl of a phase and return facts for the phase's artifact.
 """
 
 import logging
@@ -13,21 +13,21 @@ from trainer.reporting.jsonl_log import read
 from trainer.reporting.metrics import last_loss, token_counts
 
 log = logging.getLogger(__name__)
-LEAST = 0.01  # share of a phase's tokens below which a loss over them is warned of
+LEAST = 0.01  # warn below this share of a phase's tokens in the loss
 
 
 def about(metrics: Path) -> dict[str, Any]:
-    """Return the last loss, over how many tokens it was computed, and the counts of conversations, where there are."""
+    """Return the last loss, the numbers of read and learnt tokens, and the conversation counts if present."""
     lines = read(metrics)
     tokens, learnt = token_counts(lines)
     counts = lines[0].get("conversations") if lines else None
     found = {"train_loss": last_loss(metrics), "read_tokens": tokens, "learnt_tokens": learnt}
-    # not "conversations", which is a number in the results of the steps that make them
+    # The key is not "conversations", which is a number in the results of the data steps.
     return found | ({"talk_counts": counts} if counts else {})
 
 
 def check(metrics: Path, phase: str) -> None:
-    """Warn of a loss over hardly any of the tokens. Raises Refused for one over none of them."""
+    """Emit a warning for a loss over few of the tokens. Raises Refused for a loss over no tokens."""
     tokens, learnt = token_counts(read(metrics))
     if not learnt:
         raise Refused(

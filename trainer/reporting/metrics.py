@@ -1,14 +1,13 @@
-"""The records that a run writes while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
+"""Records written during training: `metrics.jsonl`, `samples.jsonl` and progress records.
 
-In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
-`trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
-(of rl the reward) for `inv status`. Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens`
-(all so far, without padding), `learnt_tokens` (those of them that the loss was computed over), `tokens_per_s` and `mfu`
-of those that were read (over the last steps; the first line of a process says under `mfu_of` of what), `step_s`,
-`data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds). The first line
-of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived; and
-`conversations`, counts of those that it learns from. The log of the step has loss and tokens per second of every
-few steps.
+Each step appends a line to `metrics.jsonl`, read by `trainer.tracking`. At most a few `progress` records per second
+carry a short curve of the loss (of the reward for rl) for `inv status`. Metrics of a step: `loss` (nats per counted
+token), `grad_norm`, `lr`, `tokens` (total so far, without padding), `learnt_tokens` (total tokens in the loss so far),
+`tokens_per_s` and `mfu` of read tokens (over the last steps; the first line of a process names the peak under
+`mfu_of`), `step_s`, `data_wait_s`, `memory_bytes` (maximum so far, of the GPU or the process), `at` (UTC epoch
+seconds). The first line of a run also has `config`, the whole configuration received by the trainer, as proof of the
+requested settings, and `conversations`, counts of the training conversations. The step's text log shows loss and tokens
+per second every few steps.
 """
 
 import os
@@ -29,25 +28,25 @@ from trainer.reporting.jsonl_log import FOLLOWED, SAID, StepLines, read
 from trainer.reporting.peak_flops import Peak
 
 RECORD_EVERY_S = 0.3
-WINDOW = 20  # steps that a rate is the mean of
+WINDOW = 20  # number of steps for averaging rates
 POINTS = 32  # points of the short curve
-LINES, MOST_STEPS = 100, 100  # lines of a phase in its log, and the steps between two of them at most
+LINES, MOST_STEPS = 100, 100  # log lines per phase, and the maximum steps between two log lines
 
 
 @dataclass(frozen=True)
 class StepTokens:
-    """The tokens of one step."""
+    """Token counts of a step."""
 
     read: int
-    """Tokens in its rows, without padding."""
+    """Tokens in the rows, without padding."""
     learnt: int
-    """Tokens that the loss is computed over."""
+    """Tokens in the loss."""
     row_len: int
-    """Length of a row, as attention sees it."""
+    """Length of a row in attention."""
 
 
 class Metrics:
-    """The figures of one run, from step `start` on; lines of later steps (a killed run's) are dropped."""
+    """Metrics of a run from step `start` on; lines of later steps, from a killed run, are dropped."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Metrics:
         devices: int = 1,
         conversations: TalkCounts | None = None,
     ) -> None:
-        """Open the figures of a run. peak: of one device, None = not known, so there is no MFU."""
+        """Open the metrics of a run. peak: peak speed per device; None = unknown, so no MFU is computed."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config, self.first = config, start
         self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
@@ -76,7 +75,7 @@ class Metrics:
             self.arrived["conversations"] = asdict(conversations)
 
     def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
-        """Write that `step` steps are done, the last over so many tokens."""
+        """Write the metrics after `step` steps. tokens: counts of the last step."""
         self.tokens += tokens.read
         self.learnt_tokens += tokens.learnt
         now, config = time.monotonic() - self.asking_s, self.config
@@ -104,13 +103,13 @@ class Metrics:
             }
         )
         self.arrived = {}
-        self.curve.add(step, figures.get("reward", figures["loss"]))  # the loss of rl says nothing
+        self.curve.add(step, figures.get("reward", figures["loss"]))  # rl's loss is uninformative
         self._log(step, figures)
         if now - self.told_at < RECORD_EVERY_S and step < config.steps:
             return
         self.told_at = now
         eta_s = spent_s / (step - self.window[0][1]) * (config.steps - step)
-        if not config.reads_text:  # rows have different lengths
+        if not config.reads_text:  # row lengths vary
             count = {"done": step, "total": config.steps, "unit": "steps"}
         else:
             each = config.rows * config.sequence_len
@@ -118,7 +117,7 @@ class Metrics:
         emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points())
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Print the line of a step every few steps: `inv logs --tail`, the hub and `tail -f` over SSH show those."""
+        """Print a line every few steps, for `inv logs --tail`, the hub and `tail -f` over SSH."""
         steps = self.config.steps
         each = max(1, min(MOST_STEPS, steps // LINES))
         if os.environ.get(FOLLOWED) or (step % each and step not in (self.first + 1, steps)):
@@ -128,7 +127,7 @@ class Metrics:
         print(f"step {step} of {steps}: loss {figures['loss']:.4f}{reward}, {rate}", file=sys.stderr, flush=True)
 
     def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
-        """Write what the model says after `step` steps: prompts and texts. The time that it took is no training."""
+        """Write the model's samples after `step` steps: prompts and texts. `took_s` does not count as training time."""
         self.asking_s += took_s
         for one in said:
             self.said.add({"step": step, **one})
@@ -139,7 +138,7 @@ class Metrics:
 
 
 class Curve:
-    """A figure over a whole run in a few numbers: the means of as many stretches of steps."""
+    """Summary of a metric over a whole run: the means of at most POINTS stretches of steps."""
 
     def __init__(self, steps: int) -> None:
         self.each = -(-steps // POINTS)
@@ -154,9 +153,9 @@ class Curve:
 
 
 def most_memory() -> int:
-    """Return the bytes at the fullest moment; 0 = not known.
+    """Return the peak memory in bytes; 0 = unknown.
 
-    They are those of the GPU's memory that tensors took, else of this process.
+    The value is the peak GPU memory allocated by tensors, or without a GPU the peak resident memory of the process.
     """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
@@ -168,12 +167,12 @@ def most_memory() -> int:
 
 
 def token_counts(lines: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return how many tokens were read up to the last line, and over how many of them the loss was computed."""
+    """Return the numbers of read tokens and of tokens in the loss, up to the last line."""
     last = lines[-1] if lines else {}
     return last.get("tokens", 0), last.get("learnt_tokens", 0)
 
 
 def last_loss(path: Path) -> float:
-    """Return the nats per counted token of the last step."""
+    """Return the loss of the last step, in nats per counted token."""
     found: list[dict[str, Any]] = read(path)
     return float(found[-1]["loss"])

@@ -1,6 +1,6 @@
-"""Charts that lay several things over each other, as SVG: curves, parallel coordinates, differences. No torch here.
+"""Charts with several overlaid elements, as SVG: curves, parallel coordinates, differences. No torch here.
 
-In: lines with names, each of a group that has one colour. Out: `svg` elements for a page.
+The functions take named lines, each in a group with a colour, and return `svg` elements for a page.
 """
 
 import math
@@ -25,7 +25,7 @@ from trainer.reporting.chart import (
 
 WIDE, TALL = 960, 320
 LEFT, RIGHT, TOP = 64, 24, 14
-ROW = 26  # height of a row in a table of differences
+ROW = 26  # height of a row in a chart of differences
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a600", "#0c8599", "#c2255c", "#5f6b7a", "#74b816", "#7048e8")
 STYLE = """
 .tiles b { overflow-wrap: anywhere; }
@@ -39,7 +39,7 @@ STYLE = """
 
 @dataclass(frozen=True, kw_only=True)
 class CurveLine:
-    """One curve of a picture."""
+    """A curve of a chart."""
 
     name: str
     group: str
@@ -48,12 +48,12 @@ class CurveLine:
 
 
 def colours(groups: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each group; beyond ten they begin anew."""
+    """Return a colour for each group; after ten groups, the colours repeat."""
     return {one: COLOURS[number % len(COLOURS)] for number, one in enumerate(dict.fromkeys(groups))}
 
 
 def legend(by_group: Mapping[str, str]) -> Html:
-    """Return the groups and their colours."""
+    """Return the legend of groups and colours."""
     return tag(
         "div",
         *(tag("span", tag("i", style=f"background:{colour}"), one) for one, colour in by_group.items()),
@@ -62,7 +62,7 @@ def legend(by_group: Mapping[str, str]) -> Html:
 
 
 def curves(title: str, lines: Sequence[CurveLine], by_group: Mapping[str, str]) -> Html:
-    """Return curves over their steps, smoothed; what falls far out of the others at first does not press them flat."""
+    """Return smoothed curves over the steps, scaled so that outliers at the start do not flatten the rest."""
     drawn_lines = [
         (one, thin(running_mean([point for point in one.points if math.isfinite(point[1])]))) for one in lines
     ]
@@ -107,9 +107,9 @@ def curves(title: str, lines: Sequence[CurveLine], by_group: Mapping[str, str]) 
 def parallel(
     title: str, axes: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], by_group: Mapping[str, str]
 ) -> Html:
-    """Return parallel coordinates: `rows` are groups with their value on each axis; numbers by size, words in order.
+    """Return a parallel coordinates chart. `rows`: groups with a value per axis; numbers by size, words in order.
 
-    "" leaves the axis out of that row's line.
+    A value of "" leaves the axis out of the row's line.
     """
     places = [_places([values[at] for _, values in rows]) for at in range(len(axes))]
     across = [LEFT + 30 + at * (WIDE - 2 * LEFT - 90) / max(1, len(axes) - 1) for at in range(len(axes))]
@@ -136,7 +136,10 @@ def parallel(
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
-    """Return the place of each value on an axis, from 0 to 1."""
+    """Return the position of each value on an axis, from 0 to 1.
+
+    Positive numbers with a ratio of 8 or more are placed on a logarithmic scale.
+    """
     different = list(dict.fromkeys(one for one in values if one))
     try:
         numbers = {one: float(one) for one in different}
@@ -151,7 +154,10 @@ def _places(values: Sequence[str]) -> dict[str, float]:
 
 
 def differences(title: str, rows: Sequence[tuple[str, float, float]], by_group: Mapping[str, str]) -> Html:
-    """Return each difference as a dot with its interval, and a line at nothing; what is not finite is left out."""
+    """Return a chart with a dot and an interval per difference, and a line at zero.
+
+    A difference without a finite mean is left out; an interval without a finite width is not drawn.
+    """
     rows = [(name, middle, half if math.isfinite(half) else math.nan) for name, middle, half in rows]
     rows = [one for one in rows if math.isfinite(one[1])]
     if not rows:

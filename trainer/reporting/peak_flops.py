@@ -1,11 +1,11 @@
-"""The peak speed of a device, against which the utilisation of a training (MFU) is measured.
+"""Peak speed of a device, the reference for the utilisation of a training (MFU).
 
-In: the machine. Out: a `Peak`, floating point operations per second of one process's device, and where the number is
-from. A GPU's is its data sheet's for dense bfloat16 products, whatever the phase computes in, so that runs compare. A
-CPU has no such sheet: a product of matrices is timed. Called once by each phase, on the process that tells.
-MFU = operations that the model needs / seconds / peak of all devices; the operations are those of
-`ModelConfig.flops_per_token`: 6 per matrix parameter and token, and attention without a discount for the causal half;
-recomputation counts nothing. Source of the measure: Chowdhery et al., arXiv 2204.02311, appendix B.
+The result is a `Peak`: floating point operations per second of a process's device, with the source of the number. For a
+GPU, the number is the data sheet's for dense bfloat16 products, regardless of the phase's dtype, so that runs are
+comparable. For a CPU, a matrix product is timed. Each phase calls the module once, on the reporting process. MFU =
+operations needed by the model / seconds / peak of all devices; the operations are `ModelConfig.flops_per_token`: 6 per
+matrix parameter and token, plus attention without a discount for the causal half; recomputation is not counted. Source
+of the measure: Chowdhery et al., arXiv 2204.02311, appendix B.
 """
 
 import re
@@ -16,7 +16,7 @@ import torch
 
 from trainer.device import Machine
 
-# The first entry whose words are in the device's name counts; dense bfloat16 with float32 sums, by data sheets.
+# The first entry found in the device's name counts; dense bfloat16 with float32 sums, from data sheets.
 TFLOPS = (
     ("H100 PCIe", 756),
     ("H100 NVL", 835),
@@ -31,25 +31,25 @@ TFLOPS = (
     *(("RTX 4090", 165), ("RTX 4080", 97), ("RTX 3090 Ti", 80), ("RTX 3090", 71), ("RTX 3080", 60)),
     *(("MI300X", 1307), ("MI325X", 1307), ("MI250X", 383)),
 )
-# Multiprocessors of a whole GPU of those that can be cut into slices, each of which calls itself `... MIG 3g.40gb`.
+# Multiprocessors of a whole GPU, for GPUs with MIG slices; the name of a slice ends in `... MIG 3g.40gb`.
 MULTIPROCESSORS = {"A30": 56, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100 NVL": 132, "H100": 132, "H800": 132,
                    "H200 NVL": 132, "H200": 132, "GH200": 132, "H20": 78, "B200": 148, "GB200": 152, "B300": 148,
                    "RTX PRO 6000": 188}  # fmt: skip
 SLICE = re.compile(r"\bMIG\b")
-SIDE = 768  # side of the matrices that a CPU multiplies: a tenth of a second in all
+SIDE = 768  # side of the matrices for timing a CPU: a tenth of a second in total
 TRIES = 4
 
 
 @dataclass(frozen=True)
 class Peak:
     flops_per_s: float
-    source: str  # source of the number, for people
+    source: str  # source of the number, for display
 
 
 def of_name(device: str, multiprocessors: int = 0) -> Peak | None:
-    """Return the speed of a GPU by the name that it gives itself, of a slice by how many multiprocessors it has.
+    """Return the peak of a GPU by device name; a MIG slice gets the share of its multiprocessors.
 
-    None when nobody has written its speed down.
+    Returns None for a GPU or a slice missing in the tables.
     """
     for part, tflops in TFLOPS:
         if not re.search(rf"\b{re.escape(part)}\b", device, re.IGNORECASE):
@@ -76,9 +76,9 @@ def of_machine(machine: Machine) -> Peak | None:
 
 
 def measured(dtype: torch.dtype) -> float:
-    """Return the best of a few products of square matrices, operations per second.
+    """Return the best speed of a few square matrix products, in operations per second.
 
-    What else runs here makes it less.
+    Other load on the machine lowers the result.
     """
     matrix = torch.full((SIDE, SIDE), 0.5, dtype=dtype)
     best = float("inf")

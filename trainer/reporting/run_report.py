@@ -1,7 +1,7 @@
-"""A run as one HTML page and a PNG for each curve: figures, configuration, cost, what the model said over time.
+"""Report of a run: an HTML page, and a PNG per curve, with metrics, configuration, cost and samples over time.
 
-In: a `Story`: what was read of a run, wherever it was. Out: the page's text, and charts. No torch here; what a run at
-work has not told yet is left out.
+The functions take a `Story`, the data read from a run, and return the text of the page, and charts. Data missing in an
+unfinished run is left out. No torch here.
 """
 
 import bisect
@@ -43,24 +43,24 @@ MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
 )
-MARK_S = 60.0  # time after its last step in which events still belong to a phase
-MOST_SAMPLES = 12  # moments of a phase that are shown
+MARK_S = 60.0  # seconds after a phase's last step in which events still belong to the phase
+MOST_SAMPLES = 12  # maximum number of sampled steps to show per phase
 
 
 @dataclass(frozen=True)
 class PhaseStory:
-    """One phase, as far as it has come."""
+    """Data of a phase so far."""
 
     name: str
     state: str = ""
-    """State of its step: waiting, running, done, reused, failed."""
+    """State of the phase's step: waiting, running, done, reused, failed."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its `PhaseConfig`; {} where it is not known."""
+    """Fields of the phase's `PhaseConfig`; {} if unknown."""
     lines: Sequence[Mapping[str, Any]] = ()
     """Lines of metrics.jsonl."""
     samples: Sequence[Mapping[str, Any]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the model that it has made."""
+    """Facts about the resulting model."""
     measured: Sequence[tuple[str, str, str]] = ()
     """Results of `inv eval`: measure, value, interval."""
 
@@ -69,21 +69,21 @@ class PhaseStory:
 class Story:
     run: str
     facts: Sequence[tuple[str, str]]
-    """Facts about the run as a whole, each with a name: provider, state, cost, time."""
+    """Facts about the whole run, as (name, value): provider, state, cost, time."""
     phases: Sequence[PhaseStory]
     written: str
-    """Time of writing, as people read it."""
+    """Time of writing, formatted for display."""
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
-    """Events of the run: UTC epoch seconds and words."""
+    """Events of the run: UTC epoch seconds and a label."""
     cost: Sequence[tuple[float, float]] = ()
-    """Minutes since its first pod was asked for, and the US dollars that it had cost by then."""
+    """Minutes since the request for the first pod, and the cost so far in US dollars."""
     memory: Sequence[tuple[float, float]] = ()
-    """Minutes since its GPUs were first asked, and the GB in use on the fullest of them at most."""
+    """Minutes since the first GPU query, and the GB in use on the fullest GPU."""
 
 
 def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str, Chart]]:
-    """Yield the charts that there are figures for, each with a short name; of a story with its run and its marks."""
+    """Yield (short name, chart) for each metric with data; with a story, charts carry the run's name and events."""
     run, marks = (story.run, tuple(_placed(phase, story.marks))) if story else ("", ())
     lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
     for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
@@ -95,14 +95,14 @@ def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str,
 
 
 def cost_chart(story: Story) -> Chart | None:
-    """Return the chart of a run's cost over time, None where it cost nothing."""
+    """Return the chart of a run's cost over time, or None without costs."""
     if not story.cost:
         return None
     return Chart("Cost, US dollars", tuple(story.cost), from_zero=True, unit=" USD", along="minute", run=story.run)
 
 
 def memory_chart(story: Story) -> Chart | None:
-    """Return the chart of the GPUs' memory over time, None where none was seen."""
+    """Return the chart of the GPU memory over time, or None without data."""
     if not story.memory:
         return None
     return Chart("GPU memory, the fullest at its most", tuple(story.memory), from_zero=True, unit=" GB", along="minute",
@@ -110,7 +110,7 @@ def memory_chart(story: Story) -> Chart | None:
 
 
 def _placed(phase: PhaseStory, marks: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
-    """Yield the step of each mark that falls into a phase."""
+    """Yield the step and the label of each event within a phase."""
     times = [float(one.get("at") or 0.0) for one in phase.lines]
     for at, words in marks:
         row = bisect.bisect_left(times, at)
@@ -119,7 +119,7 @@ def _placed(phase: PhaseStory, marks: Sequence[tuple[float, str]]) -> Iterator[t
 
 
 def _of_objective(phase: PhaseStory) -> Iterator[tuple[str, str, str, bool, bool, float]]:
-    """Yield the same of the figures that only its objective knows, in the order in which they came."""
+    """Yield entries in the form of CURVES for metrics known only to the phase's objective, in order of appearance."""
     seen = dict.fromkeys(key for line in phase.lines for key, one in line.items() if isinstance(one, (int, float)))
     for key in (one for one in seen if one not in TOLD_OTHERWISE and one not in {curve[0] for curve in CURVES}):
         yield key, key.replace("_", " ").capitalize(), "", True, False, 1.0
@@ -188,7 +188,7 @@ def _phase(phase: PhaseStory, story: Story) -> Iterator[Html]:
 def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
     last = phase.lines[-1] if phase.lines else {}
     if last:
-        if "reward" in last:  # the loss of rl says nothing
+        if "reward" in last:  # rl's loss is uninformative
             yield "last reward", f"{last['reward']:.4f}"
         else:
             yield "last loss", f"{last['loss']:.4f} nats per token"
@@ -228,7 +228,7 @@ def _said(phase: PhaseStory) -> list[Html]:
         return []
     prompts = list(dict.fromkeys(one["prompt"] for one in phase.samples))
     each = -(-len(moments) // MOST_SAMPLES)
-    chosen = sorted(moments)[::-1][::each][::-1]  # the last one always
+    chosen = sorted(moments)[::-1][::each][::-1]  # always includes the last step
     head = tag("tr", tag("th", "step", class_="number"), *(tag("th", prompt) for prompt in prompts))
     rows = (
         tag("tr", tag("td", f"{step:,}", class_="number"),

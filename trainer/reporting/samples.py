@@ -1,7 +1,7 @@
-"""Samples of the model's text while it learns: the same few prompts again and again, for people to read.
+"""Samples of the model's text during training: the same few prompts again and again, for people to read.
 
-In: the model as it is, the tokenizer. Out: prompts and texts, greedy, so that nothing random is used up: training goes
-on as if nobody had asked.
+The sampler takes the current model and the tokenizer, and returns prompts and texts. Decoding is greedy and consumes no
+random numbers, so sampling does not change the training.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MAX_NEW = 40
 
 
 class Sampler:
-    """Asks a model its questions: as talk, or as the beginning of a text."""
+    """Generates the model's answers to fixed prompts, as chat or as text continuation."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, is_talk: bool) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -29,7 +29,7 @@ class Sampler:
 
     def __call__(self) -> list[dict[str, str]]:
         stop = set(self.tokenizer.stops)
-        with uncompiled(self.model):  # training was compiled for other shapes
+        with uncompiled(self.model):  # training is compiled for different shapes
             said = generate(self.model, self.ids, stop, MAX_NEW)
         texts = [self.tokenizer.decode(ids, goes_on=not self.is_talk) for ids in said]
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]
@@ -43,5 +43,5 @@ class Sampler:
 
 
 def is_due(step: int, steps: int, times: int) -> bool:
-    """Return whether the model is asked after `step`: at equal distances, the last time at the end."""
+    """Return True if the model is sampled after `step`: `times` times at equal distances, the last at the end."""
     return times > 0 and step * times // steps > (step - 1) * times // steps

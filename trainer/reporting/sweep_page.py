@@ -1,6 +1,6 @@
-"""A sweep as one HTML page: the arms in their order, curves over each other, what is sure, what it cost.
+"""HTML page of a sweep: ranked arms, overlaid curves, significant differences, cost.
 
-In: a `SweepStory`, plain words and numbers. Out: the page's text.
+`page` takes a `SweepStory` of plain words and numbers, and returns the text of the page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from trainer.reporting.overlay import CurveLine
 
 @dataclass(frozen=True, kw_only=True)
 class ArmStory:
-    """One arm, in words but for what is drawn."""
+    """An arm of a sweep, as formatted text, with numbers only for charts."""
 
     name: str
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -23,27 +23,27 @@ class ArmStory:
     verdict: str = ""
     state: str = ""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Other figures by name."""
+    """Additional metrics by name."""
     difference: tuple[float, float] | None = None
-    """Mean of the difference, and half of its interval."""
+    """Mean of the difference, and half the width of the interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStory:
-    """All that the page tells."""
+    """Data of the page."""
 
     name: str
     about: str
     figure: str
-    """The figure that arms are ranked by, in words."""
+    """Metric for ranking the arms, in words."""
     against: str
     facts: Sequence[tuple[str, str]]
     arms: Sequence[ArmStory]
-    """The best first."""
+    """Arms in rank order, the best first."""
     curves: Sequence[tuple[str, Sequence[CurveLine]]]
     """Charts by title."""
     best: str
-    """The command that does it once more, "" while there is none."""
+    """Command for repeating the best arm; "" without a result."""
     promote: str
     written: str
 
