@@ -1,7 +1,8 @@
-"""Rows that go on from prompts which many of them share: keys and values of a prompt are kept, and read, once.
+"""Rows branching from shared prompts: the keys and values of a prompt are stored, and read, only once.
 
-In: prompts that were read, the id that each row goes on with. Out: hidden states. On a CPU what attention costs is what
-it reads from memory, and most of that are prompts. All rows are equally far behind their prompts.
+The cache takes prefilled prompts and the next id of each row, and returns hidden states. On a CPU, memory reads
+dominate the cost of attention, and most of these reads are prompts. All rows are the same number of tokens past their
+prompts.
 """
 
 from dataclasses import dataclass, replace
@@ -12,38 +13,38 @@ from torch import Tensor
 
 from trainer.model.decoder import Cache, Decoder, Kept, Positions
 
-FIRST = 8  # tokens for which there is room at first; then for half as many more, and so on
+FIRST = 8  # initial capacity in tokens; grows by half, at least by FIRST
 
 
 @dataclass
 class Branches(Kept):
-    """A cache of rows, each of which belongs to one of P prompts."""
+    """Cache of rows, each belonging to one of P prompts."""
 
-    prompts: Cache  # cache of P rows of S places
-    lengths: Tensor  # (P,), of the prompts
-    beyond: Tensor  # bool (P, 1, 1, S), True behind the end of a prompt
-    keys: Tensor  # (L, B, KV, T, D), of what follows
+    prompts: Cache  # cache of P rows with S positions
+    lengths: Tensor  # (P,), lengths of the prompts
+    beyond: Tensor  # bool (P, 1, 1, S), True after the end of a prompt
+    keys: Tensor  # (L, B, KV, T, D), keys of the answers
     values: Tensor
-    most_new: int  # tokens that follow
+    most_new: int  # maximum tokens of an answer
     length: int = 0  # length of the answers so far
-    slots: Tensor = None  # type: ignore[assignment]  # (N,), where each row stands among P * most: those of a prompt together
-    most: int = 0  # rows of a prompt
-    of: Tensor | None = None  # (N,), the prompts of the rows for which that was found
-    order: Tensor | None = None  # (N,), which row stands at each of P * most, where all of these are taken
+    slots: Tensor = None  # type: ignore[assignment]  # (N,), slot of each row among P * most slots, grouped by prompt
+    most: int = 0  # maximum rows of a prompt
+    of: Tensor | None = None  # (N,), the `prompts` argument behind the current slots
+    order: Tensor | None = None  # (N,), row in each of P * most slots, if no slot is empty
 
     @staticmethod
     def empty(prompts: Cache, lengths: Tensor, rows: int, new: int) -> "Branches":
-        """Return room for `rows` rows of `new` tokens behind their prompts."""
+        """Return a cache with capacity for `rows` rows of `new` tokens after the prompts."""
         layers, _, heads, _, size = prompts.keys.shape
         keys = prompts.keys.new_zeros((layers, rows, heads, min(new, FIRST), size))
         beyond = torch.arange(prompts.keys.shape[3]) >= lengths[:, None, None, None]
         return Branches(prompts, lengths, beyond, keys, torch.zeros_like(keys), new)
 
     def read(self, model: Decoder, ids: Tensor, prompts: Tensor) -> Tensor:
-        """Return hidden states (N, d) of the next ids (N,) of the first N rows; prompts (N,): to which each belongs."""
+        """Return hidden states (N, d) of the next ids (N,) of the first N rows; prompts (N,): prompt of each row."""
         if prompts is not self.of:
             self._find_slots(prompts)
-        each = model.positions((self.lengths + self.length)[:, None])  # of a prompt: its rows are equally far
+        each = model.positions((self.lengths + self.length)[:, None])  # per prompt: all rows share a position
         at = replace(each, cos=each.cos[prompts], sin=each.sin[prompts])
         if self.length == self.keys.shape[3]:
             more = (0, 0, 0, min(max(FIRST, self.length // 2), self.most_new - self.length))
@@ -59,10 +60,10 @@ class Branches(Kept):
         self.order = order if len(prompts) == len(count) * self.most else None
 
     def place(self, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """Have the first N rows hold the branches that go on from rows `parents` (N,), which are in order.
+        """Rearrange the first N rows to hold the branches continuing from rows `parents` (N,), sorted.
 
-        The first branch of a row stays where that is, if it is one of the first N; all others are copied to rows from
-        which nothing goes on. Returns the row of each branch, and the branch in each row.
+        The first branch of a row stays in place if the row is among the first N; all other branches are copied to rows
+        without a continuation. Returns the row of each branch, and the branch in each row.
         """
         stays = (parents < len(parents)) & (parents != F.pad(parents, (1, 0), value=-1)[:-1])
         is_free = torch.ones(len(parents), dtype=torch.bool)
@@ -74,10 +75,10 @@ class Branches(Kept):
         return place, place.argsort()
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v (N, KV, 1, D) of new tokens; return those of all that follow their prompts, (N, KV, T, D).
+        """Append k and v (N, KV, 1, D) of new tokens; return keys and values of all answer tokens, (N, KV, T, D).
 
-        Some places that are still empty may be among them: in 16 bits, products of matrices copy what does not lie in
-        one piece.
+        In 16 bits, the result includes positions still empty, because a matrix product would copy a non-contiguous
+        slice.
         """
         rows, end = len(k), self.length + 1 if k.dtype == torch.float32 else self.keys.shape[3]
         self.keys[layer, :rows, :, self.length] = k[:, :, 0]
@@ -88,7 +89,7 @@ class Branches(Kept):
         self.length += count
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
-        """Return (N, H, 1, D): the queries of a prompt's rows meet its keys in one product of matrices."""
+        """Return (N, H, 1, D), with one matrix product for all queries of a prompt's rows."""
         k, v = self.put(layer, k, v)
         rows, heads, _, size = k.shape
         own = q.reshape(rows, heads, -1, size)  # (N, KV, H / KV, D)
@@ -101,7 +102,7 @@ class Branches(Kept):
         return (found + rest @ v).view(q.shape)
 
     def _together(self, x: Tensor) -> Tensor:
-        """Return (P, KV, most * G, X) for x (N, KV, G, X); where a prompt has fewer rows, nothing that counts."""
+        """Return (P, KV, most * G, X) for x (N, KV, G, X); slots without a row hold zeros."""
         _, heads, group, size = x.shape
         if self.order is None:
             padded = x.new_zeros((len(self.lengths) * self.most, heads, group, size))
@@ -121,6 +122,7 @@ class Branches(Kept):
 def _met(q: Tensor, k: Tensor) -> Tensor:
     """Return fp32 (N, KV, G, T), the products of q (N, KV, G, D) and k (N, KV, T, D).
 
-    Vectors of float32 are quicker from the right: from the left, the library has a slow way on some processors.
+    In float32, the product with the vectors on the right is faster: with the vectors on the left, the library takes a
+    slow path on some processors.
     """
     return (k @ q.mT).mT if q.dtype == torch.float32 else (q @ k.mT).float()

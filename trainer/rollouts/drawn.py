@@ -1,6 +1,7 @@
-"""The choice of problems for the model, and of random numbers for its answers: pure functions of a seed.
+"""Choice of problems for the model, and random numbers for the answers: pure functions of a seed.
 
-In: problems by task, how often each task is wanted. Out: the problems of each round, as often as a run asks for it.
+The functions take problems by task and the weight of each task, and return the problems of each round, identically on
+every call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,14 @@ from data.errors import InputError
 from data.problems.problem import Problem
 from data.tokens.shuffle import Shuffle
 
-Drawn = tuple[str, Problem]  # a task and one of its problems
+Drawn = tuple[str, Problem]  # task name and problem
 
 
 class Problems:
-    """The problems of several tasks, drawn by weight. Those of a task come in a seeded order, each once, then again."""
+    """Problems of several tasks, drawn by weight. Within a task, every epoch has a new seeded order."""
 
     def __init__(self, material: Mapping[str, Sequence[Problem]], weights: Mapping[str, float], seed: int) -> None:
-        """Take the problems of each task. Raises InputError for a task without any."""
+        """Store the problems of each task. Raises InputError for a task without problems."""
         if empty := [task for task in weights if not material.get(task)]:
             raise InputError(f"no problems of the task {empty[0]!r}")
         self.tasks = sorted(weights, key=lambda task: (weights[task], task))
@@ -30,7 +31,7 @@ class Problems:
         self._order = lru_cache(maxsize=4 * len(self.tasks))(self._epoch)
 
     def drawn(self, first: int, count: int) -> list[Drawn]:
-        """Return the problems that come after the first `first` ones."""
+        """Return the `count` problems after the first `first` problems."""
         before, after = self._counts(first), self._counts(first + count)
         return [
             (task, self._pick(number, place))
@@ -39,7 +40,10 @@ class Problems:
         ]
 
     def _counts(self, total: int) -> list[int]:
-        """Return how many of each task the first `total` hold; the heaviest, which is last, takes the rest."""
+        """Return the number of problems per task among the first `total`.
+
+        The last task, which has the largest weight, takes the remainder.
+        """
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
@@ -53,6 +57,6 @@ class Problems:
 
 
 def uniform(answers: int, max_new: int, *seeds: int) -> Tensor:
-    """Return the numbers that answers are drawn with, fp32 (answers, max_new) in [0, 1)."""
+    """Return the random numbers for sampling answers, fp32 (answers, max_new) in [0, 1)."""
     found = np.random.default_rng(seeds).random((answers, max_new), dtype=np.float32)
     return torch.from_numpy(found)

@@ -1,10 +1,10 @@
-"""Many answers to each of some prompts, side by side: what reinforcement learning spends most of its time on.
+"""Generation of many answers per prompt in parallel, the most expensive part of reinforcement learning.
 
-In: a model, prompts as ids, how many answers to each, uniform numbers. Out: `Answers`: ids and their log-probabilities.
-A prompt is read once, whatever the number of its answers. On a GPU a row whose answer has ended takes the next one at
-once, so that the shapes stay as they are; once nothing is left to begin, rows that are done are left out. On a CPU
-answers to a prompt are one row for as long as they are the same, and a row is what several answers go on from. Which
-numbers an answer is drawn with depends on its own place alone.
+`answer_all` takes a model, prompts as ids, the number of answers per prompt and uniform random numbers, and returns
+`Answers`: ids with log-probabilities. Each prompt is prefilled once, for any number of answers. On a GPU, a row with a
+finished answer starts the next answer at once, so that shapes stay constant; without further answers, finished rows are
+removed. On a CPU, identical beginnings of answers to a prompt share a row until the answers differ. The random numbers
+of an answer depend only on the position of the answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,33 +20,33 @@ from trainer.rollouts.branches import Branches
 from trainer.rollouts.laid_out import Product, laid_out
 from trainer.rollouts.sampling import Sampling, draw
 
-ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
-PREFILL_TOKENS = 16_384  # tokens of prompts that are read together
-BRANCHING = ("cpu",)  # devices on which any number of rows is fine: copying them costs less than computing them again
+ROUND_TO = 16  # attention reads caches up to a multiple of this number of tokens
+PREFILL_TOKENS = 16_384  # maximum prompt tokens per prefill pass
+BRANCHING = ("cpu",)  # devices with free choice of the number of rows: copying rows costs less than recomputing
 
 
 @dataclass(frozen=True)
 class Answers:
-    """N answers in the order of the prompts, those to the same prompt one after another. On the CPU."""
+    """N answers in the order of the prompts, with the answers to a prompt in sequence. On the CPU."""
 
-    ids: Tensor  # int64 (N, longest), 0 behind the end
-    logprobs: Tensor  # fp32 (N, longest), of each id when it was drawn
-    lengths: Tensor  # int64 (N,), the id that ends an answer included
-    ended: Tensor  # bool (N,), False where max_new came first
+    ids: Tensor  # int64 (N, longest), 0 after the end
+    logprobs: Tensor  # fp32 (N, longest), log-probability of each sampled id
+    lengths: Tensor  # int64 (N,), including the end id
+    ended: Tensor  # bool (N,), False for answers cut off at max_new
 
     def of(self, row: int) -> list[int]:
-        """Return the ids of one answer."""
+        """Return the ids of an answer."""
         return list(self.ids[row, : int(self.lengths[row])].tolist())
 
 
 @dataclass
 class Slots(Cache):
-    """A cache whose rows stand at different places: each begins at 0, and `at` is where its next token goes."""
+    """Cache with a separate position per row: each row starts at 0, and `at` is the position of the next token."""
 
     at: Tensor = None  # type: ignore[assignment]  # (B,), always given
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v (B, KV, 1, D), one token of each row; return all that is to be looked at."""
+        """Append k and v (B, KV, 1, D), a token per row; return keys and values up to `length`."""
         place = self.at[:, None, None, None].expand_as(k)
         keys, values = self.keys[layer], self.values[layer]
         keys.scatter_(2, place, k)
@@ -54,7 +54,7 @@ class Slots(Cache):
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def narrow(self, rows: Tensor) -> "Slots":
-        """Return only some of the rows."""
+        """Return a cache with only the given rows."""
         return Slots(
             self.keys.index_select(1, rows), self.values.index_select(1, rows), self.starts[rows], self.length,
             self.at[rows],
@@ -63,7 +63,7 @@ class Slots(Cache):
 
 @dataclass(frozen=True)
 class Prefix:
-    """Prompts that were read: keys and values, and the hidden state behind the last token of each."""
+    """Prefilled prompts: keys and values, and the hidden state after the last token of each prompt."""
 
     cache: Cache  # cache of P rows
     lengths: Tensor  # (P,)
@@ -80,9 +80,10 @@ def answer_all(
     uniform: Tensor,
     rows: int = 128,
 ) -> Answers:
-    """Return `each` answers to every prompt, up to the first id of `stop`, which is part of the answer.
+    """Return `each` answers per prompt, up to and including the first id of `stop`.
 
-    uniform: (len(prompts) * each, max_new) in [0, 1), on the CPU. rows: how many answers are made side by side.
+    uniform: (len(prompts) * each, max_new) in [0, 1), on the CPU. rows: number of answers in parallel. Raises
+    ValueError if the longest prompt leaves fewer than `max_new` positions.
     """
     longest, device = max(map(len, prompts)), model.head.device
     room = model.config.max_position_embeddings - longest
@@ -105,7 +106,7 @@ def answer_all(
 
 @dataclass(frozen=True)
 class _Found:
-    """The sampled ids of each answer, and one more row for places of the batch that are idle."""
+    """Sampled ids of each answer, with an extra row for idle rows of the batch."""
 
     ids: Tensor  # (N + 1, max_new)
     logprobs: Tensor
@@ -119,7 +120,7 @@ class _Found:
         return _Found(ids, torch.zeros(ids.shape, device=device), lengths, torch.zeros_like(lengths, dtype=torch.bool))
 
     def note(self, jobs: Tensor, places: Tensor | int, ids: Tensor, logprobs: Tensor, is_end: Tensor) -> None:
-        """Write down the ids that were drawn for some answers, at one place of each."""
+        """Record the sampled ids at the given position of some answers."""
         self.ids[jobs, places], self.logprobs[jobs, places] = ids, logprobs
         self.lengths[jobs], self.ended[jobs] = places + 1, is_end
 
@@ -136,11 +137,11 @@ def _answer_branching(
     model: Decoder, logits_of: Product, prefix: Prefix, jobs: Tensor, asked: Tensor, uniform: Tensor, ends: Tensor,
     how: Sampling, found: _Found,
 ) -> None:  # fmt: skip
-    """Answer side by side, all from their first id on: one row for all answers to a prompt that are the same so far.
+    """Generate all answers in parallel from the first id on; equal beginnings of answers to a prompt share a row.
 
-    jobs: (N,), the numbers of answers; asked: (N,), of their prompts; uniform: (N, max_new).
+    jobs: (N,), numbers of the answers; asked: (N,), numbers of their prompts; uniform: (N, max_new).
     """
-    some, rows = asked.unique(return_inverse=True)  # some: prompts; rows: of each answer that is going
+    some, rows = asked.unique(return_inverse=True)  # some: prompts; rows: row of each unfinished answer
     cache = Cache(prefix.cache.keys[:, some], prefix.cache.values[:, some], prefix.cache.starts[some])
     branches = Branches.empty(cache, prefix.lengths[some], len(jobs), how.max_new - 1)
     prompts, hidden, are_apart = torch.arange(len(some)), prefix.last[some], False
@@ -160,14 +161,14 @@ def _answer_branching(
         parents, ids = different // len(ends), different % len(ends)
         place_of, branch_in = branches.place(parents)
         rows, prompts = place_of[rows], prompts[parents[branch_in]]
-        if are_apart := len(prompts) == len(rows):  # each has a row: they are put in the order of these
+        if are_apart := len(prompts) == len(rows):  # every answer has a row: sort the answers by row
             order, rows = rows.argsort(), torch.arange(len(rows))
             jobs, uniform = jobs[order], uniform[order]
         hidden = branches.read(model, ids[branch_in], prompts)
 
 
 def _decoded(model: Decoder, slots: Slots, ids: Tensor) -> Tensor:
-    """Return hidden states (B, d) of the next id of each row, which is read."""
+    """Return hidden states (B, d) after reading the next id of each row."""
     reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
     slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
     seen = torch.arange(slots.length, device=ids.device)
@@ -178,12 +179,12 @@ def _decoded(model: Decoder, slots: Slots, ids: Tensor) -> Tensor:
 def _answer_in_rows(
     model: Decoder, prefix: Prefix, each: int, uniform: Tensor, ends: Tensor, how: Sampling, rows: int, found: _Found
 ) -> None:
-    """Answer in rows, each of which makes one answer, then another one.
+    """Generate answers in a fixed number of rows, each row making an answer at a time.
 
     uniform: (answers, max_new).
     """
     work = _Work(model, prefix, each, how, rows)
-    number, uniform = len(uniform), F.pad(uniform, (0, 0, 0, 1))  # a row more, for rows that rest
+    number, uniform = len(uniform), F.pad(uniform, (0, 0, 0, 1))  # extra row for idle rows
     while work.is_going:
         jobs, places = work.jobs, work.places
         chosen, logprobs = draw(work.logits(), uniform[jobs, places], how)
@@ -193,7 +194,7 @@ def _answer_in_rows(
 
 
 def read(model: Decoder, prompts: Sequence[Sequence[int]]) -> Prefix:
-    """Read prompts, padded on the right, where nothing that counts looks."""
+    """Return the prefilled prompts. Prompts are padded on the right, out of sight of any relevant query."""
     longest, device = max(map(len, prompts)), model.head.device
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64, device=device)
     for row, prompt in enumerate(prompts):
@@ -210,7 +211,7 @@ def read(model: Decoder, prompts: Sequence[Sequence[int]]) -> Prefix:
 
 
 class _Work:
-    """The rows that are at work: which answer each of them makes, how far it is, and what comes next."""
+    """State of the rows: the current answer of each row, the position in the answer, and the next answer to start."""
 
     def __init__(self, model: Decoder, prefix: Prefix, each: int, how: Sampling, rows: int) -> None:
         self.model, self.prefix, self.each, self.max_new = model, prefix, each, how.max_new
@@ -218,8 +219,8 @@ class _Work:
         self.begun = count = min(rows, number)
         capacity = prefix.cache.keys.shape[3] + how.max_new
         device = prefix.last.device
-        self.jobs = torch.arange(count, device=device)  # `number` is that of a row which rests
-        self.places = torch.zeros_like(self.jobs)  # place of the next id in its answer
+        self.jobs = torch.arange(count, device=device)  # `number` marks an idle row
+        self.places = torch.zeros_like(self.jobs)  # position of the next id in the answer
         empty = Cache.empty(
             model.config, torch.zeros_like(self.jobs), capacity + -capacity % ROUND_TO, model.compute_dtype
         )
@@ -238,8 +239,8 @@ class _Work:
         return capped(F.linear(self.hidden, self.weight).float(), self.model.shape.softcap)
 
     def advance(self, chosen: Tensor, done: Tensor) -> None:
-        """Read the ids that were drawn; rows that are done begin another answer, or rest."""
-        finished = done.nonzero().squeeze(1)  # waits for a GPU, once per id
+        """Read the sampled ids; finished rows start the next answer, or become idle."""
+        finished = done.nonzero().squeeze(1)  # synchronises with the GPU, once per id
         num_done = len(finished)
         if num_done == self.num_busy and self.begun == self.number:
             self.num_busy = 0
@@ -261,7 +262,7 @@ class _Work:
 
     def _decode(self, chosen: Tensor) -> Tensor:
         hidden = _decoded(self.model, self.slots, chosen)
-        self.slots.at = (self.slots.at + 1).clamp(max=self.slots.keys.shape[3] - 1)  # rows that rest stay inside
+        self.slots.at = (self.slots.at + 1).clamp(max=self.slots.keys.shape[3] - 1)  # idle rows stay in bounds
         return hidden
 
     def _begin(self, rows: Tensor, jobs: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""The layout of weights that the matrix library of a processor reads fastest, kept while a model generates answers.
+"""Weight layout with the fastest products in the CPU's matrix library, during the generation of answers.
 
-In: a model whose weights stay as they are meanwhile. Out: the same model, a little faster; its matrices are otherwise
-rearranged in every product, which is up to a quarter of it.
+`laid_out` takes a model whose weights stay unchanged meanwhile, and speeds the model up: without this layout, each
+product first rearranges the matrices, at up to a quarter of the product's time.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,10 @@ Product = Callable[[Tensor], Tensor]
 
 @contextmanager
 def laid_out(model: Decoder, rows: int) -> Iterator[Product]:
-    """Have a model's matrices lie as products with `rows` rows read them; yield what makes logits of hidden states."""
+    """Convert a model's matrices to the layout for products with `rows` rows; yield a function hidden states -> logits.
+
+    Leaving the context restores the normal layout. Without MKL-DNN, the matrices stay unchanged.
+    """
     head = model.head.detach().to(model.compute_dtype)
     if not torch.backends.mkldnn.is_available():
         yield lambda hidden: F.linear(hidden, head)

@@ -1,7 +1,7 @@
-"""Answers for the step after this one, made while the model learns from those of this one (`lag` = 1).
+"""Answers for the next step, generated while the model learns from the answers of the current step (`lag` = 1).
 
-In: which problems come next, and an engine with the weights of now. Out: the same answers when their step comes. They
-are of weights that no longer exist then, so a checkpoint keeps them.
+`NextRound` takes the number of the next round and uses the engine's current weights; `take` returns the answers in the
+next step. The weights behind the answers no longer exist at that time, so a checkpoint contains the answers.
 """
 
 import json
@@ -15,16 +15,19 @@ from trainer.rollouts.policy import Round
 
 
 class NextRound:
-    """The round of answers that comes next."""
+    """Next round of answers."""
 
     def __init__(self, make: Callable[[int], Round], beside: bool) -> None:
-        """Take what makes the answers of a round, by its number. beside: in a thread, while other work goes on."""
+        """Store the function for making the answers of a round by number.
+
+        beside: run the function in a thread, parallel to other work.
+        """
         self.make = make
         self.thread = ThreadPoolExecutor(1, "rollouts") if beside else None
         self.next: tuple[int, Future[Round]] | None = None
 
     def begin(self, number: int) -> None:
-        """Have the answers of a round made with the weights that the engine has now."""
+        """Start generating the answers of a round with the engine's current weights."""
         if self.thread is not None:
             self.next = (number, self.thread.submit(self.make, number))
             return
@@ -33,16 +36,16 @@ class NextRound:
         self.next = (number, done)
 
     def holds(self, number: int) -> bool:
-        """Return whether the answers of a round were begun."""
+        """Return True if the answers of this round were started."""
         return self.next is not None and self.next[0] == number
 
     def take(self, number: int) -> Round:
-        """Return the answers of a round; where none were begun, they are made now. Raises what making them raises."""
+        """Return the answers of a round, generated now unless already started. Raises errors of the generation."""
         begun, self.next = self.next, None
         return begun[1].result() if begun is not None and begun[0] == number else self.make(number)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint, once the answers are there. Raises errors of making them."""
+        """Return the state for a checkpoint, after waiting for the answers. Raises errors of the generation."""
         if self.next is None:
             return {}
         number, found = self.next
@@ -50,7 +53,7 @@ class NextRound:
         return {"ahead": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Restore the result of `state`."""
         if "ahead" in tensors:
             number, said = json.loads(tensors["ahead"].numpy().tobytes())
             found: Future[Round] = Future()

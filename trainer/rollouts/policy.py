@@ -1,7 +1,7 @@
-"""A model that answers problems, and what its answers are worth.
+"""Policy: a model answering problems, with rewards for the answers.
 
-In: problems, a model. Out: `Round`: prompts, answers as ids with their log-probabilities, rewards. `measure` asks it
-problems that it is not trained on.
+The policy takes problems and a model and returns a `Round`: prompts, answers as ids with log-probabilities, rewards.
+`measure` evaluates problems outside of the training set.
 """
 
 import time
@@ -25,55 +25,58 @@ from trainer.rollouts.generator import Answers, answer_all
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 
-MEASURED = 7919  # in the seed of what is measured: nothing of training is drawn with it
+MEASURED = 7919  # part of the seed of measurements, never used in training
 
 
 @dataclass(frozen=True)
 class Round:
-    """Answers to some problems, those to the same one after another."""
+    """Answers to some problems, with the answers to a problem in sequence."""
 
     problems: list[Drawn]
     prompts: list[list[int]]
     ids: list[list[int]]
-    """Ids of each answer, with the id that ends it."""
+    """Ids of each answer, including the end id."""
     logprobs: list[list[float]]
-    """Log-probabilities of these ids, as the engine computed them."""
+    """Log-probabilities of these ids, as computed by the engine."""
     ended: list[bool]
     rewards: list[Reward]
     texts: list[str]
     took_s: float
 
     def said(self) -> list[Any]:
-        """Return it as JSON values, without the problems."""
+        """Return the round as JSON values, without the problems."""
         rewards = [[one.parts, one.is_right] for one in self.rewards]
         return [self.prompts, self.ids, self.logprobs, self.ended, self.texts, rewards, self.took_s]
 
     @staticmethod
     def heard(said: Sequence[Any]) -> "Round":
-        """Return the inverse of `said`."""
+        """Return the round from the result of `said`, without the problems."""
         prompts, ids, logprobs, ended, texts, rewards, took_s = said
         return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
 
 
 class RolloutEngine(Protocol):
-    """An engine that generates answers."""
+    """Engine for generating answers."""
 
     @property
     def is_apart(self) -> bool:
-        """Return whether it runs apart from the training: one engine for all processes, at the same time as updates."""
+        """Return True if the engine runs outside of the training: shared by all processes, and parallel to updates."""
 
     def take(self, model: Decoder) -> None:
-        """Answer with these weights from now on."""
+        """Use the weights of this model from now on."""
 
     def close(self) -> None:
-        """End what it has started."""
+        """Terminate the processes started by the engine."""
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
-        """Return `each` answers to every prompt; numbers: see `answer_all`."""
+        """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
 
 
 class Embedded:
-    """The model in training answers, by a copy of its weights in the dtype in which it computes."""
+    """Engine inside the training process, with a copy of the weights in the model's compute dtype.
+
+    A model with float32 as the compute dtype is used without a copy.
+    """
 
     is_apart = False
 
@@ -83,7 +86,7 @@ class Embedded:
         self.copy: Decoder | None = None
 
     def take(self, model: Decoder) -> None:
-        """Answer with these weights from now on."""
+        """Use the weights of this model from now on."""
         self.model = model
         if model.compute_dtype == torch.float32:
             return
@@ -94,17 +97,17 @@ class Embedded:
             mine.data.copy_(its.data)
 
     def close(self) -> None:
-        """Do nothing, as nothing was started."""
+        """Do nothing: this engine starts no process."""
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
-        """Return `each` answers to every prompt; numbers: see `answer_all`."""
+        """Return `each` answers per prompt; numbers: see `uniform` in `answer_all`."""
         assert self.model is not None
         with uncompiled(self.model) if self.copy is None else nullcontext():
             return answer_all(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
 
 
 class Elsewhere:
-    """Another process has what answers, and this one hears the answers."""
+    """Placeholder for the engine of the first process; this process receives the answers from the first process."""
 
     is_apart = True
 
@@ -112,22 +115,22 @@ class Elsewhere:
         """Do nothing: the weights of all processes are equal."""
 
     def close(self) -> None:
-        """Do nothing, as nothing was started."""
+        """Do nothing: this engine starts no process."""
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
-        """Raise RuntimeError: the first process is asked."""
+        """Raise RuntimeError: only the first process may ask the engine."""
         raise RuntimeError("the first process has the engine")
 
 
 class Policy:
-    """Puts problems to an engine and has the answers judged."""
+    """Sends problems to an engine and the answers to the judges."""
 
     def __init__(
         self, engine: RolloutEngine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
     ) -> None:
-        """Let an engine answer, and judges tell what that is worth.
+        """Store the engine, and the judges by task.
 
-        room: tokens that a prompt and its answer have together at most.
+        room: maximum tokens of a prompt and an answer together.
         """
         self.engine, self.tokenizer, self.judges, self.config = engine, tokenizer, judges, config
         self.room = room - config.max_new
@@ -136,7 +139,7 @@ class Policy:
         )
 
     def round(self, problems: Sequence[Drawn], each: int, how: Sampling, *seeds: int) -> Round:
-        """Return `each` answers to every problem. Raises InputError for a prompt that is too long, RewardError."""
+        """Return `each` answers per problem. Raises InputError for an overlong prompt, RewardError."""
         began = time.perf_counter()
         prompts = [self._prompt(task, problem.messages) for task, problem in problems]
         found = self.engine.answers(prompts, each, how, uniform(len(prompts) * each, how.max_new, *seeds))
@@ -160,10 +163,10 @@ class Policy:
         return found
 
     def measure(self, problems: Sequence[Drawn], k: int, seed: int) -> dict[str, float]:
-        """Return the share answered rightly, greedily and when drawn.
+        """Return the shares of right answers, for greedy and for sampled answers.
 
-        `greedy`: when the likeliest id is taken; `pass_at_1` and `pass_at_<k>`: of k answers drawn as in training, to
-        at most `drawn_problems` of the problems, evenly spread over them.
+        `greedy` is the share of right greedy answers. `pass_at_1` and `pass_at_<k>` are computed from k answers sampled
+        as in training, for at most `drawn_problems` of the problems, evenly spread.
         """
         return shares(*self.right(problems, k, seed), k)
 
@@ -178,7 +181,7 @@ class Policy:
         return [one.is_right for one in greedy.rewards], right
 
     def greedy(self, problems: Sequence[Drawn]) -> Round:
-        """Return the likeliest answer to every problem."""
+        """Return the greedy answer to every problem."""
         return self.round(problems, 1, Sampling(max_new=self.config.max_new, temperature=0), MEASURED)
 
     def _prompt(self, task: str, messages: Sequence[conversations.Message]) -> list[int]:
@@ -192,7 +195,7 @@ class Policy:
 
 
 def shares(greedy: Sequence[bool], drawn: Sequence[int], k: int) -> dict[str, float]:
-    """Return the figures of `Policy.measure` from what `Policy.right` found."""
+    """Return the metrics of `Policy.measure` from the result of `Policy.right`."""
     return {
         "greedy": float(np.mean(greedy)),
         "pass_at_1": float(np.mean([pass_at(1, one, k) for one in drawn])),
@@ -201,5 +204,5 @@ def shares(greedy: Sequence[bool], drawn: Sequence[int], k: int) -> dict[str, fl
 
 
 def stops(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end an answer."""
+    """Return the end ids of an answer."""
     return list(tokenizer.stops)

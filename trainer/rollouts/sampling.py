@@ -1,7 +1,7 @@
-"""One id out of each row of logits by one number between 0 and 1, many times faster than `torch.multinomial`.
+"""Sampling of an id per row of logits from a uniform number, many times faster than `torch.multinomial`.
 
-In: logits, uniform numbers. Out: ids and their log-probabilities. The same numbers give the same ids, whatever other
-rows there are.
+`draw` takes logits and uniform numbers, and returns ids with log-probabilities. Equal numbers give equal ids,
+independent of the other rows in the batch.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from data.config import ConfigError
 
-PART = 64  # ids whose probabilities are added up before one of them is looked for
+PART = 64  # ids per part: probabilities are summed per part before searching within a part
 BELOW_ONE = 1 - 2**-20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The settings of sampling."""
+    """Settings of sampling."""
 
     max_new: int
-    """Ids of an answer at most."""
+    """Maximum ids of an answer."""
     temperature: float = 1.0
-    """0 = always the likeliest."""
+    """0 = greedy."""
     top_k: int = 0
-    """Only this many of the likeliest ids are sampled from; 0 = all."""
+    """Sample only from this many of the likeliest ids; 0 = all."""
     top_p: float = 1.0
-    """Only the likeliest ids that together have this probability are sampled from."""
+    """Sample only from the likeliest ids with this total probability."""
 
     def __post_init__(self) -> None:
         if self.max_new < 1 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
@@ -40,7 +40,8 @@ class Sampling:
 def draw(logits: Tensor, uniform: Tensor, how: Sampling, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return ids (N,) and their ln p (N,) at the temperature, before top_k and top_p.
 
-    logits: fp32 (B, V), used up; uniform: (N,) in [0, 1); rows: int64 (N,), which logits each is for, None = its own.
+    logits: fp32 (B, V), overwritten; uniform: (N,) in [0, 1); rows: int64 (N,), row of logits for each draw, None = the
+    draw's own row. At temperature 0, ln p is that at temperature 1.
     """
     rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     if how.temperature == 0:
@@ -63,9 +64,9 @@ def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
 
 
 def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
-    """Return the place where the running sum of its row passes each number: first which part, then where in it.
+    """Return the position where the running sum of each row exceeds the number: first by part, then within the part.
 
-    Sums of parts are added up instead of single chances, which cannot be done side by side.
+    Summing parts first keeps the sequential running sum short.
     """
     missing = -chances.shape[1] % PART
     parts = (F.pad(chances, (0, missing)) if missing else chances).view(len(chances), -1, PART)
@@ -76,8 +77,8 @@ def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
 
 
 def _passed(sums: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first place (B, 1) whose running sum is above `wanted` (B, 1), and how far `wanted` is into it."""
+    """Return the first position (B, 1) with a running sum above `wanted` (B, 1), and the offset of `wanted` within."""
     running = sums.cumsum(dim=1)
-    wanted = torch.minimum(wanted, running[:, -1:] * BELOW_ONE)  # rounding may have put it behind the end
+    wanted = torch.minimum(wanted, running[:, -1:] * BELOW_ONE)  # rounding may exceed the total
     place = torch.searchsorted(running, wanted, right=True)
     return place, (wanted - running.gather(1, place) + sums.gather(1, place)).clamp_(min=0)

@@ -1,8 +1,8 @@
-"""Batches that the model in training makes itself: its answers to problems, and how much better each is than others.
+"""Training batches from the model's own answers to problems, with an advantage for each answer.
 
-In: the model as it is before a step. Out: rows for `PolicyLoss`, and figures of the answers. What a step reads is a
-function of the seed, the step and the model, so that a run that goes on after a kill makes the same answers again;
-where answers serve several updates, or are of older weights (`next_round`), they are part of the checkpoint.
+Before a step, the source takes the current model and returns rows for `PolicyLoss` and metrics of the answers. A batch
+is a function of the seed, the step and the model, so that a resumed run generates the same answers again; if answers
+serve several updates, or come from older weights (`next_round`), the checkpoint contains the answers.
 """
 
 import json
@@ -30,14 +30,14 @@ from trainer.rollouts.policy import Policy, Round, shares
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
-ROOM = 160  # tokens of a row on a CPU: fewer leave more padding, more make attention dearer
-FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
+ROOM = 160  # tokens per row on a CPU: fewer leave more padding, more make attention slower
+FEW, LONG = 0.05, 5  # alarm below this share of groups with a signal for this many steps in a row
 OF_ANSWERS = ("ids", "logprobs", "ended", "rewards", "texts")  # fields of a round
 Batch = dict[str, np.ndarray]
 
 
 class Rollouts(Source):
-    """The source of batches of the phase rl."""
+    """Source of batches for the phase rl."""
 
     sees_model = True
 
@@ -45,17 +45,18 @@ class Rollouts(Source):
         self, config: PhaseConfig, rl: RlConfig, policy: Policy, problems: Problems, watched: Sequence[Drawn],
         reference: Decoder | None = None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        """Draw problems, let the policy answer, and make batches of that.
+        """Store the policy, the problems and the settings of the batches.
 
-        watched: problems that it is measured on now and then; reference: the model as the phase began with it.
+        watched: problems for regular measurements; reference: the model at the start of the phase, for the KL
+        divergence.
         """
         self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
         self.watched, self.reference, self.ranks = watched, reference, ranks
         self.groups = config.rows // rl.group
         self.told: dict[str, float] = {}
-        self.quiet = 0  # steps in a row with hardly any signal
-        self.held: tuple[int, Batch, dict[str, float]] | None = None  # step, batch and figures of its answers
-        self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
+        self.quiet = 0  # consecutive steps with hardly any signal
+        self.held: tuple[int, Batch, dict[str, float]] | None = None  # step, batch, metrics of the answers
+        self.handed_over: tuple[float, int] | None = None  # time and number of tokens
         self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_apart)
 
     def batch(self, step: int, *models: Decoder) -> Batch:
@@ -75,18 +76,18 @@ class Rollouts(Source):
             self.held = (first, *made[:2])
             figures |= made[2]
         _, batch, of_answers = self.held
-        self.told = figures | of_answers  # each update of a round learns from the same answers
+        self.told = figures | of_answers  # all updates of a round share the answers
         counted = batch["targets"] != IGNORED
         ends = np.where(counted.any(axis=1), counted.shape[1] - counted[:, ::-1].argmax(axis=1), 0)
-        self.handed_over = (time.perf_counter(), int(ends.sum()))  # without padding, as tokens are counted everywhere
+        self.handed_over = (time.perf_counter(), int(ends.sum()))  # without padding, as in all token counts
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return figures of the answers of the last batch."""
+        """Return metrics of the answers in the last batch."""
         return self.told
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: how long it has been quiet, and answers that further updates need."""
+        """Return the state for a checkpoint: the count of quiet steps, and the answers needed by further updates."""
         found = {"quiet": torch.tensor(self.quiet)}
         if self.rl.num_iterations > 1 and self.held is not None:
             found["first"] = torch.tensor(self.held[0])
@@ -95,24 +96,24 @@ class Rollouts(Source):
         return found | self.next_round.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Restore the result of `state`."""
         self.quiet = int(tensors["quiet"])
         self.next_round.load(tensors)
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
-            if "times" in held:  # else it was saved when each answer had places of its own, and is made anew
+            if "times" in held:  # older checkpoints lack shared rows: generate again
                 told = json.loads(tensors["told"].numpy().tobytes()) if "told" in tensors else {}
                 self.held = (int(tensors["first"]), held, told)
 
     def _since(self, now: float) -> dict[str, float]:
-        """Return the speed of the update before this one."""
+        """Return the speed of the previous update; {} before the first update."""
         if self.handed_over is None:
             return {}
         at, tokens = self.handed_over
         return {"update_tokens_per_s": round(tokens / max(now - at, 1e-9), 1)}
 
     def _measured(self) -> dict[str, float]:
-        """Return the measures of the policy; each process that has an engine asks it its share of the problems."""
+        """Return the measures of the policy; each process with an engine measures a share of the problems."""
         k, seed, rank = self.rl.samples_each, self.config.seed, self.ranks.rank
         if not self.watched:
             return {}
@@ -123,7 +124,7 @@ class Rollouts(Source):
         return shares(list(chain(*greedy)), list(chain(*drawn)), k)
 
     def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
-        """Return the rows of a round, figures of its answers, and how quickly they came."""
+        """Return the rows of a round, metrics of the answers, and the speed of the generation."""
         began = time.perf_counter()
         found = self._gathered(self.next_round.take(place))
         rewards = self._worth(found)
@@ -147,7 +148,7 @@ class Rollouts(Source):
         return batch, _told(found, rewards, signal, self.rl), speed
 
     def _share(self, place: int, attempt: int) -> Round:
-        """Return the answers of a round that are this process's; all are the first one's if its engine is apart."""
+        """Return this process's answers of a round; the first process makes all answers if the engine is apart."""
         size, rank = self.ranks.size, self.ranks.rank
         rounds = self.rl.dynamic_sampling + 1
         problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)
@@ -167,7 +168,7 @@ class Rollouts(Source):
             return mine
         if self.policy.engine.is_apart:
             return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
-        # answers take as long as they are, and the first process shows some to people before it comes
+        # Patient, because answers differ in length, and the first process also shows samples before joining.
         heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
@@ -180,7 +181,7 @@ class Rollouts(Source):
         return found
 
     def _worth(self, found: Round) -> np.ndarray:
-        """Return (prompts, group): what each answer is worth, its length included."""
+        """Return (prompts, group): the reward of each answer, including the length penalty."""
         each = [
             reward.total + soft_overlong(len(ids), self.rl)
             for reward, ids in zip(found.rewards, found.ids, strict=True)
@@ -188,9 +189,9 @@ class Rollouts(Source):
         return np.array(each, np.float64).reshape(-1, self.rl.group)
 
     def _rows(self, found: Round, rewards: np.ndarray, model: Decoder) -> Batch:
-        """Return the rows that there is something to learn from.
+        """Return the rows with something to learn.
 
-        Where all answers are worth the same, it is one row that teaches nothing.
+        If no answer differs in reward, the result is a single row with weight 0.
         """
         rl = self.rl
         better = advantages(rewards, rl).flatten()
@@ -202,13 +203,13 @@ class Rollouts(Source):
         rows = np.flatnonzero(kept).tolist() or [0]
         batch, spots = as_rows(
             [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0],
-            room=0 if model.head.is_cuda else max(ROOM, self.config.sequence_len),  # a GPU's kernels take no such mask
-            merged=rl.loss != "gspo",  # its ratio is that of a whole answer
+            room=0 if model.head.is_cuda else max(ROOM, self.config.sequence_len),  # GPU kernels lack this mask
+            merged=rl.loss != "gspo",  # gspo's ratio covers a whole answer
         )  # fmt: skip
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
         sampled = at_targets(targets, spots, [found.logprobs[row] for row in rows])
-        if rl.lag:  # the policy that answered is gone; only the engine's log-probabilities of it are left
+        if rl.lag:  # the sampling policy is gone; only the engine's log-probabilities remain
             batch["old"] = sampled
         elif rl.correction or rl.num_iterations > 1:
             batch["sampled"] = sampled
@@ -220,7 +221,7 @@ class Rollouts(Source):
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:
-        """Return ln p of every target, fp32 (rows, T), 0 elsewhere. Each process computes its share of the rows."""
+        """Return ln p of every target, fp32 (rows, T), 0 elsewhere. Each process computes a share of the rows."""
         found, device = np.zeros(batch["targets"].shape, np.float32), model.head.device
         mine = np.array_split(np.arange(len(found)), self.ranks.size)[self.ranks.rank]
         with uncompiled(model):
@@ -240,7 +241,7 @@ class Rollouts(Source):
         return self.ranks.add_up(torch.from_numpy(found).to(device)).float().cpu().numpy()
 
     def _listen(self, signal: float) -> None:
-        """Tell when there has been hardly anything to learn from for long."""
+        """Emit an alarm after LONG consecutive steps with hardly any signal."""
         self.quiet = self.quiet + 1 if signal < FEW else 0
         if self.quiet == LONG:
             emit(
@@ -253,9 +254,9 @@ class Rollouts(Source):
 
 
 def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarray, group: int) -> Round:
-    """Return `found` with the groups `silent` replaced by groups of `others`.
+    """Return `found` with the groups `silent` replaced by the groups `fresh` of `others`.
 
-    They are the groups `fresh`, as far as there are any.
+    Silent groups beyond the number of fresh groups stay unchanged.
     """
     new = replace(
         found, prompts=list(found.prompts), ids=list(found.ids), logprobs=list(found.logprobs),
@@ -272,7 +273,7 @@ def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarra
 
 
 def _told(found: Round, rewards: np.ndarray, signal: np.ndarray, config: RlConfig) -> dict[str, float]:
-    """Return figures of the answers, for metrics.jsonl."""
+    """Return metrics of the answers, for metrics.jsonl."""
     lengths = [len(one) for one in found.ids]
     parts = sorted({name for one in found.rewards for name in one.parts})
     figures = {

@@ -1,8 +1,8 @@
-"""`python -m trainer.rollouts.vllm_child`, in an environment with vLLM: answers for rollouts, new weights at any time.
+"""Child process with vLLM for rollouts: `python -m trainer.rollouts.vllm_child`, in an environment with vLLM.
 
-Its first line on stdin says what to open, each further one what to do, as `vllm_engine.Vllm` writes them; answers go to
-what was stdout, one JSON value a line, and what libraries print to stderr. There is no port that somebody else could
-have, and the engine ends with whoever started it.
+The first line on stdin holds the settings of the engine, and each further line a request, as written by
+`vllm_engine.Vllm`. Replies go to the original stdout, a JSON value per line; output of libraries goes to stderr. The
+child opens no port, and exits together with the parent.
 """
 
 import json
@@ -15,7 +15,7 @@ from trainer.rewards.worker import READY
 
 
 def main() -> None:
-    """Answer until the questions end."""
+    """Serve requests until stdin ends."""
     die_with(os.environ.pop(PARENT, ""))
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -28,7 +28,7 @@ def main() -> None:
             answer: Any = {}
         elif "load" in asked:
             engine.collective_rpc("take_weights", args=(asked["load"],))
-            engine.reset_prefix_cache()  # cached keys and values are of other weights
+            engine.reset_prefix_cache()  # cached keys and values belong to the old weights
             answer = {}
         else:
             answer = answers(engine, asked)
@@ -43,7 +43,7 @@ def opened(asked: dict[str, Any]) -> Any:
 
 
 def options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which the engine is opened."""
+    """Return the arguments for creating the engine."""
     return {
         "model": asked["open"], "tensor_parallel_size": asked["tensor_parallel"], "dtype": asked["dtype"],
         "max_model_len": asked["room"], "max_num_seqs": asked["side_by_side"], "enforce_eager": True,
@@ -54,7 +54,7 @@ def options(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
-    """Return ids, their ln p, and whether it ended, of each answer; those to the same prompt one after another."""
+    """Return [ids, ln p, ended] of each answer, with the answers to a prompt in sequence."""
     from vllm import SamplingParams
 
     how = [
@@ -76,13 +76,13 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
 
 
 class Weights:
-    """Extra methods of every worker of the engine: see `worker_extension_cls` of vLLM."""
+    """Additional methods of every engine worker: see `worker_extension_cls` of vLLM."""
 
     def take_weights(self, folder: str) -> None:
-        """Answer with the weights of a folder from now on.
+        """Load the weights of a folder.
 
-        The CPU's engine keeps a copy of the head as its kernel takes it, and makes that anew only for a head that is in
-        the files; one that is tied to the embedding is not, and would stay as it was.
+        The CPU engine keeps a copy of the head in the kernel's layout, and refreshes the copy only for a head in the
+        files. A head tied to the embedding is not in the files, and would keep the old weights.
         """
         worker: Any = self
         worker.reload_weights(weights_path=folder)

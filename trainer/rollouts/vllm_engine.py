@@ -1,9 +1,9 @@
-"""vLLM as what answers: in processes and an environment of its own, with the weights of the model in training.
+"""Rollout engine with vLLM, in separate processes and a separate environment, with the weights in training.
 
-In: a model, prompts as ids. Out: answers with their log-probabilities, as the engine has them. Before each round the
-weights are written as a folder, which the engine reads; that it has done so is checked, since an engine that keeps old
-ones answers just as well. One that has ended, hangs or has other weights is started again, once for each question.
-Several processes, on a GPU each, share the prompts of a round.
+The engine takes a model and prompts as ids, and returns answers with log-probabilities from vLLM. Before each round,
+the trainer writes the weights to a folder, and vLLM reads the folder. The trainer verifies the update, because an
+engine with old weights answers just as well. A process that exits, hangs or has wrong weights is restarted, once per
+question. Several processes, each on a GPU, share the prompts of a round.
 """
 
 import re
@@ -30,48 +30,50 @@ from trainer.rollouts.generator import Answers
 from trainer.rollouts.sampling import Sampling
 from trainer.speed import uncompiled
 
-START_S, OPEN_S, ANSWER_S = 1800.0, 900.0, 900.0  # its environment may have to be made first
-PROBE, PROBED = 8, 8  # ids of the prompt that the weights are checked with, and of its answer
-APART = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # nats that an id of the probe may be worth more or less
+START_S, OPEN_S, ANSWER_S = 1800.0, 900.0, 900.0  # START_S may include building the environment
+PROBE, PROBED = 8, 8  # prompt length and answer length, in ids, for checking the weights
+APART = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # tolerance in nats per id of the probe
 FULL = re.compile(r"out of memory|No available memory for the cache|GPU memory utilization|KV cache is needed", re.I)
-Probed = tuple[list[int], Tensor]  # the likeliest answer to the probe, and ln p of its ids
+Probed = tuple[list[int], Tensor]  # greedy answer to the probe, and ln p of the ids
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The settings with which the engine is opened."""
+    """Settings for creating the engine."""
 
     folder: Path
-    """Folder of this run, where new weights are written."""
+    """Folder of this run for new weights."""
     tokenizer: Path
     room: int
-    """Tokens that a prompt and its answer have together at most."""
+    """Maximum tokens of a prompt and an answer together."""
     side_by_side: int
     temperature: float
     memory_share: float = 0.9
     """Share of a GPU's memory for weights and cache."""
     devices: tuple[str, ...] = ("",)
-    """A process each: the GPUs over which it spreads the model, as CUDA_VISIBLE_DEVICES spells them; "" = a processor.
-    """
+    """An entry per process: the GPUs for the model, in the form of CUDA_VISIBLE_DEVICES; "" = CPU."""
 
 
 class Vllm:
-    """An engine that answers with the weights it was last given."""
+    """Engine for answers with the last weights given."""
 
     is_apart = True
 
     def __init__(self, stop: Sequence[int], opening: Opening, log: Path, answer_s: float = ANSWER_S) -> None:
-        """Take note of what to open. answer_s: a process that says nothing for so long hangs."""
+        """Store the settings. answer_s: a process without output for this many seconds counts as hung."""
         self.stop, self.opening = list(stop), opening
         log.parent.mkdir(parents=True, exist_ok=True)
         self.processes = [EngineProcess(opening, device, log, answer_s) for device in opening.devices]
         self.threads = ThreadPoolExecutor(len(self.processes), "vllm")
-        self.turn = RLock()  # answers may be under way in one thread while another brings weights
+        self.turn = RLock()  # a thread may generate answers while a second thread brings weights
         self.number = 0
         self.weights: Path | None = None
 
     def take(self, model: Decoder) -> None:
-        """Answer with these weights from now on. Raises TrainerError when the engine does not, or answers otherwise."""
+        """Load the weights of this model.
+
+        Raises Refused if a process does not start, TrainerError if vLLM's log-probabilities differ from the model's.
+        """
         with self.turn:
             self.number += 1
             before, self.weights = self.weights, self.opening.folder / f"weights-{self.number}"
@@ -90,7 +92,7 @@ class Vllm:
                 shutil.rmtree(before, ignore_errors=True)
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
-        """Return `each` answers to every prompt. Of `numbers`, (N, max_new) in [0, 1), seeds are made."""
+        """Return `each` answers per prompt. `numbers`, (N, max_new) in [0, 1), determine the seeds."""
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
         share = -(-len(prompts) // len(self.processes))
         asked = [
@@ -110,19 +112,19 @@ class Vllm:
         return Answers(ids, logprobs, lengths, torch.tensor([ended for _, _, ended in found]))
 
     def close(self) -> None:
-        """End it, also in the middle of an answer, and remove the weights that it read."""
+        """Kill the processes, even during an answer, and delete the weights folder."""
         for one in self.processes:
             one.close()
         self.threads.shutdown()
         shutil.rmtree(self.opening.folder, ignore_errors=True)
 
     def _each(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of all, made at the same time. Raises errors of any of them."""
+        """Return the results of all functions, run in parallel. Raises errors of any function."""
         return [one.result() for one in [self.threads.submit(one) for one in work]]
 
 
 class EngineProcess:
-    """One process of vLLM, started when it is first given weights."""
+    """A vLLM process, started with the first weights."""
 
     def __init__(self, opening: Opening, device: str, log: Path, answer_s: float) -> None:
         self.opening, self.log, self.is_closed = opening, log, False
@@ -130,20 +132,21 @@ class EngineProcess:
         on = "serve-cuda" if device else "serve-cpu"
         command = [sys.executable, "-m", "infra.agent.own_environment", on, "trainer.rollouts.vllm_child"]
         environ = {
-            **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
+            **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # no downloads, no telemetry
             **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
             **({"CUDA_VISIBLE_DEVICES": device} if device else {}),
-            # The engine is in the process itself. Its workers, one for each of several GPUs, begin without its threads.
+            # The engine runs in the process itself. With several GPUs, the workers are spawned, without the engine's
+            # threads.
             **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
         }
         self.worker = RewardWorker(
             command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}")
         )
         self.weights, self.dtype = Path(), torch.float32
-        self.probed: Probed | None = None  # probe with these weights, once they were found to be the model's
+        self.probed: Probed | None = None  # probe of these weights, after the check succeeded
 
     def take(self, model: Decoder, weights: Path) -> None:
-        """Answer with the weights of a folder, which are the model's. Raises Refused, TrainerError."""
+        """Load the weights of a folder, which are the model's. Raises Refused, TrainerError."""
         self.weights, self.dtype, self.probed = weights, model.compute_dtype, None
         if self.worker.process is not None:
             self.ask({"load": str(weights)})
@@ -154,14 +157,18 @@ class EngineProcess:
             self._open(model)
 
     def ask(self, question: Mapping[str, Any]) -> Any:
-        """Return its answer; where it has ended or hangs, that of another one. Raises Refused, TrainerError."""
+        """Return the reply to a question, from a restarted process if the process exits or hangs.
+
+        A failed "load" returns {} without a restart: `take` starts the new process with the weights. Raises Refused if
+        the restart fails, TrainerError after a second failure.
+        """
         try:
             return self.worker.ask(question)
         except NoAnswer as error:
             if self.is_closed:
                 raise TrainerError("vllm: closed while it answered") from None
             emit("note", text=f"vllm: {error}; it is started again{self._last_words()}", alarm=True)
-        if "load" in question:  # it is opened with them
+        if "load" in question:  # the new process starts with these weights
             return {}
         self._open(None)
         try:
@@ -170,14 +177,14 @@ class EngineProcess:
             raise TrainerError(f"vllm: {error}, twice for the same question{self._last_words()}") from None
 
     def close(self) -> None:
-        """End it for good."""
+        """Kill the process and refuse restarts."""
         self.is_closed = True
         self.worker.close()
 
     def _open(self, model: Decoder | None) -> None:
-        """Start it with the newest weights. model: whose they are; None = it may be another one by now.
+        """Start the process with the newest weights.
 
-        Raises Refused, TrainerError.
+        model: source of the weights; None = the model may have changed since. Raises Refused, TrainerError.
         """
         opening = self.opening
         asked = {"open": str(self.weights), "dtype": str(self.dtype).removeprefix("torch."), "room": opening.room,
@@ -195,7 +202,7 @@ class EngineProcess:
 
     @torch.no_grad()
     def _is_right(self, model: Decoder | None) -> bool:
-        """Return whether its likeliest ids are worth the same to the model, or to the process that was before it."""
+        """Return True if the log-probabilities of a greedy probe agree with the model, or with the previous process."""
         prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
         asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}
@@ -219,7 +226,10 @@ class EngineProcess:
         return True
 
     def _last_words(self) -> str:
-        """Return the last line of its log, and where the rest is."""
+        """Return the last line of the process's log and the log's path; "" without a log.
+
+        Advice follows if the log shows exhausted memory.
+        """
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -229,7 +239,7 @@ class EngineProcess:
 
 
 def advice(opening: Opening) -> str:
-    """Say what to type after the engine's memory was full, in numbers."""
+    """Return the flags to try after running out of engine memory, with numbers."""
     share, rows, room = opening.memory_share, opening.side_by_side, opening.room
     return (
         f". Its memory was full: it took {share:g} of each GPU for weights and the cache of {rows} answers at once, "
