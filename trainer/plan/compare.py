@@ -54,9 +54,9 @@ def resolve(
 ) -> Plan:
     """Return the plan for the wanted artifacts; the job contains exactly the due steps.
 
-    A step is due if the artifact of the step is wanted and is missing, damaged or of another fingerprint. The inputs of
-    an existing artifact are not wanted. `root` is the checkout with the job's code; `pod_store` is the store's address
-    on the pod, if different from the address at home.
+    A step is due if the artifact of the step is wanted and is missing, damaged or has a different fingerprint. The
+    inputs of an existing artifact are not wanted. `root` is the checkout with the job's code; `pod_store` is the
+    store's address on the pod, if different from the address at home.
     """
     from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:

@@ -1,6 +1,6 @@
 """Estimates of the operations, the fixed time and the GPU memory of steps.
 
-The functions take a phase, or the program of another kind of step, and the requested GPUs. They return operations
+The functions take a phase, or the program of a step without training, and the requested GPUs. They return operations
 (FLOP), seconds independent of the machine's speed, and bytes per GPU; `infra.market.expected.estimate` converts these
 to times.
 """

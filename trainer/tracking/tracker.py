@@ -29,7 +29,7 @@ class TrackedRun:
 
 @dataclass
 class Told:
-    """Last step sent, by phase: of figures, and of samples."""
+    """Last step sent, by phase: for figures, and for samples."""
 
     figures: dict[str, int] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
