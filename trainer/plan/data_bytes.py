@@ -1,6 +1,6 @@
 """Estimates of the data size of steps on the machine of the run, from the settings of the steps.
 
-The functions are pure, but for reading the sizes of local source files.
+The functions only read the sizes of local source files and have no side effects.
 """
 
 from collections.abc import Sequence

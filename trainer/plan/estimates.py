@@ -70,9 +70,9 @@ def constant_s(words: Sequence[str], params: int = 0) -> float:
 
 
 def operations(config: PhaseConfig) -> float:
-    """Return the approximate operations (FLOP) of a phase, per token: six per parameter, two more per frozen parameter.
+    """Return the approximate operations (FLOP) of a phase.
 
-    The first count applies to each view of the model, the second to each frozen model.
+    Each token takes six per parameter for each view of the trained model, and two per parameter for each frozen model.
     """
     passes = config.views + config.num_frozen / 3
     return passes * 6.0 * config.model.num_params * config.steps * tokens_of_step(config)
@@ -92,7 +92,7 @@ def tokens_of_step(config: PhaseConfig) -> float:
 
 
 def shape(config: PhaseConfig) -> str:
-    """Return a digest of the settings that determine the pace of a phase, without settings at the default."""
+    """Return a digest of the settings that determine the pace of a phase; settings at the default are left out."""
     found: dict[str, Any] = {"muon": config.optimizer.muon_lr > 0}
     for one in fields(config):
         value = getattr(config, one.name)

@@ -12,7 +12,7 @@ from trainer.records.phase_registry import PHASES
 
 
 class PhaseNeeds:
-    """Requirements of a phase with training on every GPU of the machine and no code from outside Slipway."""
+    """Requirements of a phase that trains on every GPU of the machine and runs no code from outside Slipway."""
 
     def fewest_gpus(self, config: PhaseConfig) -> int:
         """Return the minimum number of GPUs of a machine for the phase."""

@@ -9,7 +9,7 @@ from trainer.plan import rollout_engine
 from trainer.plan.phase_needs import PhaseNeeds
 from trainer.records.rl_config import RlConfig
 
-RUNS_CODE = ("mbpp",)  # tasks with programs as answers, which the judge runs
+RUNS_CODE = ("mbpp",)  # tasks with programs as answers; the judge runs the programs
 
 
 class RolloutNeeds(PhaseNeeds):

@@ -1,4 +1,4 @@
-"""Search for the smallest change of a phase to fit into a given GPU memory.
+"""Search for the smallest change with which a phase fits into a given GPU memory.
 
 The search takes a planned phase and the memory of each GPU, and returns options in the form of `--set`.
 `trainer.plan.estimates.least_bytes` decides whether a phase fits.
@@ -16,7 +16,7 @@ SHORTEST = 128  # minimum sequence length in tokens: below, a phase learns somet
 
 
 def smaller(phase: PhaseConfig, memory_bytes: int, num_gpus: int, nodes: int = 1) -> str:
-    """Return the options of the smallest change to fit into memory; "" if no change suffices."""
+    """Return the options of the smallest change that fits; "" if no change suffices."""
     for change in _changes(phase):
         try:
             changed = replace(phase, **change)

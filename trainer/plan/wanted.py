@@ -45,7 +45,7 @@ class Wanted:
     """Selection of the source's rows and text: the fields of `TextSpec` in `ROWS`."""
     persona: Persona
     identity: str = ""
-    """Path of a .jsonl of conversations about the model's identity, instead of conversations from the persona."""
+    """Path of a .jsonl of conversations about the model's identity, instead of conversations made from the persona."""
     seed: int | None = None
     """Seed of training; the data split keeps a seed of its own."""
     steps: int | None = None
@@ -55,7 +55,7 @@ class Wanted:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of single phases, overriding the profile's: text by PHASE.FIELD."""
     init: ImportSpec | None = None
-    """Imported model as the start of the first phase."""
+    """Imported model from which the first phase starts."""
     mixture: Mapping[str, float] | None = None
     """Mixture of every chat phase, instead of the profile's: weights of built-in kinds, paths or hf:// addresses."""
     tasks: Mapping[str, float] | None = None

@@ -41,8 +41,7 @@ def cosine(
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     """Return base and the phases after base.
 
-    The rates of mid start at 0.3 of base's rates and the rates of sft at 0.1, near the end of base's schedule. Both
-    fall to 0.
+    mid starts at 0.3 of base's rates, and sft at 0.1, about the final rate of base. Both decay to 0.
     """
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)

@@ -1,7 +1,7 @@
 """Shape of a model, as frozen records. Light to import: no torch here.
 
-A field in FEATURES names a feature computed by a pack. Without the pack, reading the shape of such a model raises an
-error with the name of the pack.
+Each field in FEATURES names a feature that a pack implements. Without the pack, reading the shape of such a model
+raises an error with the name of the pack.
 """
 
 import functools
@@ -84,14 +84,14 @@ class ModelFeature:
     """True if the last bits of the float32 parameters affect the model; such parameters are sent and saved in full."""
 
     def check(self, config: "ModelConfig") -> None:
-        """Raise ConfigError for a shape unsupported by the feature."""
+        """Raise ConfigError for a shape that the feature does not support."""
 
     def given(self, config: "ModelConfig", other: "ModelConfig") -> "ModelConfig":
         """Return the shape with this feature set as in `other`."""
         return config
 
     def odd_parts(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Return the parts of a shape missing in every class of transformers, in words."""
+        """Return the parts of a shape that no class of transformers supports, in words."""
         return ()
 
     def written(self, config: "ModelConfig", is_ours: bool) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ class ModelFeature:
         return ()
 
     def kept_numbers(self, config: "ModelConfig") -> int:
-        """Return how many additional numbers per token a block keeps for the backward pass."""
+        """Return the number of additional values per token that a block keeps for the backward pass."""
         return 0
 
     def name_of(self, name: str) -> str:
@@ -119,7 +119,7 @@ class ModelFeature:
         return header
 
     def is_made_of_symbols(self, raw: Mapping[str, Any]) -> bool:
-        """Return True if the files store symbols to decode into parameters, so the files' dtypes mean nothing."""
+        """Return True if the parameters are decoded from stored symbols, so the files' dtypes say nothing."""
         return False
 
 

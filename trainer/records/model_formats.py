@@ -1,4 +1,4 @@
-"""Formats of checkpoint folders imported by packs, in addition to the Hugging Face folders read by the core.
+"""Formats of checkpoint folders that packs import, in addition to the Hugging Face folders that the core reads.
 
     packs.entries("model_formats")  ->  ModelFormat: inspects a folder, and names the converter
 
@@ -25,7 +25,7 @@ class ModelFormat:
     find: Callable[[Path], str]
     """Returns the name of the weights file in a folder; "" = the folder has a different format."""
     shape: Callable[[Path, str], ModelConfig]
-    """Returns the shape of the model. Raises ConfigError for a model unsupported by the project's decoder."""
+    """Returns the shape of the model. Raises ConfigError for a model that the project's decoder does not support."""
     tokenizer: Callable[[Path], Path | None]
     """Returns the tokenizer file of a folder; None = no tokenizer."""
     content: Callable[[Path, str], str]

@@ -13,7 +13,7 @@ KIND = "model_layouts"
 
 
 def words(raw: Mapping[str, Any]) -> list[str]:
-    """Return the identifying words of a config.json for packs: architecture classes and the quantization method."""
+    """Return the words by which a pack may recognise a config.json: architecture classes and quantization method."""
     said, classes = raw.get("quantization_config"), raw.get("architectures")
     found = [said.get("quant_method")] if isinstance(said, Mapping) else []
     return [one for one in [*(classes if isinstance(classes, list) else []), *found] if isinstance(one, str)]

@@ -14,7 +14,7 @@ from trainer.records.phase import Phase
 from trainer.records.phase_registry import PHASES
 
 CONSTANT = "PHASE"
-LIKE = ("base", "mid", "sft")  # the other phases have settings useless under a different name
+LIKE = ("base", "mid", "sft")  # the other phases have settings that are useless under a different name
 MODULE = "trainer.phases.own"
 WORD = "own"  # name of the training step for all such phases: `python -m trainer own`
 
@@ -24,9 +24,9 @@ class OwnPhase:
     """Declaration of a phase in an extension: the constant PHASE."""
 
     like: str
-    """Built-in phase with the settings (except changes by `--set`) and the kind of data for the new phase."""
+    """Built-in phase that provides the settings (before `--set`) and the kind of data."""
     follows: tuple[str, ...] = ()
-    """Phases whose model can be the start of this phase, nearest first; () = the same as for `like`."""
+    """Phases from whose model this phase can start, nearest first; () = the same as for `like`."""
 
 
 def adopt(extension: Extension) -> Phase:
@@ -62,7 +62,7 @@ def adopt(extension: Extension) -> Phase:
 
 
 def taken() -> tuple[str, ...]:
-    """Return the names unavailable to phases of extensions."""
+    """Return the names that phases of extensions must not have."""
     ours = [one for one in PHASES.values() if not one.extension]
     kinds = (*phase_registry.KINDS, *filter(None, phase_registry.KINDS.values()))
     steps = ("all", "text", "tokenizer", "tokens", phase_registry.INIT, phase_registry.TEACHER, "import", "model")

@@ -10,7 +10,7 @@ TEXT, TALK, PROMPTS = "text", "talk", "prompts"
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Properties of a phase for the rest of the project."""
+    """Properties of a phase that the rest of the project needs."""
 
     name: str
     folder: str
@@ -18,7 +18,7 @@ class Phase:
     module: str
     """Module with `run(config, making, keeping, ranks)`; phases may share a module."""
     follows: tuple[str, ...] = ()
-    """Phases whose model can be the start of this phase, nearest first; () = the phase starts from scratch."""
+    """Phases from whose model this phase can start, nearest first; () = the phase starts from scratch."""
     reads: str = ""
     """`text`: the artifacts text and tokens. `talk`: the conversations of the mixture, replaceable with --mixture.
     `prompts`: the prompts of the phase's own mixture, unaffected by --mixture. "": only the tokenizer."""

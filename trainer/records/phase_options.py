@@ -193,9 +193,9 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
 def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     """Return a copy of `values` with the changes in `by`.
 
-    Mappings are changed key by key, and other values are replaced, including a mixture, because the keys of a mixture
-    are not fields. A phase with given `micro_rows` is not fitted to the GPU (`fit` becomes False), unless `fit` is
-    given as well.
+    Mappings are changed key by key, and other values are replaced. A mixture is replaced as a whole, because the keys
+    of a mixture are not fields. A phase with given `micro_rows` is not fitted to the GPU (`fit` becomes False), unless
+    `fit` is given as well.
     """
     if not isinstance(by, Mapping):
         raise ConfigError(f"expected a mapping, got {by!r}")

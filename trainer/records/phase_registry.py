@@ -74,7 +74,7 @@ def all_phases() -> tuple[str, ...]:
 
 
 def phases_reading(*kinds: str) -> tuple[str, ...]:
-    """Return the phases with one of these kinds of data."""
+    """Return the phases that read one of these kinds of data."""
     return tuple(name for name, one in PHASES.items() if one.reads in kinds)
 
 
@@ -94,10 +94,10 @@ def model_roles() -> set[str]:
 
 
 def starts_from(phase: str, roles: Collection[str]) -> str:
-    """Return the role of the start model for a phase with these input roles; "" if the phase starts from scratch."""
+    """Return the role of the model from which a phase with these input roles starts; "" = from scratch."""
     one = PHASES[phase]
     found = next((before for before in (INIT, *one.follows) if before in roles), "")
-    return found or (one.follows[0] if one.follows else "")  # the code opening a missing model reports the error
+    return found or (one.follows[0] if one.follows else "")  # the code that opens a missing model reports the error
 
 
 def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[str, str]:

@@ -33,9 +33,9 @@ class RlConfig:
     `dr_grpo`: each answer divided by `max_new` tokens, and advantages not divided by the standard deviation; `gspo`: a
     single ratio per answer; `plain`: no ratio, no clipping, no division by the standard deviation."""
     clip_low: float = 0.2
-    """Lower clip range: the ratio to the sampling policy is at least 1 - clip_low."""
+    """Lower clip range: the ratio to the sampling policy is clipped to at least 1 - clip_low."""
     clip_high: float = 0.28
-    """Upper clip range: the ratio to the sampling policy is at most 1 + clip_high."""
+    """Upper clip range: the ratio to the sampling policy is clipped to at most 1 + clip_high."""
     beta: float = 0.0
     """Weight of the KL divergence (k3) from the model at the start of the phase; 0 = none, and no copy of the start
     model is kept."""

@@ -94,8 +94,8 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 def margin_of(low: float, high: float, share: float) -> float:
     """Return the margin of an axis beyond the values: a share of the spread of the values.
 
-    Values with only rounding differences, such as the mean of a constant, count as equal, because axis labels between
-    them would all be the same number.
+    Values with only rounding differences, such as the mean of a constant, count as equal: the axis labels between such
+    values would all show the same number.
     """
     spread = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0
     return share * spread or 0.05 * abs(high) or 1.0

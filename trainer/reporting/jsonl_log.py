@@ -1,4 +1,4 @@
-"""Log of JSON lines with a record or more per training step, truncated to the checkpoint on resume.
+"""Log of JSON lines with one or more records per training step, truncated to the checkpoint on resume.
 
 Records have a `step`; the file contains only complete lines, each flushed at once. A killed run may have logged steps
 after the last checkpoint. The resumed run repeats these steps, so their lines are dropped on opening. Files from a pod
@@ -25,8 +25,8 @@ class StepLines:
 
     def __init__(self, path: Path, start: int, kinds: Mapping[str, type] = FIGURES) -> None:
         self.kept = [one for one in read(path, kinds) if one["step"] <= start]
-        # This does not use `store.local_files`, which waits for the disk: a training rewrites the records after the
-        # last checkpoint anyway, and a failing disk must not end a training able to continue.
+        # Does not use `store.local_files`, which waits for the disk: a resumed training rewrites the records after the
+        # last checkpoint anyway, and a failing disk must not end a training that could continue.
         draft = path.with_suffix(".draft")
         draft.write_text("".join(f"{json.dumps(one)}\n" for one in self.kept), encoding="utf-8")
         draft.replace(path)

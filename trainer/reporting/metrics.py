@@ -1,13 +1,16 @@
 """Records written during training: `metrics.jsonl`, `samples.jsonl` and progress records.
 
 Each step appends a line to `metrics.jsonl`, read by `trainer.tracking`. At most a few `progress` records per second
-carry a short curve of the loss (of the reward for rl) for `inv status`. Metrics of a step: `loss` (nats per counted
-token), `grad_norm`, `lr`, `tokens` (total so far, without padding), `learnt_tokens` (total tokens in the loss so far),
-`tokens_per_s` and `mfu` of read tokens (over the last steps; the first line of a process names the peak under
-`mfu_of`), `step_s`, `data_wait_s`, `memory_bytes` (maximum so far, of the GPU or the process), `at` (UTC epoch
-seconds). The first line of a run also has `config`, the whole configuration received by the trainer, as proof of the
-requested settings, and `conversations`, counts of the training conversations. The step's text log shows loss and tokens
-per second every few steps.
+carry a short curve of the loss (of the reward for rl) for `inv status`. The step's text log shows loss and tokens per
+second every few steps.
+
+Metrics of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (total so far, without padding),
+`learnt_tokens` (total tokens in the loss so far), `tokens_per_s` and `mfu` of read tokens (over the last steps; the
+first line of a process names the peak under `mfu_of`), `step_s`, `data_wait_s`, `memory_bytes` (maximum so far, of the
+GPU or the process), `at` (UTC epoch seconds).
+
+The first line of a run also has `config`, the whole configuration received by the trainer, as proof of the requested
+settings, and `conversations`, counts of the training conversations.
 """
 
 import os
@@ -75,7 +78,7 @@ class Metrics:
             self.arrived["conversations"] = asdict(conversations)
 
     def step(self, step: int, tokens: StepTokens, **figures: float) -> None:
-        """Write the metrics after `step` steps. tokens: counts of the last step."""
+        """Write the metrics after `step` steps; `tokens` are the counts of the last step."""
         self.tokens += tokens.read
         self.learnt_tokens += tokens.learnt
         now, config = time.monotonic() - self.asking_s, self.config

@@ -18,7 +18,7 @@ MAX_NEW = 40
 
 
 class Sampler:
-    """Generates the model's answers to fixed prompts, as chat or as text continuation."""
+    """Sampler that asks the model fixed prompts, as chat or as text continuation."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, is_talk: bool) -> None:
         self.model, self.tokenizer = model, tokenizer

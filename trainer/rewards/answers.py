@@ -2,8 +2,8 @@
 
 A number is a decimal as a person writes the answer to a word problem: an optional sign, digits with or without
 thousands commas, and decimals. Dollar signs, percent signs and a unit next to the number are ignored. A text with two
-numbers, or with words only, has no number. Numbers are compared as `Decimal`: 18 equals 18.00, and 1,234 never matches
-a prefix of 1,234,567.
+numbers, or with words only, has no number. Numbers are compared as `Decimal`: 18 equals 18.00, and 1,234 is never read
+from the start of 1,234,567.
 """
 
 import re

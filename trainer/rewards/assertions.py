@@ -46,7 +46,7 @@ class Test:
 
 
 def parsed(words: str, setup: str = "") -> Test:
-    """Return the parsed assertion; `how` is `whole` unless the form is a call of the answer and a literal."""
+    """Return the parsed assertion; `how` is `whole` for any form except a call of the answer with an expected value."""
     try:
         (statement,) = ast.parse(words.strip()).body
         assert isinstance(statement, ast.Assert)

@@ -1,4 +1,4 @@
-"""Child process for judging answers: `python -m trainer.rewards.child math|own`; see `worker.RewardWorker`.
+"""Child process that judges answers: `python -m trainer.rewards.child math|own`; see `worker.RewardWorker`.
 
 The child reads one JSON question per line from stdin and writes one JSON reply per line to the original stdout.
 Anything printed by libraries or by the reward function goes to stderr.
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def of_math() -> Callable[[Any], Any]:
-    """Return a function of [gold, answer], LaTeX or plain text, with True for equal meanings."""
+    """Return a function that compares [gold, answer], LaTeX or plain text, and returns True for equal meanings."""
     from math_verify import parse, verify
 
     def same(pair: list[str]) -> bool:
@@ -48,7 +48,7 @@ def of_math() -> Callable[[Any], Any]:
 
 
 def of_own() -> Callable[[Any], Any]:
-    """Return a function for calling the user's reward function; the first question is the text of the user's file."""
+    """Return a function that calls the user's reward function; the first question is the text of the user's file."""
     made: list[Callable[..., Any]] = []
 
     def answer(asked: Any) -> Any:

@@ -21,10 +21,10 @@ MOST_SIDE_BY_SIDE = 32  # parallel answers: each has its own starter process of 
 
 
 class Mbpp:
-    """Judge for programs with tests.
+    """Judge that runs programs against tests.
 
-    The weights are 0.7 times the share of passed tests, 0.1 for code without compile errors, 0.1 for answer tags with
-    little text after them, and 0.1 for thinking. An answer is right when all tests pass.
+    The weights are 0.7 times the share of passed tests, 0.1 for code that compiles, 0.1 for answer tags with little
+    text after them, and 0.1 for thinking. An answer is right when all tests pass.
     """
 
     def __init__(self, is_unsafe: bool) -> None:

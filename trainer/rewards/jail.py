@@ -110,7 +110,7 @@ def refusal() -> str:
 
 
 def words(kind: str, layers: Mapping[str, Any]) -> str:
-    """Return a description of the layers around the processes of answers: see `kernel.Layers`."""
+    """Return a description of the layers that confine the processes of answers: see `kernel.Layers`."""
     if not kind:
         return "the code of mbpp's answers runs with limits of time and memory alone"
     held = [f"Landlock {layers['landlock']}" if layers["landlock"] else "bubblewrap", "the list of system calls"]
@@ -130,7 +130,7 @@ def run(code: str, calls: Sequence[str], asserts: Sequence[str], jail: str, setu
 
 
 class Jail:
-    """Sandbox shared by answers of several threads; each running answer has a starter of its own."""
+    """Sandbox shared by the answers of several threads; each running answer has a starter of its own."""
 
     def __init__(self, kind: str, version: int = 0, wall_s: float = WALL_S) -> None:
         """Store the settings. kind: result of `kind()` ("" = resource limits only). version: see `problem`."""
@@ -138,7 +138,7 @@ class Jail:
         self.free: queue.SimpleQueue[Starter] = queue.SimpleQueue()
 
     def layers(self) -> dict[str, Any]:
-        """Return the layers around the processes of an answer: see `kernel.Layers`. Raises SandboxError."""
+        """Return the layers that confine the processes of an answer: see `kernel.Layers`. Raises SandboxError."""
         one = self._starter()
         self.free.put(one)
         return one.layers
@@ -215,7 +215,7 @@ def found(said: Any) -> Outcome:
 
 
 def checked(starter: Starter, answer: SandboxProcess, setup: str, asserts: Sequence[str]) -> list[Outcome]:
-    """Return one outcome per assertion, from a check process with access to plain data of the answer process."""
+    """Return one outcome per assertion, from a check process that requests plain data from the answer process."""
     outcomes: list[Outcome] = []
     with contextlib.closing(SandboxProcess(starter, "check", answer.until)) as check:
         try:

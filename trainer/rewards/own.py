@@ -18,7 +18,7 @@ HANGS = 3  # consecutive timeouts or exits of the child process before the run e
 
 
 class Own:
-    """Judge for the reward function of a user's file."""
+    """Judge that calls the reward function of a user's file."""
 
     def __init__(self, code: str, limit_s: float = LIMIT_S) -> None:
         self.code, self.worker, self.hangs = code, of_answers("own", limit_s), 0

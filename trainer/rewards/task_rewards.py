@@ -16,7 +16,7 @@ from trainer.rewards.reward import Judge, Reward, Said
 
 
 class Exact:
-    """Judge with 1 for the exact answer text and 0 for any other text."""
+    """Judge that returns 1 for the exact answer text of an ended answer, else 0."""
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         found = [one.ended and one.text.strip() == one.problem.answer for one in some]

@@ -1,4 +1,4 @@
-"""Worker process for one question at a time, with a timeout per question.
+"""Worker process that answers one question at a time, with a timeout per question.
 
 The parent writes one JSON value per question and reads one JSON value per answer. Code in the worker may loop, exhaust
 memory or exit: the parent then kills the worker's process group and starts a new worker for the next question.
@@ -28,14 +28,14 @@ class NoAnswer(Exception):
 
 
 def of_answers(kind: str, limit_s: float) -> "RewardWorker":
-    """Return a worker for judging answers, running `trainer.rewards.child`. kind: `math` or `own`."""
+    """Return a worker that judges answers with `trainer.rewards.child`. kind: `math` or `own`."""
     return RewardWorker(
         [sys.executable, "-m", "trainer.rewards.child", kind], limit_s, environ={"OMP_NUM_THREADS": "1"}
     )
 
 
 class RewardWorker:
-    """A command, started with the first question. The command prints READY, then replies to each line with a line."""
+    """Command that starts with the first question, prints READY, then replies to each line with a line."""
 
     def __init__(
         self, command: Sequence[str], timeout_s: float, start_s: float = START_S,

@@ -22,7 +22,7 @@ from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # attention reads caches up to a multiple of this number of tokens
 PREFILL_TOKENS = 16_384  # maximum prompt tokens per prefill pass
-BRANCHING = ("cpu",)  # devices with free choice of the number of rows: copying rows costs less than recomputing
+BRANCHING = ("cpu",)  # devices that run any number of rows well: copying rows costs less than recomputing
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _answer_in_rows(
 
 
 def read(model: Decoder, prompts: Sequence[Sequence[int]]) -> Prefix:
-    """Return the prefilled prompts. Prompts are padded on the right, out of sight of any relevant query."""
+    """Return the prefilled prompts, padded on the right, where attention never reads the padding."""
     longest, device = max(map(len, prompts)), model.head.device
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64, device=device)
     for row, prompt in enumerate(prompts):

@@ -1,7 +1,7 @@
-"""Weight layout with the fastest products in the CPU's matrix library, during the generation of answers.
+"""Weight layout that the CPU's matrix library reads fastest, kept while a model generates answers.
 
-`laid_out` takes a model whose weights stay unchanged meanwhile, and speeds the model up: without this layout, each
-product first rearranges the matrices, at up to a quarter of the product's time.
+`laid_out` takes a model whose weights do not change meanwhile. Without this layout, every product first rearranges the
+matrices, at up to a quarter of the product's time.
 """
 
 from collections.abc import Callable, Iterator

@@ -56,7 +56,7 @@ class Round:
 
 
 class RolloutEngine(Protocol):
-    """Engine for generating answers."""
+    """Engine that generates answers."""
 
     @property
     def is_apart(self) -> bool:
@@ -123,7 +123,7 @@ class Elsewhere:
 
 
 class Policy:
-    """Sends problems to an engine and the answers to the judges."""
+    """Sends problems to an engine, and the answers to the judges."""
 
     def __init__(
         self, engine: RolloutEngine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
@@ -171,7 +171,10 @@ class Policy:
         return shares(*self.right(problems, k, seed), k)
 
     def right(self, problems: Sequence[Drawn], k: int, *seeds: int) -> tuple[list[bool], list[int]]:
-        """Return for each problem whether the likeliest answer is right; then how many of k drawn ones are, of some."""
+        """Return per problem whether the greedy answer is right, then per selected problem the number of right samples.
+
+        Each selected problem has k samples. At most `drawn_problems` of the problems are selected, evenly spread.
+        """
         if not problems:
             return [], []
         greedy = self.greedy(problems)

@@ -41,7 +41,7 @@ def draw(logits: Tensor, uniform: Tensor, how: Sampling, rows: Tensor | None = N
     """Return ids (N,) and their ln p (N,) at the temperature, before top_k and top_p.
 
     logits: fp32 (B, V), overwritten; uniform: (N,) in [0, 1); rows: int64 (N,), row of logits for each draw, None = the
-    draw's own row. At temperature 0, ln p is that at temperature 1.
+    draw's own row. Temperature 0 selects the likeliest id, with ln p at temperature 1.
     """
     rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     if how.temperature == 0:

@@ -55,7 +55,7 @@ class Opening:
 
 
 class Vllm:
-    """Engine for answers with the last weights given."""
+    """Engine that answers with the last weights given."""
 
     is_apart = True
 
@@ -160,7 +160,7 @@ class EngineProcess:
         """Return the reply to a question, from a restarted process if the process exits or hangs.
 
         A failed "load" returns {} without a restart: `take` starts the new process with the weights. Raises Refused if
-        the restart fails, TrainerError after a second failure.
+        the restart fails, TrainerError after a second failure or after `close`.
         """
         try:
             return self.worker.ask(question)

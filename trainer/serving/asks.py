@@ -16,7 +16,7 @@ from data.tokens.tokenizer import Tokenizer
 USUAL_TOKENS = 16  # OpenAI's default for a completion
 NOTHING = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_p": 0,
            "response_format": {"type": "text"}}  # fmt: skip
-"""Options not supported by these engines, with the values that have no effect."""
+"""Options that no engine here supports, with the values that have no effect."""
 
 
 class Wrong(Exception):

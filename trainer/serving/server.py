@@ -4,8 +4,8 @@
     python -m trainer.engines serve --model FOLDER --gguf FILE --name NAME --port PORT
 
 The server wraps a `TextEngine` and serves /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics on
-loopback, for the gateway. A single thread computes. Running requests take turns, one forward pass each, so that a long
-request does not delay a short request; text is streamed once final. No torch here.
+loopback, for the gateway. A single thread computes. Running requests take turns, one forward pass each: a long request
+does not delay a short request. Text is streamed once final. No torch here.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class AnswerThread:
                 some = list(self.running)
             for job in some:
                 if job.is_left or self._one_pass(job):
-                    job.pieces.close()  # stops engines with computation of their own
+                    job.pieces.close()  # otherwise an engine that computes in the background would continue
                     with self._some:
                         self.running.remove(job)
 

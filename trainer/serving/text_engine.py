@@ -24,7 +24,7 @@ class Piece:
 
 
 class TextEngine(ABC):
-    """A model for computing answers."""
+    """Base class of a model that computes answers."""
 
     tokenizer: Tokenizer
     room: int
@@ -52,7 +52,7 @@ class TextEngine(ABC):
                 waiting += new[:ended]
                 count += len(new[:ended])
                 text = self.tokenizer.decode(waiting, goes_on)
-                if not text.endswith("\ufffd"):  # otherwise wait: the last character is incomplete
+                if not text.endswith("\ufffd"):  # otherwise ids wait for the rest of a character
                     said, goes_on, waiting = said + text, goes_on or bool(waiting), []
                 elif ended is not None:
                     said += text.rstrip("\ufffd")

@@ -1,8 +1,7 @@
-"""Tracker from the user's Python file with `tracker(run, folder, configs)`, which returns an object for the metrics.
+"""Tracker from the user's Python file: `tracker(run, folder, configs)` returns an object that receives the metrics.
 
 The object needs `tell(phase, figures)`. Optional: `samples(phase, said)`, `close()`, a text `link`, and `told`, the
-last step by phase if the object knows the step. The file is uploaded with the job and runs in the environment of the
-training.
+last step sent by phase. The file is uploaded with the job and runs in the environment of the training.
 """
 
 from collections.abc import Mapping, Sequence

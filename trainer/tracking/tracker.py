@@ -17,7 +17,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run behind the metrics."""
+    """Run under observation by a tracker."""
 
     run: str
     """Id of the run, unchanged by recoveries."""

@@ -19,7 +19,7 @@ METHODS = frozenset(name for one in PLAIN for name in dir(one))
 
 
 class AnswerFailed(Exception):
-    """The answer raised an exception of a class of its own, exited, or returned no plain data."""
+    """The answer raised an exception of a class of its own, exited, or returned a value other than plain data."""
 
 
 class RemoteObject:
@@ -136,7 +136,7 @@ def remote(words: str, known: set[str], own: set[str]) -> ast.Module:
 
 
 class AskedCalls(ast.NodeTransformer):
-    """Transformer from `f(x)` to a request with the text `f(x)`, if the answer defines f."""
+    """Node transformer that replaces `f(x)` by a request with the text `f(x)`, if the answer defines f."""
 
     def __init__(self, known: set[str]) -> None:
         self.known, self.count = known, 0

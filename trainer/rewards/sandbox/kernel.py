@@ -1,7 +1,7 @@
-"""Kernel mechanisms for confining the current process: limits, namespaces, user, capabilities, Landlock, seccomp.
+"""Kernel mechanisms by which a process confines itself: limits, namespaces, user, capabilities, Landlock, seccomp.
 
 Standard library only. A layer missing in the kernel or forbidden by the container is left out and reported in `Layers`;
-docs/guides/rl.md lists the guarantees without any optional layer.
+docs/guides/rl.md lists the guarantees that hold without any optional layer.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ DETACH = 2
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers around the processes of answers on this machine, in addition to the list of system calls."""
+    """Layers that confine the processes of answers on this machine, in addition to the list of system calls."""
 
     landlock: int
     """Landlock ABI version in use; 0 = none."""
@@ -86,7 +86,7 @@ def die_with_parent() -> None:
     done(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
 
 
-# Namespaces, a private root file system, another user.
+# Namespaces, private root file system, change of user.
 
 
 def own_namespaces() -> tuple[str, ...]:
@@ -193,9 +193,9 @@ def abi() -> int:
 
 
 def ruleset(readable: Sequence[str], version: int) -> int:
-    """Return a Landlock ruleset for reading and executing below these folders only. Raises OSError.
+    """Return a Landlock ruleset that allows only reading and executing below these folders. Raises OSError.
 
-    version: ABI version for the handled rights, at most the kernel's version.
+    version: ABI version that defines the handled rights, at most the kernel's version.
     """
     given = struct.pack(
         "=QQQ", RIGHTS[min(version, max(RIGHTS))], NET if version >= 4 else 0, SCOPES if version >= 6 else 0

@@ -21,7 +21,7 @@ PARTS = (
     "concurrent.futures concurrent.futures.thread email.utils http.client importlib.util json.encoder "
     "logging.handlers multiprocessing.dummy os.path unittest.mock urllib.parse xml.dom.minidom xml.etree.ElementTree"
 ).split()
-# Never needed by an answer, and with side effects: open a browser or a window, query a terminal, run tests.
+# Modules that no answer needs and that have side effects: open a browser or a window, query a terminal, run tests.
 NEVER = {"antigravity", "this", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "test", "__main__", "pip",
          "ensurepip", "venv", "site", "sitecustomize", "usercustomize", "msilib", "winreg"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""System calls of an answer, as a seccomp program; the program refuses all other calls.
+"""System calls that an answer may make, as a seccomp program; the program refuses all other calls.
 
 The module turns an architecture and a process id into the bytes of a BPF program. The program filters calls with
 dangerous variants by argument: clone creates threads but no processes, open works for reading only, and signals reach
@@ -19,7 +19,7 @@ Step = tuple[int, int, int, int]  # code, steps to skip if true, steps to skip i
 REFUSE: Step = (RETURN, 0, 0, ERRNO | EPERM)
 LET: Step = (RETURN, 0, 0, ALLOW)
 
-THREAD, THREADS_ONLY = 0x10000, 0x7D0F00  # CLONE_THREAD; all flags set by glibc and musl for a thread
+THREAD, THREADS_ONLY = 0x10000, 0x7D0F00  # CLONE_THREAD; all flags that glibc and musl set for a thread
 WRITE, EXEC, ANONYMOUS = 2, 4, 0x20  # PROT_WRITE, PROT_EXEC, MAP_ANONYMOUS
 FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME
@@ -67,21 +67,21 @@ STARTER = {
 
 @dataclass(frozen=True)
 class Argument:
-    """Filter steps for an argument of a call, by position."""
+    """Filter steps for one argument of a call, by position."""
 
     place: int
 
     @property
     def load(self) -> Step:
-        """Return the step for loading the lower 32 bits of the argument."""
+        """Return the step that loads the lower 32 bits of the argument."""
         return (LOAD, 0, 0, ARGUMENTS + 8 * self.place)
 
     def one_of(self, *values: int) -> list[Step]:
-        """Return steps to allow only these values."""
+        """Return steps that allow only these values."""
         return [self.load, *(step for one in values for step in ((EQUAL, 0, 1, one), LET)), REFUSE]
 
     def without(self, bits: int) -> list[Step]:
-        """Return steps to allow only values with none of these bits set."""
+        """Return steps that allow only values with none of these bits set."""
         return [self.load, (BITS, 0, 1, bits), REFUSE, LET]
 
 
