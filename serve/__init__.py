@@ -1,1 +1,1 @@
-"""Engines behind one endpoint: the spec of a service, its autoscaling, its gateway. Imports serve, infra and store."""
+"""Model serving: service specs, autoscaling, replicas and the gateway. Imports serve, infra and store."""

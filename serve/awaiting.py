@@ -1,4 +1,7 @@
-"""The wait of a command until a service is as it was asked to be, or cannot become so."""
+"""Readiness wait of the commands that start, update or scale a service.
+
+`await_ready` polls the controller's record, reports every change of a replica, and raises SlipwayError on failure.
+"""
 
 import time
 
@@ -15,17 +18,18 @@ from serve.processes import controller_client, controller_process
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 
-SLACK_S = 120.0  # time for what a launch does before and after, on a machine that is busy
-TELL_EVERY_S = 30.0  # interval between reports of a phase that lasts
+SLACK_S = 120.0  # allowance on a busy machine for launch work before and after the engine's start
+TELL_EVERY_S = 30.0  # interval between reports of a long phase
 
 
 def await_ready(
     name: str, wanted: WantedService, settings: Settings, journal: Journal, is_new: bool, tell: Say
 ) -> None:
-    """Wait until as many new replicas are ready as there must be at least, and the older ones are gone.
+    """Wait until `min_replicas` replicas of the newest version are ready and no older replica is live.
 
-    Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
-    or another command has put another version in its place; of a new service nothing is left then, but for the latter.
+    A change of size by a concurrent command is followed. Raises SlipwayError on a timeout, when the newest version
+    cannot start, or when a concurrent command sets a newer version. A new service that does not become ready is ended,
+    unless a newer version has replaced the awaited version.
     """
     newest, told = wanted.newest.number, dict[str, str]()
     probe = wanted.newest.service.probe
@@ -40,7 +44,7 @@ def await_ready(
         tell_changes(seen, told, tell)
         alive = [one for one in seen.members if one.state in LIVE]
         if any(one.version == newest and awaits_engine(one) for one in alive):
-            deadline = time.monotonic() + patience_s  # it counts from an engine's start, as initial_delay_seconds does
+            deadline = time.monotonic() + patience_s  # like initial_delay_seconds, the timeout starts with the engine
         are_there = revision.ready_of(seen, newest) >= service.policy.min_replicas
         if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
             return
@@ -67,7 +71,7 @@ def await_ready(
 
 
 def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
-    """Return whether more replicas are there than there will be, or fewer."""
+    """Return whether more replicas are live than the policy's maximum."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
 
 
@@ -77,14 +81,14 @@ def last_words(one: Member, settings: Settings) -> str:
 
 
 def awaits_engine(one: Member) -> bool:
-    """Return whether its machine and its environment are still being made, before its engine is started."""
+    """Return whether the replica has no engine process yet: pending, provisioning, or building the environment."""
     if one.state is State.STARTING:
         return all(phase == ENVIRONMENT for phase, _ in one.phases)
     return one.state in (State.PENDING, State.PROVISIONING)
 
 
 def tell_changes(seen: ServiceRecord, told: dict[str, str], tell: Say) -> None:
-    """Report what has changed since `told`; and now and then how far a long phase is."""
+    """Report each change of state since the last report, and a long phase every TELL_EVERY_S seconds."""
     for one in seen.members:
         spent = one.phase_s(time.time()) if one.state is State.STARTING else {}
         key = " ".join([one.state.value, *(f"{phase} {spent_s // TELL_EVERY_S:g}" for phase, spent_s in spent.items())])
@@ -95,7 +99,7 @@ def tell_changes(seen: ServiceRecord, told: dict[str, str], tell: Say) -> None:
 
 
 def phases(one: Member) -> str:
-    """Return the phases on its way to its first answer, and how long each took; "" = nothing is known."""
+    """Return the startup phases with durations as text; "" without phases, or outside STARTING and READY."""
     if one.state not in (State.STARTING, State.READY):
         return ""
     spent = ", ".join(f"{phase} {duration(spent_s)}" for phase, spent_s in one.phase_s(time.time()).items())

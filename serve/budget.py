@@ -1,25 +1,26 @@
-"""The spend limit of a service, shared among its rented replicas. Pure; micro-dollars.
+"""Spend limit of a service, divided among the rented replicas. Pure; all amounts in micro-USD.
 
-In: the limit of all, what was spent, the limits of the living replicas. Out: how many more may come, and what the next
-one may cost. The sum of what was spent and of all limits of replicas never passes the limit, whatever replicas do.
+`ServiceBudget` computes the number of affordable replicas and the limit of the next replica from the service limit, the
+cost of ended replicas and the limits of living replicas. Past cost plus all limits of living replicas never exceed the
+service limit.
 """
 
 from dataclasses import dataclass
 
 from infra.money import micro_usd
 
-LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this part of its share
+LEAST_OF_A_SHARE = 20  # the smallest useful limit of a replica is 1/20 of a share
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceBudget:
     limit: int
     most: int
-    """Largest number of replicas at the same time."""
+    """Maximum number of replicas at the same time."""
     spent: int
-    """Cost of the replicas that are gone."""
+    """Cost of the ended replicas."""
     armed: int
-    """The most that the living replicas may cost together."""
+    """Sum of the spend limits of the living replicas."""
 
     @property
     def share(self) -> int:
@@ -31,14 +32,14 @@ class ServiceBudget:
 
     @property
     def affordable(self) -> int:
-        """Return the number of further replicas that can be paid."""
+        """Return the number of further replicas within the remaining budget."""
         return self.left // max(1, self.share // LEAST_OF_A_SHARE)
 
     def cap(self, alive: int) -> int:
-        """Return the limit for one more beside so many: its share, or an equal part of what is left."""
+        """Return the limit of the next replica beside `alive` replicas: a share, or an equal part of a smaller rest."""
         return min(self.share, self.left // max(1, self.most - alive))
 
 
 def limit_of(said: str | float) -> int:
-    """Return the micro-dollars of `40`, 40 or `$40`. Raises BadAmount, which is a ValueError."""
+    """Return an amount such as `40`, 40 or `$40` in micro-USD. Raises BadAmount, a ValueError."""
     return micro_usd(str(said).lstrip("$"))

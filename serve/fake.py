@@ -1,11 +1,12 @@
-"""A scripted engine: vLLM's routes, replies and ways of failing, without a model. For tests, rehearsals and benches.
+"""Scripted engine with vLLM's routes, replies and failures but no model, for tests, rehearsals and benchmarks.
 
     python -m serve.fake --port 8101 --script '{"first_token_s": 0.1, "fail": "die", "after_tokens": 3}'
 
-In: a FakeScript, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers,
-in shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM
-means: the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
-Started as a process, as vLLM is: SIGTERM, worker processes and dying are real. Listens on loopback only.
+A FakeScript controls the engine: given at startup, or changed later by POST /fake/script with only the changed keys.
+Replies have the shape of vLLM 0.32; GET /fake/seen returns counters of past requests. The process prints `listening on
+PORT` once the port is open, which for vLLM means a loaded model. The text repeats `words`, so a test can see which
+release answered. The engine runs as a real process like vLLM, with a real SIGTERM, worker processes and crashes, and
+listens on loopback only.
 """
 
 import argparse
@@ -29,42 +30,42 @@ FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
 
 @dataclass(frozen=True, kw_only=True)
 class FakeScript:
-    """The behaviour of the engine. Durations in seconds."""
+    """Behaviour of the engine; durations in seconds."""
 
     model: str = "fake"
     words: tuple[str, ...] = ("I", " am", " fake")
-    root: str = "/models/fake"  # the folder that /v1/models tells
+    root: str = "/models/fake"  # folder in the reply of /v1/models
     max_model_len: int = 4096
     max_new_tokens: int = 0
-    """Tokens of any answer at most, as --override-generation-config sets it; 0 = as many as fit."""
-    api_key: str = ""  # guards /v1 only, as vLLM's does; "" = what VLLM_API_KEY says, as with vLLM
+    """Limit of tokens per answer, like --override-generation-config; 0 = no limit."""
+    api_key: str = ""  # guards /v1 only; "" = the value of VLLM_API_KEY; both as in vLLM
 
     start_s: float = 0.0
     """Seconds until the port opens."""
     crash: int | None = None
-    """Exit code with which it dies instead of opening its port."""
+    """Exit code of a crash in place of opening the port."""
     worker: bool = False
-    """Start a worker in a session of its own that ignores SIGTERM, like an orphaned engine core."""
+    """Start a worker in a separate session that ignores SIGTERM, like an orphaned engine core."""
 
     first_token_s: float = 0.0
     token_s: float = 0.0
     max_seqs: int = 256
-    """Requests computed at once; the others wait."""
+    """Requests computed at once; further requests wait."""
     max_queued: int = 1 << 30
-    """Requests that may wait; one more is told that the engine is busy."""
+    """Maximum number of waiting requests; the engine refuses further requests as busy."""
     shutdown_s: float = 0.0
-    """--shutdown-timeout: seconds after SIGTERM during which streams go on. 0 = they end with an error in the
-    stream."""
+    """--shutdown-timeout: seconds after SIGTERM for streams to finish. 0 = streams end with an error event."""
 
     fail: str = ""
-    """hang: no more tokens, /health 200. die: the process ends. error: one in the stream, then [DONE], /health 503.
-    cut: the connection is closed. 500, 503: in place of an answer. busy: the 503 of a full engine. garbage: no HTTP."""
+    """hang: send no more tokens, /health stays 200. die: exit the process. error: send an error event and [DONE],
+    /health 503. cut: close the connection. 500, 503: answer with this status. busy: send the 503 of a full engine.
+    garbage: send bytes that are no HTTP."""
     after_tokens: int = 0
-    """Tokens before the failure; an answer that is not streamed fails at once."""
+    """Tokens before the failure; a non-streamed answer fails at once."""
     times: int = -1
-    """Requests that fail; -1 = all."""
+    """Number of requests that fail; -1 = all."""
     only: str = ""
-    """Only requests with this text in their body fail; "" = any."""
+    """Text in the body of failing requests; "" = any request."""
     held: bool = False
     """The failure waits until this is false."""
 
@@ -74,11 +75,11 @@ class FakeScript:
 
 
 class Dead(Exception):
-    """The engine core is gone; the front process still answers."""
+    """Engine core failure: the front process still answers."""
 
 
 class FakeEngine:
-    """One fake vLLM. `seen` holds all that it counts."""
+    """A fake vLLM server; `seen` holds the counters."""
 
     def __init__(self, script: FakeScript) -> None:
         self.script = script
@@ -111,13 +112,13 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             return await self._generate(request, is_chat="chat" in path)
         if path in ("/invocations", "/collective_rpc", "/tokenize", "/pause"):
-            return web.json_response({"reached": path})  # a path that must not be reachable from outside
+            return web.json_response({"reached": path})  # internal paths that clients must not reach from outside
         return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:
         script = self.script
         self.seen["requests"] += 1
-        body = await request.content.read()  # body of any size
+        body = await request.content.read()  # no size limit
         try:
             ask = msgspec.json.decode(body)
             model, tokens = ask.get("model", script.model), ask.get("max_completion_tokens") or ask.get("max_tokens")
@@ -214,7 +215,7 @@ class FakeEngine:
         await response.write(reply.closing())
 
     def _failure(self, body: bytes) -> str:
-        """Return the scripted failure of the request with this body; count it."""
+        """Return the scripted failure for a request with this body, and decrement `times`; "" without a failure."""
         script = self.script
         if not script.fail or not script.times or script.only.encode() not in body:
             return ""
@@ -254,7 +255,7 @@ class FakeEngine:
 
 
 class FakeReply:
-    """The answer to one request, in vLLM's shapes."""
+    """Answer to a request, in vLLM's shapes."""
 
     def __init__(self, script: FakeScript, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
         self.is_chat, self.streams, self.tokens = is_chat, streams, tokens
@@ -314,7 +315,7 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
         await (await asyncio.create_subprocess_exec(*command)).wait()
-    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # vLLM's line about its progress
+    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # vLLM's progress line
     await asyncio.sleep(script.start_s)
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
@@ -332,14 +333,14 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
     until = time.monotonic() + engine.script.shutdown_s
     while engine.seen["running"] and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    engine.is_dead = True  # running requests end with an error at their next token
+    engine.is_dead = True  # running requests end with an error at the next token
     while engine.seen["running"] and time.monotonic() < until + 1:
         await asyncio.sleep(0.02)
-    os._exit(0)  # like vLLM's front process, which does not wait for its connections
+    os._exit(0)  # like vLLM's front process, which does not wait for open connections
 
 
 def read_script(text: str) -> FakeScript:
-    """Return the script in `text`. Raises ValueError for keys that are not of a script."""
+    """Return the script in a JSON text. Raises ValueError for unknown keys."""
     said = json.loads(text)
     unknown = set(said) - {one.name for one in fields(FakeScript)}
     if unknown:

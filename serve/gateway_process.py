@@ -1,11 +1,11 @@
-"""The gateway of a service as a process of its own: it lives on when its controller ends, and obeys the next one.
+"""Gateway process of a service: survives the end of the controller and obeys the next controller.
 
     python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.places.Places`
 
-In: orders over a Unix socket (`serve.processes.gateway_orders`), each with all that it is to know. Out: reports, with
-what it counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through
-its controller. It ends when it is told to, or cannot listen. What takes long to import, and most gateways never need,
-is imported where it is used: a gateway that was killed is missed until it is there again.
+Each order on the Unix socket (`serve.processes.gateway_orders`) contains the complete desired state; each reply is a
+report with counters. The process holds its own connections to replicas on other machines, so request data never passes
+through the controller. The process ends on request or when listening fails. Slow imports that few gateways need happen
+on first use: a killed gateway means downtime until the restart completes.
 """
 
 import asyncio
@@ -37,27 +37,27 @@ from serve.processes import gateway_orders
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.processes.places import Places, say
 
-REACHED_S = 5.0  # time for links to replicas, before it listens: a silent one does not hold up the others
-AGAIN_S = 2.0  # before a replica that cannot be reached is tried again
+REACHED_S = 5.0  # startup wait for links to replicas: a silent replica must not delay the others
+AGAIN_S = 2.0  # pause before the next attempt to reach a replica
 POLL_S = 0.1
-HERE = "local"  # the provider whose pods are on this machine
-PAIR_S = 5.0  # time at the start in which a certificate and its key are both renewed
-LEAVE_S = 2.0  # time for requests in progress when it is told to end by a signal
+HERE = "local"  # provider of the pods on this machine
+PAIR_S = 5.0  # startup wait for a certificate and key in renewal
+LEAVE_S = 2.0  # drain time for requests in progress after a signal
 
 
 @dataclass
 class ReplicaLink:
-    """The way to one replica."""
+    """Network path to a replica."""
 
     endpoint: ReplicaEndpoint
     target: Target | None = None
-    """Target of requests; None until the engine can be reached."""
+    """Target of requests; None until the engine is reachable."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     task: "asyncio.Task[None] | None" = None
 
 
 class Process:
-    """The gateway, its links and its socket. Use it within one event loop."""
+    """Gateway with links to the replicas and a control socket. Use within a single event loop."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
@@ -65,7 +65,7 @@ class Process:
         self.order: Order | None = None
         self.limits: GatewayLimits | None = None
         self.certificate: Certificate | None = None
-        self.refused = ""  # reason why a renewed certificate is not used
+        self.refused = ""  # reason for rejecting a renewed certificate
         self.links: dict[str, ReplicaLink] = {}
         self.port, self.began, self.problem = 0, 0.0, ""
         self.epoch = -1
@@ -74,7 +74,7 @@ class Process:
         self.obeying = asyncio.Lock()
 
     async def run(self) -> None:
-        """Obey until it is to end."""
+        """Obey orders until the process must end, then drain requests and close the links."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ended.set)
@@ -94,13 +94,13 @@ class Process:
             self.places.gateway_socket.unlink(missing_ok=True)
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Obey one controller for as long as it lives."""
+        """Obey the orders of a controller until the connection ends."""
         try:
             while line := await reader.readline():
                 order = msgspec.json.decode(line, type=Order)
                 async with self.obeying:
                     if order.epoch < self.epoch:
-                        break  # another controller has followed this one
+                        break  # a newer controller has taken over
                     self.epoch = order.epoch
                     if self.gateway is not None or not order.is_last:
                         await self._obey(order)
@@ -109,18 +109,18 @@ class Process:
                 if self.problem or order.is_last:
                     self.drain_s = order.drain_s
                     self.ended.set()
-        except ConnectionError as error:  # it was killed
+        except ConnectionError as error:  # the controller was killed
             say(f"its controller no longer answers: {error}")
-        except msgspec.DecodeError as error:  # written by other code than ours
+        except msgspec.DecodeError as error:  # a controller with different code sent the order
             say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
             self.ended.set()
         finally:
             writer.close()
 
-    # Orders of the controller.
+    # Orders from the controller.
 
     async def _obey(self, order: Order) -> None:
-        """Carry out the order; what cannot be done becomes `problem`."""
+        """Apply an order; store the reason in `problem` when the order cannot be applied."""
         wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
         for name, endpoint in wanted.items():
@@ -170,7 +170,7 @@ class Process:
         say(f"listening on {self.port}")
 
     def _tell(self) -> None:
-        """Tell the gateway the replicas that are wanted and reached: all at once."""
+        """Set the gateway's replicas to the wanted and reachable replicas at once."""
         assert self.gateway is not None and self.order is not None
         links = [self.links[one.replica_id] for one in self.order.endpoints if one.replica_id in self.links]
         ready = [link.target for link in links if link.target is not None]
@@ -178,7 +178,7 @@ class Process:
             self.gateway.replace(ready)
 
     def _renew(self) -> None:
-        """Use the certificate as it is now, and the one before for as long as that cannot be read."""
+        """Switch to a renewed certificate; keep the old certificate while the new files are unusable."""
         assert self.gateway is not None and self.order is not None
         known, tls = self.certificate, self.order.tls
         if known is None or tls is None:
@@ -188,7 +188,7 @@ class Process:
             if tls != known.tls:
                 known = Certificate(tls)
         except UsageError as error:
-            if str(error) != self.refused:  # told once
+            if str(error) != self.refused:  # report each reason once
                 self.refused = str(error)
                 say(f"the certificate before stays in use: {error}")
             return
@@ -222,10 +222,10 @@ class Process:
             reached=tuple(one.replica_id for one in gateway.replicas),
         )
 
-    # The ways to its replicas.
+    # Links to the replicas.
 
     def _open(self, endpoint: ReplicaEndpoint) -> ReplicaLink:
-        """Return the link to a replica: at once where it is here, later where it is on another machine."""
+        """Return the link to a replica, usable at once on this machine, else connected in the background."""
         link = ReplicaLink(endpoint)
         if endpoint.vendor == HERE:
             link.target = _target(endpoint, endpoint.port)
@@ -254,7 +254,7 @@ class Process:
             self._tell()
 
     async def _reached(self) -> None:
-        """Wait until each replica can be asked, or not longer than it takes those that answer."""
+        """Wait until every replica is reachable, for at most REACHED_S seconds."""
         tasks = [link.task for link in self.links.values() if link.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=REACHED_S)
@@ -266,7 +266,7 @@ class Process:
         await asyncio.to_thread(link.closing.close)
 
     async def _keep_up(self) -> None:
-        """Close links that nobody uses any more, and read keys and certificates as they change."""
+        """Close idle links to removed replicas, and reload keys and certificate about once a second."""
         read_at = time.monotonic()
         while True:
             await asyncio.sleep(POLL_S)
@@ -278,7 +278,7 @@ class Process:
                         await self._close(self.links.pop(name))
             if time.monotonic() - read_at > keys.READ_EVERY_S:
                 read_at = time.monotonic()
-                if not self.places.gateway_lock.exists():  # nothing could find this gateway any more, nor end it
+                if not self.places.gateway_lock.exists():  # without the folder no process can find or end this gateway
                     say("its folder is gone; it ends")
                     self.ended.set()
                 if self.gateway is not None:
@@ -288,15 +288,15 @@ class Process:
     def _read_keys(self, gateway: Gateway) -> None:
         try:
             found = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
-        except (UsageError, OSError) as error:  # the known keys stay in use
+        except (UsageError, OSError) as error:  # keep the current keys
             say(str(error))
         else:
-            if found or not gateway.keys:  # a gateway that others can reach never runs without a key
+            if found or not gateway.keys:  # a gateway with an outside address never runs without a key
                 gateway.keys.take(found)
 
 
 async def _certificate(tls: Tls) -> Certificate:
-    """Return a certificate; one that is being renewed at this moment is waited for. Raises UsageError."""
+    """Return the certificate, retrying for PAIR_S seconds during a renewal. Raises UsageError."""
     until = time.monotonic() + PAIR_S
     while True:
         try:
@@ -316,7 +316,7 @@ def _target(endpoint: ReplicaEndpoint, near: int) -> Target:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.gateway_process FOLDER")
-    # probes report that nothing answers there
+    # Probes report a port without an answer.
     logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
     raise_limit()
     places = Places(Path(sys.argv[1]))

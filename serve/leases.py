@@ -1,6 +1,6 @@
-"""The leases of a service on artifacts, written down in their store, so that nobody removes a model that is served.
+"""Store leases of a service on the served artifacts, so no command removes a served model.
 
-In: what is wanted of a service.
+Every version of the desired state with an artifact of ours is covered by a lease in the version's store.
 """
 
 from serve.policy.service_state import WantedService
@@ -11,19 +11,19 @@ RENEW_S = 86400.0
 
 
 def hold(name: str, installation: str, wanted: WantedService, now: float) -> None:
-    """Write or renew the leases of all versions. Raises StoreError."""
+    """Write or renew the leases of all versions, as of `now`. Raises StoreError."""
     for store, reads in _read_by(wanted).items():
         references.hold(store, _lease(name, installation), f"service {name}", reads, now)
 
 
 def release(name: str, installation: str, wanted: WantedService) -> None:
-    """End them. Raises StoreError."""
+    """Release the leases of all versions. Raises StoreError."""
     for store in _read_by(wanted):
         references.release(store, _lease(name, installation))
 
 
 def _read_by(wanted: WantedService) -> dict[str, set[What]]:
-    """Return the artifacts that are read, by store; a model that is no artifact of ours needs no lease."""
+    """Return the artifacts of the versions, by store; models from other sources need no lease."""
     found: dict[str, set[What]] = {}
     for version in wanted.versions:
         what = references.kept_at(version.model)

@@ -1,10 +1,10 @@
-"""Load on a service: so many requests per second are sent, whether answers come or not, and what came of them.
+"""Load test of a service: sends requests at a fixed rate, however slow the answers are, and records the outcomes.
 
     python -m serve.load --config FILE
 
-In: FILE, a LoadTest. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
-token the rate is raised until the target is missed; the last rate that met it tells which setting keeps it.
-An API key is read from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment.
+FILE contains a LoadTest. A record per round and a final result are appended to $SLIPWAY_RECORDS. With a target for the
+time to first token, the rate rises until a round misses the target, and the last good rate gives the advised setting.
+The API key comes from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment.
 """
 
 import argparse
@@ -35,21 +35,21 @@ class LoadTest:
     url: str
     model: str
     certfile: str = ""
-    """Certificate by which the service is known; "" = the authorities that this machine trusts."""
+    """Certificate of the service; "" = the authorities trusted by this machine."""
     rate: float
     """Requests per second."""
     duration_s: float
     max_tokens: int = 32
     prompt: str = "Who are you?"
     replicas: int = 1
-    """Number of ready replicas; a rate divided by it is that of one."""
+    """Number of ready replicas, for the rate per replica."""
     target_ttft_s: float = 0.0
-    """Time in which 95 of 100 requests must have their first token; 0 = one round, no target."""
+    """Limit of the 95th percentile of the time to first token; 0 = a single round without a target."""
 
 
 @dataclass
 class Heard:
-    """The outcome of one request; seconds since it was sent."""
+    """Outcome of a request; seconds since sending."""
 
     first_s: float | None = None
     total_s: float | None = None
@@ -161,7 +161,7 @@ def meets(record: dict[str, Any], load: LoadTest) -> bool:
 
 
 def advice(rounds: Sequence[dict[str, Any]], load: LoadTest) -> str:
-    """Return the setting that would meet the target, in words; "" where none was named."""
+    """Return the setting that meets the target, as text; "" without a target."""
     if not load.target_ttft_s:
         return ""
     good = [one for one in rounds if meets(one, load)]

@@ -1,7 +1,7 @@
-"""The event loop of our servers: uvloop where it is available, else Python's own.
+"""Event loop of the servers: uvloop if available, else asyncio's own.
 
-`timeout` stands in place of `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes at the moment
-at which what it waits for has ended (https://github.com/python/cpython/issues/86296): the task then goes on for ever.
+`timeout` replaces `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives at the moment when the
+awaited operation ends (https://github.com/python/cpython/issues/86296): the task would then run forever.
 """
 
 import asyncio

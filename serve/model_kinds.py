@@ -1,6 +1,7 @@
-"""Kinds of models that not every engine computes with, by words of their config.json.
+"""Model kinds that only some engines support, recognized by entries of config.json.
 
-In: a model folder. Out: its `ModelKind`; None = any engine does. A pack declares kinds under `served_models`.
+`kind_of` maps a model folder to a `ModelKind`, or to None if every engine supports the model. Packs declare kinds under
+`served_models`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,23 +18,23 @@ KIND = "served_models"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKind:
-    """A kind of models, and the engines that compute with it."""
+    """Kind of models with the engines that support the kind."""
 
     about: str
-    """Phrase behind the name of a model, for an engine that cannot."""
+    """Phrase after a model's name in the message about an unsupported engine."""
     engines: tuple[str, ...]
-    """The engines that can, the usual one first."""
+    """Supported engines, the default first."""
 
 
 def kind_of(source: str) -> ModelKind | None:
-    """Return the kind of the model in a folder; None for any other, and where it lies elsewhere.
+    """Return the kind of the model in a folder, or None for other models, remote models and unreadable configs.
 
-    Raises UsageError for one whose pack is not there.
+    Raises UsageError if the pack of the kind is missing.
     """
     try:
         config = {} if "://" in source else model_files.load(Path(source))
     except (OSError, ValueError):
-        return None  # its reader reports what is wrong with it
+        return None  # the model's reader reports the error
     known = packs.entries(KIND)
     for word in _words(config):
         if said := packs.lacking(KIND, word):
@@ -45,7 +46,7 @@ def kind_of(source: str) -> ModelKind | None:
 
 
 def _words(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words that may name a kind: `model_type=...`, `quant_method=...`, keys that are set."""
+    """Yield the entries that may name a kind: `model_type=...`, `quant_method=...`, and each key with a true value."""
     said = config.get("quantization_config")
     yield f"model_type={config.get('model_type')}"
     yield f"quant_method={said.get('quant_method') if isinstance(said, Mapping) else ''}"

@@ -1,11 +1,11 @@
-"""The bounds on one request: the numbers of the gateway that a service file sets under `slipway: limits:`."""
+"""Bounds on a request, set in a service file under `slipway: limits:`."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds on one request: larger requests are refused by the gateway. Raises ValueError."""
+    """Bounds on a request: the gateway refuses larger requests. Raises ValueError for a value out of range."""
 
     max_body_bytes: int = 8 << 20
     """Bytes of a body."""
@@ -49,7 +49,7 @@ class Bounds:
 
     @property
     def of_engine(self) -> tuple[object, ...]:
-        """Return the bounds that an engine is told when it starts; all others are the gateway's alone."""
+        """Return the bounds passed to the engine at startup; the gateway alone enforces all others."""
         return self.max_tokens, self.max_logprobs, self.media_domains, self.allow_chat_template
 
     def __post_init__(self) -> None:

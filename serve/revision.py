@@ -1,10 +1,10 @@
-"""The next revision of a service, planned before anything is started or changed.
+"""Planner for the next revision of a service, before anything is started or changed.
 
-    service file, what is asked for, the version before
+    service file, requested changes, previous version
         -> document_of -> version_of -> with_limit -> after: WantedService
 
-In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
-nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen by default.
+The planner computes the next desired state from the current state, reads the model and writes nothing. Impossible
+requests raise UsageError; `tell` receives notes about settings without effect and chosen defaults.
 """
 
 import dataclasses
@@ -41,23 +41,24 @@ from store.manifest import StoreError
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
-CPU_START_S = 600  # from an engine's start: vLLM needs minutes on a laptop whose cores have other work, too
+CPU_START_S = 600  # from the engine's start: vLLM takes minutes on a laptop with busy cores
 
 
 def usual_provider(settings: Settings) -> str:
-    """Return the chosen provider; else any."""
+    """Return the provider from the settings, or `any` if the setting is a default."""
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
 def the_name(config: str) -> str:
-    """Return the name that its file says."""
+    """Return the name in the service file, or `slipway` if the file has none."""
     return check_name(service_file.load(path_of(config)).file.name or "slipway")
 
 
 def path_of(config: str) -> Path:
-    """Return the path of a service file.
+    """Return the path of a service file, with or without the suffix `.yaml`.
 
-    `service` and `service.yaml` are the one that is shipped, unless there is a file of that name.
+    A file at the given path takes precedence over the shipped file of the same name; "" means the shipped
+    `service.yaml`.
     """
     if not config:
         return CONFIG
@@ -69,12 +70,15 @@ def path_of(config: str) -> Path:
 def document_of(
     config: str, old: WantedService | None, name: str, replicas: int | None, spend_limit: str = ""
 ) -> dict[str, Any]:
-    """Return the service file as it is meant: command-line flags override it. Raises UsageError."""
+    """Return the service document with command-line flags applied. Raises UsageError.
+
+    Without `config`, start from the document of the newest version.
+    """
     if old and not config:
         document = dict(old.newest.document)
     else:
         path = path_of(config)
-        service_file.load(path)  # mistakes in it are reported by their place
+        service_file.load(path)  # report mistakes with the place in the file
         document = with_full_paths(strict_yaml.read(path))
     document["name"] = name
     if replicas is not None:
@@ -90,9 +94,9 @@ def document_of(
 
 
 def for_this_machine(document: dict[str, Any], num_gpus: int, replicas: int | None) -> dict[str, Any]:
-    """Return the shipped service file as it suits one machine: a replica for each GPU, or one, and time for a CPU.
+    """Return the shipped document for one machine: a replica per GPU, or a CPU replica with a longer start delay.
 
-    More replicas would take turns with the same GPU, or the same CPUs. `replicas`: asked for; None: not.
+    More replicas would share a GPU or the CPU cores. `replicas` is the requested number, or None.
     """
     section = document["service"] if replicas else _fixed(document["service"], max(1, num_gpus))
     if not num_gpus:
@@ -106,7 +110,7 @@ def _fixed(section: Mapping[str, Any], replicas: int) -> dict[str, Any]:
 
 
 def with_full_paths(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document whose certificate is found from any folder: its paths are of the one in which it is read."""
+    """Return a document with absolute certificate paths, resolved against the current folder."""
     section = dict(document["service"])
     if tls := section.get("tls"):
         section["tls"] = {name: str(Path(path).expanduser().absolute()) for name, path in tls.items()}
@@ -114,7 +118,7 @@ def with_full_paths(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_file(service: Service, tell: Say) -> None:
-    """Tell what its file says that changes nothing here. Raises UsageError for a certificate that cannot be used."""
+    """Report settings without effect here. Raises UsageError for an unusable certificate."""
     if service.tls is not None:
         certificate.server_context(service.tls)
         certificate.client_context(service.tls.certfile)
@@ -126,9 +130,9 @@ def check_file(service: Service, tell: Say) -> None:
 
 
 def model_meant(service: Service, config: str, model: str, tag: str, old: Version | None) -> str:
-    """Return the model as it is called: as it is typed, as the given file says, or as it was; "" = the newest here.
+    """Return the model as typed, as named in the given file, or as in the old version; "" = the newest model here.
 
-    Raises UsageError for a file of a new service that names none.
+    Raises UsageError if the file of a new service names no model.
     """
     said = model or (service_file.model_of(service) if config else "")
     if said or tag:
@@ -144,7 +148,7 @@ def model_meant(service: Service, config: str, model: str, tag: str, old: Versio
 def version_of(
     document: Mapping[str, Any], source: str, provider: str, engine: str, store: str, old: Version | None, name: str
 ) -> Version:  # fmt: skip
-    """Return the version, numbered 1. `source`: where the weights are. Raises UsageError for an unknown engine."""
+    """Return the new version with number 1; `source` locates the weights. Raises UsageError for an unusable engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
     kind = model_kinds.kind_of(source)
     unfit = {"vllm", "vllm-cpu", engines.LLAMA} - {*kind.engines} if kind else set[str]()
@@ -176,7 +180,7 @@ def is_scripted(source: str) -> bool:
 
 
 def weights_of(source: str) -> str:
-    """Return an id of the release at that path; "" where we cannot see it."""
+    """Return an id of the weights from names, sizes and mtimes of the files in `source`; "" for a remote source."""
     if "://" in source:
         return ""
     files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
@@ -185,7 +189,7 @@ def weights_of(source: str) -> str:
 
 
 def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
-    """Return the version with a spend limit: what is rented never goes without one."""
+    """Return the version with a spend limit: a service that may rent gets MOST_USD by default."""
     if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
     tell(f"--spend-limit is not given: all replicas together may cost {MOST_USD} USD")
@@ -194,9 +198,9 @@ def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
 
 
 def with_room(version: Version, settings: Settings, tell: Say) -> Version:
-    """Return the version with the memory that a replica needs of each GPU, where it may go to another machine.
+    """Return the version with the memory need of a replica per GPU, for vLLM beyond this machine.
 
-    Raises UsageError when no GPU that `resources` names has so much: before any is rented.
+    Raises UsageError before any machine is rented when no GPU named in `resources` has enough memory.
     """
     if version.engine != "vllm" or placement.candidates(version.provider, settings) == ("local",):
         return version
@@ -217,13 +221,13 @@ def with_room(version: Version, settings: Settings, tell: Say) -> Version:
 
 
 def check_reach(version: Version, settings: Settings) -> None:
-    """Check that the machines of a service can find its model, and hold it.
+    """Check that the provider runs services, and that the machines can reach and hold the model.
 
-    Raises UsageError, before any is rented.
+    Raises UsageError before any machine is rented.
     """
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        provider = registry.provider(settings, one)  # opened also since that says what is missing
+        provider = registry.provider(settings, one)  # opening also reports missing settings
         if provider.recovers:
             more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
             raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
@@ -239,7 +243,7 @@ def check_reach(version: Version, settings: Settings) -> None:
 
 
 def check_scheme(name: str, old: WantedService | None, service: Service) -> None:
-    """Check that the scheme of the address, which clients know, stays as it is. Raises UsageError."""
+    """Raise UsageError when TLS is added or removed: clients know the address with the scheme."""
     if old is not None and (service.tls is None) != (old.newest.service.tls is None):
         raise UsageError(
             f"service.tls cannot be {'added' if service.tls else 'removed'} while {name} is running, since its address "
@@ -251,7 +255,7 @@ def after(
     old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
     is_kept: bool,
 ) -> WantedService:  # fmt: skip
-    """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
+    """Return the next desired state. Raises UsageError for a change impossible at run time."""
     if old is None:
         return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
                              since=time.time())  # fmt: skip
@@ -275,7 +279,7 @@ def after(
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:
-    """Return whether both versions have the same replicas: only their number and how they are asked have changed."""
+    """Return whether both versions have identical replicas and differ only in scaling or probing."""
     return _of_replicas(one) == _of_replicas(other)
 
 
@@ -291,13 +295,13 @@ def ready_of(seen: ServiceRecord, version: int) -> int:
 
 
 def has_signal(document: Mapping[str, Any]) -> bool:
-    """Return whether something sets how many replicas there are to be, between the least and the most."""
+    """Return whether a load signal sets the number of replicas between minimum and maximum."""
     policy = document["service"].get("replica_policy") or {}
     return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
 
 
 def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
-    """Return the document for another size; a service of a fixed size stays one."""
+    """Return the document for a new size; a service without a load signal gets the fixed size `least`."""
     section = dict(document["service"])
     policy = dict(section.pop("replica_policy", None) or {})
     section.pop("replicas", None)
@@ -310,5 +314,5 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 
 def rents(version: Version, settings: Settings) -> bool:
-    """Return whether a replica may go where it costs money."""
+    """Return whether a replica may go to a rented machine."""
     return any(is_rented(one) for one in placement.candidates(version.provider, settings))

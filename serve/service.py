@@ -1,9 +1,9 @@
-"""The service file, as SkyServe writes it: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
+"""Service file in SkyServe's format: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
 
-A file for `sky serve up` is one for us. What SkyServe has no word for stands in a section of its own, `slipway:`, which
-the export leaves out. Everything unknown is refused, with the nearest known word.
-In: a file. Out: a Service; `to_skyserve` gives back what SkyPilot takes. Pure but for the reading. Source: SkyPilot
-0.14.1, sky/utils/schemas.py and sky/serve/service_spec.py.
+A file for `sky serve up` is valid here. Options beyond SkyServe stand in the section `slipway:`, which the export
+omits. Unknown keys are refused with the nearest known key. `load` returns a Service; `to_skyserve` returns the document
+for SkyPilot. Pure except for reading files. Source: SkyPilot 0.14.1, sky/utils/schemas.py and
+sky/serve/service_spec.py.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
 MODEL_MOUNT = "/model"
 EVERYWHERE = "0.0.0.0"
-# Keys that other files use, and ours for them.
+# Keys of other file formats, and the key here with the same meaning.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -39,7 +39,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """The readiness probe of a replica. The names are those of the file; seconds."""
+    """Readiness probe of a replica. Fields are named as in the file; durations in seconds."""
 
     path: str
     """Path to ask, such as /health or /v1/models."""
@@ -104,7 +104,7 @@ class ServiceSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SlipwaySection:
-    """The section `slipway:`, with the options that SkyServe does not have."""
+    """Section `slipway:` with options beyond SkyServe."""
 
     model: str = ""
     """A run or artifact of ours, a folder, hf://org/name, s3:// or gs://bucket/path; reaches `run` as $MODEL."""
@@ -126,7 +126,7 @@ class SlipwaySection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaResources:
-    """The machine that a replica needs, as SkyPilot writes it; `16+` means at least 16."""
+    """Machine of a replica in SkyPilot's format; `16+` means at least 16."""
 
     infra: str | None = None
     cloud: str | None = None
@@ -151,7 +151,7 @@ class ReplicaResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceFile:
-    """The file as it stands; `Service` is what it means."""
+    """Parsed service file; `Service` is the validated form."""
 
     service: ServiceSection
     name: str | None = None
@@ -166,7 +166,7 @@ class ServiceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service whose parts fit together."""
+    """Validated service with consistent parts."""
 
     file: ServiceFile
     probe: Probe
@@ -180,12 +180,12 @@ class Service:
 
     @property
     def tls(self) -> Tls | None:
-        """Return the certificate of its gateway; None where that speaks plain HTTP."""
+        """Return the certificate of the gateway, or None for plain HTTP."""
         return self.file.service.tls
 
 
 def load(path: Path) -> Service:
-    """Return the service in a file. Raises UsageError, with the place in the file."""
+    """Return the service in a file. Raises UsageError with the place in the file."""
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def load(path: Path) -> Service:
 
 
 def parse(where: str, document: Any) -> Service:
-    """Return the service in a document. Raises UsageError."""
+    """Return the service in a parsed document; `where` prefixes errors. Raises UsageError."""
     try:
         strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
     except strict_records.Misfit as error:
@@ -203,7 +203,7 @@ def parse(where: str, document: Any) -> Service:
         raise UsageError(f"{where}: it needs a section `service:`")
     if {"pool", "workers"} & set(document["service"]):
         raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
-    if not document.get("run"):  # an engine of ours, which says there whether it is ready
+    if not document.get("run"):  # an engine of ours reports readiness at /health
         document = {**document, "service": {"readiness_probe": "/health", **document["service"]}}
     try:
         file = strict_records.convert(ServiceFile, document)
@@ -221,10 +221,10 @@ def parse(where: str, document: Any) -> Service:
 
 
 def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
-    """Return the same service for `sky serve up`. `model`: where the weights are found, when not as the file says.
+    """Return the document for `sky serve up`. `model`: location of the weights, "" = as in the file.
 
-    SkyServe's load balancer is on another machine than its replicas, so there the engine listens everywhere. Raises
-    UsageError for what SkyServe cannot do.
+    SkyServe's load balancer runs on a different machine than the replicas, so the exported engine listens on every
+    address. Raises UsageError for features missing in SkyServe.
     """
     policy, ours = service.policy, service.ours
     if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
@@ -249,7 +249,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
 
 
 def model_of(service: Service) -> str:
-    """Return the model that a file names: `slipway.model`, else $MODEL as SkyServe has it; "" = none."""
+    """Return the model named by a file: `slipway.model`, else $MODEL as in SkyServe files; "" without a model."""
     said = service.ours.model or service.envs.get("MODEL", "")
     if said == MODEL_MOUNT:
         mount = service.file.file_mounts.get(MODEL_MOUNT, "")
@@ -259,7 +259,7 @@ def model_of(service: Service) -> str:
 
 
 def _mounted(model: str) -> tuple[str, dict[str, str]]:
-    """Return the value of $MODEL on a replica, and the mounts for it. Raises UsageError."""
+    """Return the value of $MODEL on a replica, and the required mounts. Raises UsageError for an unreachable model."""
     if model.startswith("hf://"):
         return model.removeprefix("hf://"), {}
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
@@ -270,7 +270,7 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
 
 
 def _check_numbers(where: str, record: Any) -> None:
-    """Check the numbers of all sections: finite, and none below 0. Raises UsageError."""
+    """Check that the numbers of all sections are finite and at least 0. Raises UsageError."""
     for one in dataclasses.fields(record):
         value, at = getattr(record, one.name), f"{where}: {one.name}"
         if dataclasses.is_dataclass(value):
@@ -332,7 +332,7 @@ def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> Replic
 
 
 def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> int:
-    """Return the port of the engine, among those that the resources open."""
+    """Return the engine's port: `service.ports`, else the only open port of the resources, else 8000."""
     said = resources.ports
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]
     port = section.ports
@@ -356,7 +356,7 @@ def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def _plain(record: Any) -> Any:
-    """Return a record as YAML has it: only what differs from the defaults."""
+    """Return a record as plain data for YAML, without fields at the default value."""
     if dataclasses.is_dataclass(record):
         said = {}
         for one in dataclasses.fields(record):
@@ -369,7 +369,7 @@ def _plain(record: Any) -> Any:
 
 
 def _explained(error: strict_records.Misfit) -> str:
-    """Return the misfit and its place, in the words of the file."""
+    """Return the message of a misfit with the place in the file and the nearest known key."""
     place = "".join(f"{one}: " for one in error.place)
     if not error.key:
         return f"{place or 'the file: '}{error}"

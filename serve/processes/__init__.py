@@ -1,1 +1,1 @@
-"""The processes of a service, its controller and its gateway: where they are found, started, told and heard."""
+"""Processes of a service, the controller and the gateway: paths, startup, orders and reports."""

@@ -1,4 +1,4 @@
-"""The client of a service's controller, for commands: ensure that one lives, read what it sees, ask it to leave."""
+"""Command-side client of a service's controller: keep a controller alive, read the service's state, end the service."""
 
 import dataclasses
 import time
@@ -23,11 +23,11 @@ from serve.processes.places import Places
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
-LEAVE_S = 600.0  # requests under way, then the engines, then proof from the vendor
+LEAVE_S = 600.0  # time for open requests, then the engines, then proof from the vendor
 
 
 def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> ServiceRecord:
-    """Ensure a living controller, and return what it sees."""
+    """Ensure that a controller lives, and return the observed state."""
     was_kept = controller_process.is_kept(name, journal)
     row = service_rows.find(journal, name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
@@ -37,19 +37,22 @@ def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Servic
 
 
 def python(settings: Settings, tell: Say) -> Path:
-    """Return the interpreter of the serve environment, which is made where there is none."""
+    """Return the interpreter of the serve environment; create a missing environment."""
     return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
 def certfile(name: str, journal: Journal) -> str:
-    """Return the file of the certificate by which a service is known on this machine; "" where it speaks plain HTTP."""
+    """Return the certificate file of a service on this machine; "" for plain HTTP."""
     row = service_rows.find(journal, name)
     tls = service_state.wanted_of(row.wanted).newest.service.tls if row else None
     return tls.certfile if tls else ""
 
 
 def forget(name: str, settings: Settings, journal: Journal) -> None:
-    """Undo a start that did not happen, with the gateway that may have been started for it."""
+    """Undo a failed start: end a gateway started for the service and delete the service's row.
+
+    The call has no effect while a controller holds the lease.
+    """
     try:
         lease = journal.leases.take(service_lease(name))
     except Held:
@@ -60,7 +63,7 @@ def forget(name: str, settings: Settings, journal: Journal) -> None:
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
-    """Return the current and the desired state of a service. Raises SlipwayError when its controller has failed."""
+    """Return the observed and the desired state; restart a dead controller. Raises SlipwayError if either fails."""
     row = service_rows.find(journal, name)
     if row is None:
         raise SlipwayError(f"{name} was ended by another command")
@@ -73,7 +76,7 @@ def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[
 
 
 def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
-    """End a service. Raises SlipwayError when it is not proven that nothing of it runs."""
+    """End a service and wait. Raises SlipwayError after LEAVE_S seconds without proof of the end."""
     row = service_rows.find(journal, name)
     if row is not None:
         wanted = service_state.wanted_of(row.wanted)
@@ -97,13 +100,13 @@ def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
 
 
 def waiting_for(seen: ServiceRecord) -> str:
-    """Return what the end of a service waits for, in words."""
+    """Return the reason why a service is still ending, as text."""
     left = [f"{one.run} ({one.state.value})" for one in seen.members if one.state in (*LIVE, State.SHUTTING_DOWN)]
     return f"replicas to end, requests under way first: {', '.join(left)}" if left else "its controller to leave"
 
 
 def find(name: str, journal: Journal) -> str:
-    """Return the name of a service, by its beginning, or the only one. Raises UsageError."""
+    """Return the name of the service with the prefix `name`, or of the only service for "". Raises UsageError."""
     known = [one.name for one in service_rows.every(journal)]
     if not known:
         raise UsageError("no service is running; begin with: inv serve.up")

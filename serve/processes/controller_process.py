@@ -1,7 +1,7 @@
-"""The controller of a service as a process of its own: started where none lives, found where one does.
+"""Starter of the controller process of a service.
 
-In: the name of a service that the journal wants. Out: a running controller, which outlives the command. Whoever asks
-first after one has died starts the next one, and that takes over the replicas. Imports nothing of the `serve`
+`ensure` returns the record of the living controller, or starts a controller that outlives the command. After a
+controller's death the next caller starts a successor, which adopts the replicas. Imports no module of the `serve`
 environment.
 """
 
@@ -20,21 +20,21 @@ from infra.units import duration
 from serve.policy.service_state import ServiceRecord, seen_of
 from serve.processes.places import Places
 
-START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
+START_S = 120.0  # imports are slow on a busy machine; a failing controller reports at once
 POLL_S = 0.05
 TAIL_BYTES = 4000
 
 
 def is_kept(name: str, journal: Journal) -> bool:
-    """Return whether its controller lives."""
+    """Return whether a controller of the service lives, by the lease."""
     return journal.leases.holder(service_lease(name)) is not None
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> ServiceRecord:
-    """Return the record by a living controller of the service; start one where none lives.
+    """Return the record of a living controller of the service; start a controller if none lives.
 
-    python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
-    said when it could not go on.
+    `python` returns the interpreter of the serve environment. Raises UsageError for an unknown service, or with the
+    problem recorded by the controller; SlipwayError when the controller exits or does not answer.
     """
     row = service_rows.find(journal, name)
     if row is None:
@@ -46,14 +46,15 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     process = None if is_kept(name, journal) else _start([str(python()), "-m", "serve.controller", name], places, root)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        has_ended = process is not None and process.poll() is not None  # asked first: it may have been taken over
+        # Poll before reading the lease: a second controller may take over in between.
+        has_ended = process is not None and process.poll() is not None
         row = service_rows.find(journal, name)
         seen = seen_of(row.seen) if row else ServiceRecord()
         if row is None:
-            return seen  # the service was to be ended, and has ended
+            return seen  # the service was ending and has ended
         is_new = seen.began_at != before
         if is_kept(name, journal):
-            if is_new and not seen.problem:  # otherwise it is about to end
+            if is_new and not seen.problem:  # otherwise the controller is about to end
                 return seen
         elif is_new and seen.problem:
             raise UsageError(seen.problem)
@@ -73,7 +74,7 @@ def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen
 
 
 def tail(path: Path, lines: int = 3) -> str:
-    """Return the last lines of a log, as one."""
+    """Return the last `lines` lines of a log, joined by " / "."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -1,12 +1,13 @@
-"""The address of a service that clients are to type.
+"""Address of a service for clients.
 
-In: where its gateway listens. Out: a URL. Nobody can type `0.0.0.0`, which stands for every address of this machine:
-then it is the one by which this machine reaches others.
+`endpoint_of` turns the gateway's listen address into a URL. Clients cannot use `0.0.0.0`, which stands for every
+address of this machine, so the URL contains the address of the outgoing route instead.
 """
 
 import socket
 
-# by what is listened on: the kind of address, one elsewhere (of documentation: nothing is sent there), and loopback
+# Listen address -> address family, remote address of the route lookup (reserved for documentation, no packet is sent),
+# loopback address.
 _EVERYWHERE = {
     "0.0.0.0": (socket.AF_INET, "198.51.100.1", "127.0.0.1"),
     "::": (socket.AF_INET6, "2001:db8::1", "::1"),
@@ -14,7 +15,7 @@ _EVERYWHERE = {
 
 
 def endpoint_of(scheme: str, listens_on: str, port: int) -> str:
-    """Return the URL at which clients reach what listens there."""
+    """Return the URL at which clients reach a server on `listens_on` and `port`."""
     host = _own(*_EVERYWHERE[listens_on]) if listens_on in _EVERYWHERE else listens_on
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -23,6 +24,6 @@ def _own(family: socket.AddressFamily, elsewhere: str, loopback: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((elsewhere, 9))
-        except OSError:  # there is no way out of this machine
+        except OSError:  # no outgoing route
             return loopback
         return str(probe.getsockname()[0])

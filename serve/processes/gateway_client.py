@@ -1,7 +1,7 @@
-"""The controller's side of its gateway: it is started where none lives, found where one does, told and heard.
+"""Controller-side client of the gateway process: starts or finds the gateway, sends orders, receives reports.
 
-In: what the gateway is to know (`tell`). Out: what it counts, as it said last. A gateway that was killed is started
-again at once, on its port; one that does not answer for long is killed first. A controller that ends leaves it alone.
+`tell` sets the desired state of the gateway; `report` is the last report. The client restarts a dead gateway at once on
+the same port, and kills a gateway that stays silent for too long. A controller that ends leaves the gateway running.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ from serve.processes.controller_process import tail
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.processes.places import Places
 
-HEAR_S = 0.1  # between two reports
-CONNECT_S = 0.02  # between two calls of one that is being started
-START_S = 150.0  # time for its first report: imports take long on a busy machine
-REPLY_S = 30.0  # time for any other: one that is silent for longer is stuck
-AGAIN_S = 1.0  # before one that has ended at once is started again
-MOST_FAILURES = 3  # in a row, of one that never said a word
+HEAR_S = 0.1  # interval between reports
+CONNECT_S = 0.02  # interval between connection attempts to a starting gateway
+START_S = 150.0  # timeout of the first report: imports are slow on a busy machine
+REPLY_S = 30.0  # timeout of later reports: a gateway silent for longer is stuck
+AGAIN_S = 1.0  # pause before restarting a gateway after an immediate end
+MOST_FAILURES = 3  # consecutive failures of a gateway without any report
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class GatewayClient:
-    """The gateway of a service, as its controller sees it. Use it within one event loop."""
+    """Gateway of a service as seen by the controller. Use within a single event loop."""
 
     def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
         self.places, self.order, self.say = places, first, say
         self.report: GatewayReport | None = None
-        """Last report of the living gateway; None while none is known to live."""
+        """Last report of the living gateway; None without a known gateway."""
         self.restarts = 0
         self.trouble: SlipwayError | None = None
-        """Reason why it cannot do its work."""
+        """Error that keeps the gateway from working."""
         self.is_found = False
         """True if the gateway was started before this controller."""
         self._obeyed: Order | None = None
@@ -59,7 +59,7 @@ class GatewayClient:
     # Orders to the gateway.
 
     async def begin(self) -> GatewayReport:
-        """Return its first report, once it listens. Raises UsageError, SlipwayError when it cannot."""
+        """Start or find the gateway, and return the first report once it listens. Raises UsageError, SlipwayError."""
         self._task = asyncio.create_task(self._keep())
         while self.report is None:
             self._heard.clear()
@@ -73,31 +73,31 @@ class GatewayClient:
         return self.report
 
     def hear(self) -> None:
-        """Connect to the living gateway, if there is one: a service that is being ended gets no other."""
+        """Connect to a living gateway but start none, for an ending service."""
         if not gateway_orders.is_free(self.places):
             self._task = asyncio.create_task(self._keep())
 
     def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
-        """Send these replicas, limits and certificate to the gateway, in force from its next report on."""
+        """Send these replicas, limits and certificate to the gateway, in force from the gateway's next report on."""
         order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
         if order != self.order:
             self.order = order
             self._changed.set()
 
     async def leave(self) -> None:
-        """Leave it alone: it goes on, and the next controller finds it."""
+        """Disconnect from the gateway, which runs on for the next controller."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def end(self, drain_s: float) -> None:
-        """End it, wherever it came from; what has begun may go on for `drain_s`. Nothing of it runs then."""
+        """End the gateway after draining requests for up to `drain_s` seconds. Return when the process is gone."""
         await self.leave()
         gateway = gateway_orders.living(self.places)
         if gateway is None:
             return
         last = replace(self.order, endpoints=(), is_last=True, drain_s=drain_s)
-        with contextlib.suppress(OSError, _Gone):  # one that ends by itself meanwhile
+        with contextlib.suppress(OSError, _Gone):  # the gateway may end by itself meanwhile
             if near := gateway_orders.call(self.places):
                 async with _open(near) as (reader, writer):
                     await self._ask(reader, writer, last, REPLY_S)
@@ -114,7 +114,10 @@ class GatewayClient:
     # Reports of the gateway.
 
     def in_flight(self, replica_id: str) -> int:
-        """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
+        """Return the number of requests in flight at a replica.
+
+        Return 0 without a gateway, and 1 while the gateway has not confirmed the last order.
+        """
         if self._task is None or self.trouble is not None:  # no gateway lives, so there are no requests
             return 0
         if self.report is None or self._obeyed != self.order:
@@ -122,15 +125,15 @@ class GatewayClient:
         return self.report.in_flight.get(replica_id, 0)
 
     def failures(self, replica_id: str) -> Failures:
-        """Return how many requests in a row a replica has failed, as far as is known."""
+        """Return the consecutive request failures of a replica; NO_FAILURES while unknown."""
         if self.report is None or self._obeyed != self.order:
             return NO_FAILURES
         return self.report.failures.get(replica_id, NO_FAILURES)
 
-    # The life of the gateway.
+    # Supervision of the gateway process.
 
     async def _keep(self) -> None:
-        """Keep a gateway alive, and listen to it, for as long as this runs."""
+        """Keep a gateway alive and receive reports for as long as this task runs."""
         failures = 0
         while self.trouble is None:
             try:
@@ -147,12 +150,12 @@ class GatewayClient:
                     self._heard.set()
                 elif failures:
                     await asyncio.sleep(AGAIN_S)
-            except OSError as error:  # this machine is short of something
+            except OSError as error:  # this machine lacks a resource
                 self.say(f"the gateway cannot be called: {error}")
                 await asyncio.sleep(AGAIN_S)
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell what is wanted whenever it changes, and hear what is counted, until it ends."""
+        """Send the order on every change, and store the reports, until the connection ends."""
         limit_s = START_S
         while True:
             self._changed.clear()
@@ -162,7 +165,7 @@ class GatewayClient:
                 self.trouble = UsageError(found.problem)
                 self._heard.set()
                 return
-            # A port that was free to choose is chosen now, for as long as the service lives.
+            # Keep the port chosen for port 0 for the life of the service.
             if self.order.port != found.port:
                 self.order = replace(self.order, port=found.port)
                 order = replace(order, port=found.port)
@@ -175,7 +178,7 @@ class GatewayClient:
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
     ) -> GatewayReport:
-        """Send an order; return the report. Raises _Gone."""
+        """Send an order and return the report; kill the gateway after `limit_s` seconds of silence. Raises _Gone."""
         writer.write(msgspec.json.encode(order) + b"\n")
         try:
             async with timeout(limit_s):
@@ -189,7 +192,7 @@ class GatewayClient:
             raise _Gone("")
         try:
             return msgspec.json.decode(line, type=GatewayReport)
-        except msgspec.DecodeError as error:  # sent by other code than ours
+        except msgspec.DecodeError as error:  # a gateway with different code sent the report
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGTERM)
@@ -197,7 +200,7 @@ class GatewayClient:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> "AsyncIterator[Streams]":
-        """Yield a reader and a writer to the gateway that lives, or one that is started now. Raises OSError, _Gone."""
+        """Yield a reader and a writer to the living gateway, or to a newly started gateway. Raises OSError, _Gone."""
         until = time.monotonic() + START_S
         is_first = True
         while (near := gateway_orders.call(self.places)) is None:
@@ -211,13 +214,13 @@ class GatewayClient:
             yield streams
 
     def _start_if_none(self, is_first: bool) -> None:
-        """Start a gateway, unless one is on its way up."""
+        """Start a gateway unless a gateway lives or is starting. Raises _Gone if the started process has ended."""
         if self._process is not None and self._process.poll() is None:
             return
         if not is_first and self._process is not None:
             raise _Gone(f"it ended with {self._process.returncode}: {tail(self.places.gateway_log)}")
         if not gateway_orders.is_free(self.places):
-            return  # one lives that another controller has started
+            return  # a gateway from an earlier controller lives
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         line = [sys.executable, "-m", "serve.gateway_process", str(self.places.folder)]
         with self.places.gateway_log.open("ab") as log:

@@ -1,10 +1,11 @@
-"""The gateway's process and its controller: what they say to each other, and where they find each other.
+"""Protocol between controller and gateway process, and the files in which both find each other.
 
-    Order           everything that the gateway is to do    controller -> gateway, a line of JSON
-    GatewayReport   what it does, and what it counts        gateway -> controller, one for each order
+    Order           complete desired state of the gateway   controller -> gateway, a line of JSON
+    GatewayReport   state and counters of the gateway       gateway -> controller, a line per order
 
-They meet at a Unix socket in the service's folder, which only its owner may open. Of a service one gateway lives at
-most: it holds a lock there, in which it says who it is. Imports nothing of the `serve` environment but msgspec.
+Both use a Unix socket in the service's folder, open to the owner only. At most one gateway lives per service: the
+gateway locks a file in the folder and writes the process identity there. Imports only msgspec from the `serve`
+environment.
 """
 
 import fcntl
@@ -27,15 +28,15 @@ LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaEndpoint:
-    """A replica as the gateway knows it, with what is needed to reach its engine anywhere."""
+    """A replica as known to the gateway, with the data to reach the engine on any machine."""
 
     replica_id: str
-    """Name of its pod in the journal."""
+    """Name of the pod in the journal."""
     version: int
     key: str = field(repr=False)
-    """API key of its engine."""
+    """API key of the engine."""
     port: int
-    """Port of its engine, on its machine."""
+    """Port of the engine on the replica's machine."""
     vendor: str
     pod_id: str
     token: str
@@ -44,51 +45,51 @@ class ReplicaEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """An order of the controller: the whole desired state of the gateway."""
+    """Order of the controller with the complete desired state of the gateway."""
 
     epoch: int
-    """Epoch of the controller's lease: a controller that was replaced by another is not obeyed any more."""
+    """Epoch of the controller's lease: the gateway refuses orders of a replaced controller."""
     host: str
     port: int
-    """0 = any free port. Host and port are those of the first order, for as long as the process lives."""
+    """0 = any free port. The first order fixes host and port for the life of the process."""
     patience_s: float = 0.0
-    """Seconds for which the gateway waits for the port, which may be about to become free."""
+    """Seconds to wait for the port, which may be about to become free."""
     limits: GatewayLimits
     tls: Tls | None = None
-    """Certificate for TLS; None = plain HTTP, for as long as the process lives."""
+    """Certificate for TLS; None = plain HTTP, for the life of the process."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
     is_last: bool = False
-    """True if the gateway is to end; requests in progress may go on for `drain_s`."""
+    """True if the gateway must end after draining requests for `drain_s` seconds."""
     drain_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayReport:
-    """The report of the gateway about an order."""
+    """Report of the gateway, the reply to an order."""
 
     pid: int
     code: str
-    """Stamp of the code that it runs."""
+    """Stamp of the running code."""
     age_s: float
-    """Seconds for which it has listened."""
+    """Seconds since the gateway began to listen."""
     host: str = ""
     port: int = 0
     problem: str = ""
-    """Reason why it cannot do its work; it ends then."""
+    """Reason why the gateway cannot work; the gateway then ends."""
     qps: float = 0.0
-    """Requests that arrived in the last minute, per second, refused ones included."""
+    """Requests per second over the last minute, refused requests included."""
     waiting: int = 0
-    """Requests in line."""
+    """Requests in the wait queue."""
     in_flight: Mapping[str, int] = field(default_factory=dict)
-    """Requests that a replica works on, by its name, also of those that are not wanted any more; 0 is left out."""
+    """Requests in flight by replica name, removed replicas included; zero counts are omitted."""
     failures: Mapping[str, Failures] = field(default_factory=dict)
-    """Requests that failed in a row, by the name of the replica; a replica without any is left out."""
+    """Consecutive failed requests by replica name; replicas without failures are omitted."""
     reached: tuple[str, ...] = ()
-    """The replicas that requests go to."""
+    """Replicas that receive requests."""
 
 
 def listen(places: Places) -> socket.socket:
-    """Return the socket at which controllers call; for whoever holds the lock. Raises OSError."""
+    """Return the listening socket for controllers; the caller must hold the gateway lock. Raises OSError."""
     places.gateway_socket.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -103,7 +104,7 @@ def listen(places: Places) -> socket.socket:
 
 
 def call(places: Places) -> socket.socket | None:
-    """Return a connection to the gateway that lives; None while there is none. Raises OSError for any other want."""
+    """Return a connection to the living gateway, or None without a gateway. Raises OSError for any other failure."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short(places.gateway_socket) as name:
@@ -118,7 +119,7 @@ def call(places: Places) -> socket.socket | None:
 
 
 def lock(places: Places) -> int | None:
-    """Return a file whose lock this process holds until it ends, as the one gateway; None when another one does."""
+    """Lock the gateway file until this process ends and return the descriptor; None if a gateway holds the lock."""
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = os.open(places.gateway_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -132,7 +133,7 @@ def lock(places: Places) -> int | None:
 
 
 def is_free(places: Places) -> bool:
-    """Return whether no gateway lives, nor one is on its way up."""
+    """Return whether no gateway lives or starts, by the lock."""
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with places.gateway_lock.open("a") as file:
         try:
@@ -143,7 +144,7 @@ def is_free(places: Places) -> bool:
 
 
 def living(places: Places) -> Identity | None:
-    """Return the gateway that lives; None when there is none, or it has not said yet who it is."""
+    """Return the identity of the living gateway; None without a gateway, or before the file has an identity."""
     try:
         said = json.loads(places.gateway_lock.read_text())
         found = Identity(said["boot_id"], said["pid"], said["started"])
@@ -153,6 +154,6 @@ def living(places: Places) -> Identity | None:
 
 
 def tell_to_end(places: Places) -> None:
-    """Tell the gateway that lives to end: requests under way have a moment."""
+    """Send SIGTERM to the living gateway, which drains open requests for a moment."""
     if gateway := living(places):
         send(gateway, signal.SIGTERM)

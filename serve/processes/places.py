@@ -1,6 +1,6 @@
-"""The places of a service's files on this machine, and the lines that its processes write there.
+"""Paths of a service's files on this machine, and the log lines of the service's processes.
 
-Imports nothing that takes long: a gateway that was killed is missed until it is there again.
+Imports nothing slow: a killed gateway means downtime until the restart completes.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class HasPods(Protocol):
-    """Settings, as far as they matter here."""
+    """Settings with the folder of the pods."""
 
     @property
     def pods(self) -> Path: ...
@@ -19,7 +19,7 @@ class HasPods(Protocol):
 
 @dataclass(frozen=True)
 class Places:
-    """The files of a service on this machine; the folder stays when it has ended, as logs do."""
+    """Files of a service on this machine; the folder with the logs remains after the end of the service."""
 
     folder: Path
 
@@ -41,17 +41,17 @@ class Places:
 
     @property
     def gateway_socket(self) -> Path:
-        """Return the path of the socket for the gateway's controller."""
+        """Return the path of the gateway's control socket."""
         return self.folder / "gateway.sock"
 
     @property
     def gateway_lock(self) -> Path:
-        """Return the file that the living gateway has locked, and that says which process it is."""
+        """Return the lock file of the living gateway, with the process identity."""
         return self.folder / "gateway.lock"
 
     @property
     def history(self) -> Path:
-        """Return the file that gets a line whenever another number of replicas is ready."""
+        """Return the file with a line for each change of the number of ready or wanted replicas."""
         return self.folder / "replicas.jsonl"
 
     @property
@@ -60,12 +60,12 @@ class Places:
 
     @property
     def engine_seed(self) -> Path:
-        """Return the file with the seed of the keys that engines ask the gateway for."""
+        """Return the file with the seed of the engines' API keys."""
         return self.folder / "engine-seed"
 
 
 def say(text: str) -> None:
-    """Write down what happened: on standard error, which is a log of the service, each line with its time."""
+    """Print each line with a UTC timestamp to standard error, which is a log of the service."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for line in text.splitlines():
         print(f"{stamp} {line}", file=sys.stderr, flush=True)
