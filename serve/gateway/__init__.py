@@ -1,11 +1,11 @@
-"""The only listener of a service: it authorizes, chooses a replica, passes bytes on and counts. It starts no engine.
+"""Gateway of a service, the only listener: authorizes requests, selects replicas, forwards bytes and counts.
 
-    request_body  which routes and bodies are allowed      keys     API keys
-    routing   which replica takes it (pure)                queue    who waits until one is free
-    upstream  one try at one replica                       proxy    tries, limits, the answer
-    http      connections of clients (listener) and to the engines (connections, reused), over one wire
-    metrics, access   what happened, in numbers and in lines
-    server    the listener; `Gateway.replace` is told which replicas there are
+    request_body  allowed routes and bodies                keys     API keys
+    routing   choice of the replica (pure)                 queue    wait queue for a free replica
+    upstream  a try at a replica                           proxy    tries, limits, the answer
+    http      connections of clients (listener) and to the engines (connections, reused), over a shared wire
+    metrics, access   numbers and log lines about requests
+    server    the Gateway; `Gateway.replace` sets the replicas
 
-httptools, prometheus_client and uvloop are of the `serve` environment.
+The gateway starts no engine. httptools, prometheus_client and uvloop are of the `serve` environment.
 """

@@ -1,11 +1,11 @@
-"""python -m serve.gateway FILE: a gateway by itself, told of its replicas by a file.
+"""python -m serve.gateway FILE: a standalone gateway that reads the list of replicas from a file.
 
     {"host": "127.0.0.1", "port": 8000, "keys": "keys.txt", "access_log": "access.jsonl", "limits": {"queue_s": 10},
      "tls": {"keyfile": "key.pem", "certfile": "chain.pem"},
      "replicas": [{"replica_id": "demo-1", "url": "http://127.0.0.1:8101"}]}
 
-Writes `listening on PORT` when it does. SIGHUP reads the replicas anew, all or none of them, and the certificate's
-files; SIGTERM lets what has begun go on for `drain_s` and ends.
+Prints `listening on PORT` once the port is open. SIGHUP reloads the replicas, all or none, and the certificate files;
+SIGTERM drains requests for `drain_s` seconds and ends.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from serve.loops import run
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     host: str = "127.0.0.1"
-    port: int = 0  # 0 = any that is free
-    keys: str = ""  # a file; "" = no key is asked for, which only loopback may
+    port: int = 0  # 0 = any free port
+    keys: str = ""  # key file; "" = requests need no key, loopback only
     access_log: str = ""
     tls: Tls | None = None  # None = plain HTTP
     drain_s: float = 60.0
@@ -40,7 +40,7 @@ class Setup:
 
 
 def read(path: Path) -> Setup:
-    """Return the setup in a file. Raises UsageError."""
+    """Return the setup in a JSON file. Raises UsageError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Setup)
     except (OSError, msgspec.DecodeError) as error:
@@ -63,7 +63,7 @@ async def serve(path: Path) -> None:
             gateway.replace(read(path).replicas)
             if certificate is not None and certificate.renew():
                 gateway.speak_tls(certificate.context)
-        except (UsageError, ValueError) as error:  # the known keys stay in use
+        except (UsageError, ValueError) as error:  # keep the current replicas and certificate
             print(f"serve.gateway: {error}", file=sys.stderr, flush=True)
 
     loop.add_signal_handler(signal.SIGHUP, reread)

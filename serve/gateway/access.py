@@ -1,4 +1,4 @@
-"""The access log: one line of JSON for each request, without prompt and answer; two files of bounded size."""
+"""Access log: a line of JSON per request, without prompt and answer, in two files of bounded size."""
 
 import os
 import time
@@ -13,7 +13,7 @@ MOST_BYTES = 64 << 20
 
 
 class AccessLog:
-    """The log that appends to `path`."""
+    """Access log that appends to `path`, and rotates to `path.1` after `most_bytes` bytes."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.most_bytes = path, most_bytes
@@ -22,9 +22,9 @@ class AccessLog:
         self._encode = msgspec.json.Encoder().encode_lines
 
     def write(self, visits: Iterable[Visit]) -> None:
-        """Append the lines of these requests.
+        """Append a line for each request.
 
-        Raises OSError when they cannot be written; they are lost then, and the next ones are tried anew.
+        Raises OSError when the lines cannot be written. These lines are lost; the next call tries again.
         """
         at = int(time.time() * 1e3) / 1e3
         lines = self._encode([_line(visit, at) for visit in visits])
@@ -47,7 +47,7 @@ class AccessLog:
 
 
 class _Line(msgspec.Struct):
-    """The keys, in their order."""
+    """Keys of a log line, in order."""
 
     at: float  # Unix time
     id: str

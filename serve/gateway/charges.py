@@ -1,7 +1,8 @@
-"""The bytes of request bodies, by client: they occupy the gateway and its memory.
+"""Accounting of request body bytes per client: bodies occupy the gateway's time and memory.
 
-A body counts for its key and for its address while its request is inside, and for a while at least: one that is
-refused was read, too. Small ones are free, as the number of requests bounds them.
+A body counts against the key and the address of the client while the request is in progress, and for at least
+`charged_s` seconds, because the gateway reads the bodies of refused requests too. Bodies up to FREE_BYTES are free, as
+the number of requests bounds them.
 """
 
 import asyncio
@@ -15,21 +16,21 @@ FREE_BYTES = 64 << 10
 
 
 class Charges:
-    """The charges of one event loop."""
+    """Charged bytes of an event loop, by key and by address."""
 
     def __init__(self) -> None:
         self.held: Counter[tuple[str, str]] = Counter()
 
 
 class Charge:
-    """The charge of one body: opened when its request is let in, given back when that has ended, once."""
+    """Charge of a body: opened when the request is admitted, given back once at the end of the request."""
 
     def __init__(self, charges: Charges, key: str, address: str) -> None:
         self._held, self._size, self._until = charges.held, 0, 0.0
         self._holders = (("key", key), ("address", address)) if key else (("address", address),)
 
     def grow_to(self, size: int, limits: GatewayLimits) -> None:
-        """Charge for so many bytes, which have come or will. Raises RequestRefused."""
+        """Charge for a body of `size` bytes, received or announced. Raises RequestRefused above the client's limit."""
         more = size - self._size
         if size <= FREE_BYTES or more <= 0:
             return

@@ -1,8 +1,8 @@
-"""The bounds on the fields of a request. Pure.
+"""Bounds on the fields of a request. Pure.
 
-What the model reads is bounded by the body's size alone; all else by numbers of its own. A field that is not named
-here counts among the others, so that an engine's next one is bounded before we hear of it.
-In: the fields of a body. Raises Bad. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+Only the size of the body bounds the prompt; every other known field has a bound of its own. All unknown fields share a
+bound, so a new field of an engine is bounded from the first day. `check` takes the fields of a body and raises Bad.
+Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _encode = msgspec.json.encode
 
 
 class Bad(Exception):
-    """A field is out of bounds; it says why, and with what status the request is refused."""
+    """A field is out of bounds; carries the reason and the HTTP status of the refusal."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
 
 
 def _check_sequences(said: Mapping[str, Any], most: int) -> None:
-    """Check the number of prompts times answers to each."""
+    """Check the number of prompts times answers per prompt. Raises Bad."""
     prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if prompts * answers > most:
@@ -50,7 +50,7 @@ def _check_sequences(said: Mapping[str, Any], most: int) -> None:
 
 
 def _check_flag(name: str, value: Any, _: Bounds) -> None:
-    if value not in (True, False):  # 1 and 0 are, to an engine
+    if value not in (True, False):  # engines accept 1 and 0 as well
         raise Bad(f"`{name}` must be true or false")
 
 
@@ -72,7 +72,7 @@ def _short(name: str, value: Any, most: int) -> None:
 
 
 def _few(name: str, value: Any, most: int, most_bytes: int) -> None:
-    """Check a list or an object, or a single value: its entries and its bytes."""
+    """Check the number of entries of a list or object, and the encoded size of any value. Raises Bad."""
     if isinstance(value, (list, dict)) and len(value) > most:
         raise Bad(f"`{name}` has {len(value)} entries; {most} are allowed")
     _short(name, value, most_bytes)
@@ -91,7 +91,7 @@ def _check_tools(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_grammar(name: str, value: Any, bounds: Bounds) -> None:
-    """Check what an engine compiles before it answers: a large grammar keeps it busy for minutes."""
+    """Check the size of a grammar: engines compile the grammar first, which takes minutes for a large grammar."""
     _short(name, value, bounds.max_grammar_bytes)
 
 
@@ -103,7 +103,7 @@ def _check_template(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_links(name: str, value: Any, bounds: Bounds) -> None:
-    """Check what an engine would fetch: an image, a sound, a film that a part of a message names by its URL."""
+    """Check the URLs of images, audio and video, which an engine would fetch. Raises Bad for a forbidden host."""
     left = [value]
     while left:
         one = left.pop()
@@ -139,14 +139,14 @@ def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:
-    """Check texts to embed, or a conversation."""
+    """Check texts to embed or a conversation. Raises Bad."""
     if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
         raise Bad(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
     _check_links(name, value, bounds)
 
 
 def _free(name: str, value: Any, bounds: Bounds) -> None:
-    """Accept what the model reads."""
+    """Accept a field that only the model reads."""
 
 
 _CHECKS: Mapping[str, Callable[[str, Any, Bounds], None]] = {

@@ -1,7 +1,7 @@
-"""API keys of which only the hash is stored.
+"""API keys, stored as hashes only.
 
-A key is 32 random bytes, so that its plain SHA-256 cannot be searched; slow hashes are for passwords. The file has one
-line for each: `name sha256`. In: the file, and what a client says. Out: the name of the key, or None.
+A key is 32 random bytes, so an attacker cannot search a plain SHA-256; slow hashes are for passwords. The key file has
+one line `name sha256` per key. `Keys.name_of` maps an Authorization header to the name of a key or None.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from infra.errors import UsageError
 from serve.gateway.http.limits import GatewayLimits
 
 PREFIX = "slipway-"
-LEAST_LETTERS = 16  # of a key: a shorter one can be guessed, whoever made it
-WRONG_AT_ONCE = 20  # wrong keys by people, and by programs with an old key
-MOST_ADDRESSES = 10_000  # addresses that are remembered
+LEAST_LETTERS = 16  # letters of a key: a shorter key can be guessed, whatever its origin
+WRONG_AT_ONCE = 20  # wrong keys from typing errors and from programs with an old key
+MOST_ADDRESSES = 10_000  # number of remembered addresses
 SEED_BYTES = 32
-READ_EVERY_S = 1.0  # interval at which a gateway at work reads them
-COUNTS_AFTER_S = 2.0  # at most, from when the file is written
+READ_EVERY_S = 1.0  # interval at which a running gateway reads the key file
+COUNTS_AFTER_S = 2.0  # maximum delay until a written key is in force
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 
 
 class Keys:
-    """The keys of a gateway: name -> SHA-256 of the key, in hex."""
+    """Keys of a gateway: name -> SHA-256 of the key, in hex."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = [(name, bytes.fromhex(digest)) for name, digest in hashes.items()]
@@ -36,18 +36,18 @@ class Keys:
         return bool(self._hashes)
 
     def take(self, others: "Keys") -> None:
-        """Replace the keys, for whoever holds this object."""
+        """Replace the keys for every holder of this object."""
         self._hashes = others._hashes
 
     def name_of(self, authorization: bytes) -> str | None:
-        """Return the name of the key in `Bearer KEY`; None when there is none such, or the key is short.
+        """Return the name of the key in `Bearer KEY`; None for an unknown key or a short key.
 
-        Takes as long for each wrong one.
+        The comparison takes the same time for every wrong key.
         """
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         found = None
-        for name, known in self._hashes:  # all of them, whichever it is
+        for name, known in self._hashes:  # compare all keys, for constant time
             if hmac.compare_digest(digest, known):
                 found = name
         is_long = len(key.strip()) >= LEAST_LETTERS
@@ -55,17 +55,18 @@ class Keys:
 
 
 class Guesses:
-    """The delay of the answer to a wrong key, by the address it came from. Pure: time is an argument.
+    """Delay of the answer to a wrong key, by client address. Pure: time is an argument.
 
-    A key cannot be guessed; but each try is work, and thousands a second are much of it. An address has `WRONG_AT_ONCE`
-    answers at once, then so many a second as the limits say, each a bit later than the one before.
+    Keys cannot be guessed, but every attempt is work, and thousands per second are a load. An address gets
+    `WRONG_AT_ONCE` immediate answers, then as many per second as the limits allow, each a bit later than the previous.
     """
 
     def __init__(self) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()  # when its last answer is due; the last one to come last
+        # Address -> time when the last answer is due, ordered by the last attempt.
+        self._until: OrderedDict[str, float] = OrderedDict()
 
     def wait_s(self, address: str, now: float, limits: GatewayLimits) -> float:
-        """Return the delay in seconds of the answer to a wrong key that came now."""
+        """Return the delay in seconds of the answer to a wrong key received at `now`."""
         step_s, ahead_s = 1 / limits.wrong_keys_per_s, WRONG_AT_ONCE / limits.wrong_keys_per_s
         until = max(self._until.pop(address, now), now) + step_s
         self._until[address] = until = min(until, now + ahead_s + limits.wrong_key_most_s)
@@ -75,9 +76,9 @@ class Guesses:
 
 
 def make(name: str) -> tuple[str, str]:
-    """Return a new key, to be shown once, and its line for the file.
+    """Return a new key, to be shown once, and the line for the key file.
 
-    Raises UsageError for a name with odd characters.
+    Raises UsageError for an invalid name.
     """
     key = PREFIX + secrets.token_urlsafe(32)
     line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
@@ -87,9 +88,9 @@ def make(name: str) -> tuple[str, str]:
 
 
 def seed(path: Path) -> bytes:
-    """Return the secret from which the keys of engines are made: drawn once, and then the same for every controller.
+    """Return the secret seed of the engines' keys: drawn once, then the same for every controller.
 
-    Is the file gone or damaged, another one is drawn: engines that run then refuse to answer, and are replaced.
+    A missing or damaged file gets a new seed: running engines then refuse requests and are replaced.
     """
     try:
         found = bytes.fromhex(path.read_text(encoding="ascii"))
@@ -103,9 +104,9 @@ def seed(path: Path) -> bytes:
 
 
 def engine_key(seed: bytes, run: str) -> str:
-    """Return the key that the engine of `run` asks for, behind the gateway's own keys.
+    """Return the API key for the engine of `run`, behind the gateway's own keys.
 
-    It is told to that engine alone.
+    No other engine receives the key.
     """
     return hmac.digest(seed, run.encode(), "sha256").hex()
 
@@ -113,7 +114,7 @@ def engine_key(seed: bytes, run: str) -> str:
 def load(path: Path) -> Keys:
     """Return the keys in a file.
 
-    Raises UsageError when the file is not as `make` writes it, or others than its owner may write to it.
+    Raises UsageError for a malformed file, or a file writable by users other than the owner.
     """
     try:
         if path.stat().st_mode & 0o022:

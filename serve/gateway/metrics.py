@@ -1,7 +1,8 @@
-"""The metrics for Prometheus. Requests move plain numbers, and what can be looked up is read at the scrape.
+"""Prometheus metrics of the gateway. Requests update plain numbers; the scrape reads all other values.
 
-prometheus_client writes them out. Its own counters, each with a lock, took as long as the rest of a request's notes.
-Series of a replica go with it, so that a service that replaces its replicas for weeks has as many as on its first day.
+prometheus_client only formats the output: its own counters, each with a lock, took as long as all other bookkeeping of
+a request. The series of a replica are dropped with the replica, so a service that replaces replicas for weeks has as
+many series as on the first day.
 """
 
 from bisect import bisect_left
@@ -23,7 +24,7 @@ CONTENT_TYPE = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
 class Durations:
-    """A histogram."""
+    """Histogram of durations."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS_S) + 1)
@@ -34,24 +35,24 @@ class Durations:
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the buckets as Prometheus has them: how many took so long at most."""
+        """Return the cumulative buckets for Prometheus: upper bound in seconds, and the count up to the bound."""
         sums = [sum(self.counts[: number + 1]) for number in range(len(self.counts))]
         return list(zip([*(str(float(one)) for one in BUCKETS_S), "+Inf"], sums, strict=True))
 
 
 class GatewayMetrics(Collector):
-    """The metrics of one gateway.
+    """Metrics of a gateway.
 
-    `arrivals` are all requests that were let in, refused for want of a replica or not.
+    `arrivals` counts all authorized requests, including requests refused for lack of a replica.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.arrivals = Window()
         self._turns = turns
-        self._ended: Counter[tuple[str, int, str]] = Counter()  # counts by route, status, replica
-        self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # durations by route
+        self._ended: Counter[tuple[str, int, str]] = Counter()  # by route, status, replica
+        self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # by route
         self._ttft, self._queue = Durations(), Durations()
-        self._failures: Counter[str] = Counter()  # counts by replica
+        self._failures: Counter[str] = Counter()  # by replica
         self._retries = self._nonsense = self._unwritten = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -77,7 +78,7 @@ class GatewayMetrics(Collector):
         self._unwritten += count
 
     def keep_only(self, replica_ids: Iterable[str]) -> None:
-        """Drop the series of all other replicas."""
+        """Drop the series of replicas outside `replica_ids`."""
         known = {"", *replica_ids}
         self._ended = Counter({key: count for key, count in self._ended.items() if key[2] in known})
         self._failures = Counter({key: count for key, count in self._failures.items() if key in known})

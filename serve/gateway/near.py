@@ -1,8 +1,8 @@
-"""The access rule where no key is asked for: programs of this machine, and no page of another site in its browser.
+"""Access rule without API keys: local programs only, and no page of a different site in a local browser.
 
-A page may give its own name the address 127.0.0.1 (DNS rebinding), and then reads what it likes: so the host that is
-asked must be this machine by name. It may send forms anywhere without asking: so a body must be called JSON, which it
-may not send without asking first. Pure. Raises RequestRefused.
+A page may point a host name at 127.0.0.1 (DNS rebinding) and then read answers, so the requested host must be a name of
+this machine. A page may send a form anywhere without a preflight request, so a body must be declared as JSON, which
+requires a preflight. Pure. Raises RequestRefused.
 """
 
 import re
@@ -10,14 +10,14 @@ import re
 from serve.gateway.http.listener import ClientRequest
 from serve.gateway.request_body import RequestRefused
 
-NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last: in a URL, once it was parsed
+NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last form comes from a parsed URL
 _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
 def check(request: ClientRequest, own: bytes) -> None:
     """Raise RequestRefused unless the request comes from this machine.
 
-    own: the address that is listened on, which may be another loopback address.
+    `own`: listen address of the gateway, which may be a different loopback address.
     """
     if request.host not in NAMES and request.host != own:
         raise RequestRefused(403, "Forbidden", "without an API key this answers only to localhost, 127.0.0.1 and [::1]")

@@ -1,8 +1,8 @@
-"""One request from its headers to the last byte of its answer: authorized, read, tried, passed on, logged.
+"""One request from the headers to the last byte of the answer: authorized, read, tried, forwarded, logged.
 
-In: a ClientRequest of the listener. Out: its answer; an assignment that was released, a visit that was counted. Another
-replica is tried only as long as the client has not got a byte. A client that leaves takes the engine's work along: the
-connection to it is closed, which makes it stop.
+A ClientRequest of the listener gets an answer; on every path the assignment is released and the visit is counted. The
+proxy retries on a different replica only as long as the client has received no byte. When a client disconnects, the
+proxy closes the connection to the engine, which stops the engine's work.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, Assignment, Req
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
-NOTE_S = 0.02  # largest delay of the log and the numbers; a gateway that is killed loses as much of them
-ASIDE_BYTES = 256 << 10  # a longer body is read in a thread: no step of that keeps the loop waiting for long
+NOTE_S = 0.02  # maximum delay of log and metrics; a killed gateway loses as much
+ASIDE_BYTES = 256 << 10  # longer bodies are parsed in a thread, so no parse blocks the loop for long
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class Proxy:
-    """The state that all requests of one gateway share."""
+    """State shared by all requests of a gateway."""
 
     def __init__(
         self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics,
@@ -44,19 +44,19 @@ class Proxy:
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
-        self.own = own  # address on which it listens
+        self.own = own  # listen address
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._charges = Charges()
         self._aside = ThreadPoolExecutor(1, "bodies")
-        # By key: requests of one client that fail everywhere leave the retries of others alone.
+        # A budget per key: failing requests of a client leave the retries of other clients alone.
         self._budgets = defaultdict[str, RetryBudget](lambda: RetryBudget(limits))
         self._deadlines = Deadlines()
         self._guesses = Guesses()
-        self._ended: list[Visit] = []  # not noted yet
+        self._ended: list[Visit] = []  # visits not yet counted and logged
 
     async def answer(self, request: ClientRequest) -> None:
-        """Answer a request, whatever is wrong. Raises ConnectionError when the client has left, CancelledError."""
+        """Answer a request, valid or not. Raises ConnectionError when the client has left, CancelledError."""
         visit = Visit(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
@@ -68,14 +68,14 @@ class Proxy:
         except asyncio.CancelledError:
             visit.status = CLIENT_LEFT
             raise
-        except ConnectionError:  # it is noticed at the next write
+        except ConnectionError:  # a disconnect shows at the next write
             visit.status = CLIENT_LEFT
             raise
         finally:
             self._note(visit)
 
     def key_of(self, request: ClientRequest) -> str:
-        """Return the name of the key that lets it in. Raises RequestRefused."""
+        """Return the name of the authorizing key, "" without keys. Raises RequestRefused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
             if name is None:
@@ -87,7 +87,7 @@ class Proxy:
         return name
 
     async def keep_back(self, request: ClientRequest, refused: RequestRefused) -> None:
-        """Delay a refusal: whoever tries key after key waits, and nobody else does."""
+        """Delay the answer to a wrong key: an address with many wrong keys waits, other addresses do not."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
             if wait_s:
@@ -136,13 +136,13 @@ class Proxy:
             self._by_key[visit.key] -= 1
 
     async def _read(self, path: bytes, body: bytes) -> EngineRequest:
-        """Return the request in a body. Raises RequestRefused."""
+        """Return the request in a body, parsed in a thread if large. Raises RequestRefused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
     async def _receive(self, request: ClientRequest, charge: Charge, deadline: Deadline) -> bytes:
-        """Return a body that is not yet here. Raises RequestRefused."""
+        """Receive and return the body of a request within the limits. Raises RequestRefused."""
         most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
         if size > most:
             raise _too_large(most)
@@ -169,7 +169,7 @@ class Proxy:
         return b"".join(parts)
 
     async def _until_taken(self, request: ClientRequest, deadline: Deadline) -> None:
-        """Wait until a short answer is taken, by a client that may not take it."""
+        """Wait until the client has received a short answer; cut the connection after `client_idle_s` seconds."""
         deadline.set("client", self.limits.client_idle_s)
         try:
             await request.taken()
@@ -181,7 +181,7 @@ class Proxy:
     async def _try(
         self, request: ClientRequest, ask: EngineRequest, assignment: Assignment, visit: Visit, deadline: Deadline
     ) -> Answer | None:
-        """Return the whole answer of the first replica that has one; None = it was passed on. Raises RequestRefused."""
+        """Return the first complete answer; None = the answer was forwarded in parts. Raises RequestRefused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
         failing: list[Seat] = []
@@ -217,7 +217,7 @@ class Proxy:
             if outcome is FAILED:
                 failing.append(assignment.seat)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
-            # A request that has reached no engine is retried for nothing.
+            # A retry is free if the request has reached no engine.
             if other is not None and outcome is not LOST and not budget.spend():
                 self._release(other, NEITHER)
                 other = None
@@ -228,9 +228,9 @@ class Proxy:
     async def _pass_on(
         self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: Visit, deadline: Deadline
     ) -> RequestOutcome:
-        """Pass an answer on chunk by chunk, as fast as the client takes them.
+        """Forward an answer chunk by chunk, at the pace of the client.
 
-        What it does not take stays with the engine.
+        Bytes not taken by the client stay with the engine.
         """
         rest, watch, limits = answer.rest, answer.watch, self.limits
         assert rest is not None
@@ -267,7 +267,7 @@ class Proxy:
             rest.close()
         is_told = False
         if not why and watch is not None:
-            is_told = (watch.error_code or 0) >= 500  # the engine itself reported it
+            is_told = (watch.error_code or 0) >= 500  # the engine itself reported the error
             if is_told:
                 why = "an error mid-stream"
             elif watch.error_code is None and not watch.is_whole:
@@ -288,7 +288,7 @@ class Proxy:
         return answer
 
     def _given_up(self, failed: Failed, visit: Visit) -> Answer:
-        """Return the last replica's own answer, when it had one."""
+        """Return the last replica's own answer with a Retry-After header. Raises RequestRefused without an answer."""
         if failed.answer is None:
             raise RequestRefused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
         answer = self._whole(failed.answer, visit)
@@ -308,12 +308,12 @@ class Proxy:
         self._ended.append(visit)
 
     def close(self) -> None:
-        """Close when nothing is inside any more."""
+        """Flush log and metrics and stop the thread, when no request is in progress."""
         self.note()
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def note(self) -> None:
-        """Count and log all that have ended since the last time, at once: one write, and code that is warm."""
+        """Count and log all requests ended since the last call, in one batch: a single write, and warm code."""
         ended, self._ended = self._ended, []
         if not ended:
             return
@@ -327,7 +327,7 @@ class Proxy:
 
 
 def _outcome(status: int) -> RequestOutcome:
-    """Return what a whole answer says of its replica: 4xx is the client's mistake."""
+    """Return the outcome of a complete answer for the replica; 4xx is the client's mistake."""
     return SERVED if status < 400 else NEITHER if status < 500 else FAILED
 
 
@@ -336,7 +336,7 @@ def _too_large(most: int) -> RequestRefused:
 
 
 def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = b"") -> None:
-    """Tell the client why it is refused. Raises ConnectionError."""
+    """Send the refusal to the client. Raises ConnectionError."""
     lines = JSON
     if request_id:
         lines += b"X-Request-Id: %b\r\n" % request_id
@@ -344,13 +344,13 @@ def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = 
         lines += b"Retry-After: %d\r\n" % refused.retry_after_s
     if refused.status == 401:
         lines += b"WWW-Authenticate: Bearer\r\n"
-    if refused.status in (408, 413):  # more of the body may be on its way
+    if refused.status in (408, 413):  # more of the body may be on the way
         request.keeps = False
     request.answer(refused.status, lines, refused.body())
 
 
 def _request_id(request: ClientRequest) -> bytes:
-    """Return the client's own request id, where it is one."""
+    """Return the client's own request id if valid, else a random id."""
     said = request.headers.get(b"x-request-id")
     return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
 
@@ -361,12 +361,12 @@ def _lines(answer: Answer, visit: Visit) -> bytes:
 
 
 def _break_off(request: ClientRequest, tell: bool) -> None:
-    """Break an answer off, so that nobody takes it for a whole one.
+    """Break an answer off so that no client takes the answer for complete.
 
-    Clients that read events get an event, and none gets a last chunk.
+    Clients of an event stream get an error event, and no client gets a final chunk.
     """
     error = RequestRefused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
-    # A client that has left, or takes nothing at the moment, is not waited for.
+    # Do not wait for a client that has left or currently takes no bytes.
     with contextlib.suppress(ConnectionError):
         if tell and not request.is_behind:
             request.write(b"\n\ndata: " + error.body() + b"\n\n")

@@ -1,8 +1,8 @@
-"""The queue of requests until a replica has room: first come, first served, so many and so long.
+"""Wait queue of requests for a free replica: first come, first served, with a limited length and wait.
 
-In: requests that want an assignment. Out: assignments, at once or when one is released or a replica comes. While there
-is no replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them. Raises RequestRefused,
-with what a client may do.
+A request gets an assignment at once, or when an assignment is released or a replica is added. Without any replica, a
+sleeping service holds requests for `hold_s` seconds; any other service refuses them. Raises RequestRefused with advice
+for the client.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Targe
 
 
 class Turns:
-    """The fleet, and a queue before it. One event loop."""
+    """Fleet with a wait queue. Use within a single event loop."""
 
     def __init__(self, limits: GatewayLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
         self.fleet = Fleet(limits)
-        self._line: dict[asyncio.Future[Assignment], bytes] = {}  # in the order of arrival
+        self._line: dict[asyncio.Future[Assignment], bytes] = {}  # in order of arrival
 
     @property
     def waiting(self) -> int:
@@ -31,11 +31,11 @@ class Turns:
         self._serve_line()
 
     def take(self, affinity: bytes) -> Assignment | None:
-        """Return an assignment, unless one has to `wait` for it."""
+        """Return an assignment, or None if the request must `wait`."""
         return None if self._line else self.fleet.take(self.clock(), (), affinity)
 
     async def wait(self, affinity: bytes) -> Assignment:
-        """Return an assignment after a wait in line, as `take` gave none. Raises RequestRefused."""
+        """Return an assignment after a wait in the queue, when `take` returned None. Raises RequestRefused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
             raise RequestRefused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
@@ -49,14 +49,14 @@ class Turns:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(turn.result(), RequestOutcome.NEITHER)  # it had its turn as it left
+                self.release(turn.result(), RequestOutcome.NEITHER)  # the turn came with the cancellation
             raise
         finally:
             timer.cancel()
             self._line.pop(turn, None)
 
     def take_other(self, tried: Collection[Seat], affinity: bytes) -> Assignment | None:
-        """Return a replica not yet tried for another try of a request that has waited already, or None."""
+        """Return an assignment to a replica outside `tried`, for a retry without a second wait; None = no replica."""
         return self.fleet.take(self.clock(), tried, affinity)
 
     def release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
@@ -65,13 +65,13 @@ class Turns:
             self._serve_line()
 
     def blame(self, seats: Iterable[Seat]) -> None:
-        """Hold a request that was served against the replicas that had failed with it."""
+        """Count a served request against the replicas that failed it before."""
         self.fleet.blame(seats, self.clock())
 
     def _serve_line(self) -> None:
         for turn in list(self._line):
             if turn.done():
-                continue  # its waiter is about to take it off
+                continue  # the waiting task is about to remove the turn
             assignment = self.fleet.take(self.clock(), (), self._line[turn])
             if assignment is None:
                 return

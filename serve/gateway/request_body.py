@@ -1,8 +1,9 @@
-"""The routes that clients may use, and what a request's body asks for. Pure.
+"""Routes open to clients, and the parsed body of a request. Pure.
 
-vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
-not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
-In: method, path, body. Out: an EngineRequest. Raises RequestRefused, which is the answer.
+vLLM's key guards only some of vLLM's routes, and the others compute or change state, so only the routes named here
+exist. Bodies are forwarded unchanged: parsing finds the fields that must be bounded or that select the replica. `route`
+takes method and path; `read` takes path and body and returns an EngineRequest. Both raise RequestRefused, which is the
+answer.
 """
 
 from collections.abc import Mapping
@@ -44,16 +45,16 @@ class RequestRefused(Exception):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """One request as it will be sent."""
+    """Request as sent to an engine."""
 
     path: bytes
     body: bytes
     streams: bool = False
-    affinity: bytes = b""  # equal for prompts that begin alike
+    affinity: bytes = b""  # equal for prompts with the same beginning
 
 
 def route(method: bytes, path: bytes) -> str:
-    """Return the short name of the route. Raises RequestRefused."""
+    """Return the short name of the route. Raises RequestRefused for an unknown path or a wrong method."""
     name = ROUTES.get((method, path))
     if name is not None:
         return name
@@ -64,7 +65,7 @@ def route(method: bytes, path: bytes) -> str:
 
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
-    """Return the request in a body, within the limits. Raises RequestRefused."""
+    """Return the request in a body. Raises RequestRefused for an invalid body or a body beyond the limits."""
     what = too_much(body, limits)
     if what:
         raise RequestRefused(400, "BadRequestError", what)
@@ -85,9 +86,9 @@ def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
 
 
 def without_paths(body: bytes) -> bytes:
-    """Return an engine's list of models without the folders it has them from.
+    """Return an engine's list of models without local folders.
 
-    Raises ValueError when it is no such list.
+    Raises ValueError for any other document.
     """
     said = _decode(body)
     models = said.get("data")
@@ -100,7 +101,7 @@ def without_paths(body: bytes) -> bytes:
 
 
 def _beginning(prompt: Any, chars: int) -> str:
-    """Return the first characters of what the engine will read, roles included."""
+    """Return the first characters of the text that the engine will read, roles included."""
     if isinstance(prompt, str):
         return prompt[:chars]
     if not isinstance(prompt, list):

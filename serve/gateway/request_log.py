@@ -1,13 +1,13 @@
-"""The record of one request, for the log and the metrics. It holds no word of the prompt or of the answer."""
+"""Record of a request for log and metrics, without a word of the prompt or the answer."""
 
 
 class Visit:
-    """The record of one request, filled in as it goes on. Durations count from its first byte, by `time.monotonic`."""
+    """Record of a request, filled in on the way. Durations count from the first byte, by `time.monotonic`."""
 
     key = ""  # name of the key
     route = "other"
     status = 0  # 499: the client left
-    replica = ""  # the last one that was asked
+    replica = ""  # last replica tried
     tries = 0
     streams = False
     bytes_in = 0
@@ -15,7 +15,7 @@ class Visit:
     queue_s: float | None = None
     first_byte_s: float | None = None
     total_s = 0.0
-    note = ""  # reason why a try failed, or why it was refused; our words and names of errors
+    note = ""  # reason of a failed try or a refusal; only our words and names of errors
 
     def __init__(self, began_at: float, request_id: bytes) -> None:
         self.began_at, self.request_id = began_at, request_id

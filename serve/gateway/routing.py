@@ -1,8 +1,9 @@
-"""The choice of the replica that takes the next request. Pure: time is an argument, one thread, no input or output.
+"""Choice of the replica for the next request. Pure: time is an argument, single thread, no input or output.
 
-In: replicas as the controller lists them, requests that begin and end. Out: assignments. An assignment counts its
-request at its replica until it is released, once, however the request ends. The count belongs to a started engine,
-never to an address: an engine that takes over the port of a dead one inherits nothing.
+    replicas of the controller, requests that begin and end -> assignments
+
+An assignment counts a request at a replica until the single release, however the request ends. The count belongs to a
+started engine and not to an address: an engine on a dead engine's port starts from zero.
 """
 
 import hashlib
@@ -17,29 +18,29 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
-STALLED, OUT = 1e6, 1e9  # requests; more than any replica has
+STALLED, OUT = 1e6, 1e9  # added to the load, in requests: more than any replica has
 _turn = attrgetter("turn")
 _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
 class RequestOutcome(Enum):
     SERVED = "served"
-    LOST = "lost"  # no connection: no request can be the cause
-    FAILED = "failed"  # an answer of 5xx, none in time, or a broken one: the request may be the cause
-    NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
+    LOST = "lost"  # no connection, so the request cannot be the cause
+    FAILED = "failed"  # 5xx, a timeout or a broken answer: the request may be the cause
+    NEITHER = "neither"  # the client left or sent nonsense, or the engine was full: no sign of bad health
 
 
-SERVED, LOST, FAILED, NEITHER = RequestOutcome  # before Python 3.12 an Enum is slow to look into
+SERVED, LOST, FAILED, NEITHER = RequestOutcome  # before Python 3.12 access to an Enum is slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One started engine. Restarted it is another one, with another id."""
+    """A started engine. A restarted engine has a new id."""
 
     replica_id: str
     url: str  # http://127.0.0.1:8101
     version: int = 1
-    key: str = field(default="", repr=False)  # the key that the engine itself asks for
+    key: str = field(default="", repr=False)  # API key of the engine
 
     def __post_init__(self) -> None:
         if not _URL.fullmatch(self.url):
@@ -47,7 +48,7 @@ class Target:
 
 
 class Seat:
-    """The gateway's record of a replica."""
+    """Record of a replica in the gateway."""
 
     __slots__ = (
         "replica", "in_flight", "failures", "lost", "errors", "ejections", "ejected_until", "admitted_at", "heard_at",
@@ -57,20 +58,20 @@ class Seat:
     def __init__(self, replica: Target, now: float) -> None:
         self.replica = replica
         self.in_flight = 0
-        self.failures = 0  # in a row: connections lost, and requests that another replica has served
-        self.lost = 0  # connections in a row
-        self.errors = 0  # failed requests in a row, whatever their cause
-        self.ejections = 0  # in a row
-        self.ejected_until: float | None = None  # after this time it may prove itself with one request
+        self.failures = 0  # consecutive lost connections, and failed requests served by a different replica
+        self.lost = 0  # consecutive lost connections
+        self.errors = 0  # consecutive failed requests, whatever the cause
+        self.ejections = 0  # consecutive ejections
+        self.ejected_until: float | None = None  # after this time a trial request is allowed
         self.admitted_at = now
-        self.heard_at = now  # the last byte, or the first request after a time without any
+        self.heard_at = now  # time of the last byte, or of the first request after an idle time
         self.started = Window()
-        self.turn = 0  # when it was last chosen
+        self.turn = 0  # number of the last choice
 
     def load(self, now: float, limits: GatewayLimits) -> float:
-        """Return its requests divided by its weight.
+        """Return the requests in flight divided by the weight.
 
-        One that says nothing comes after all others, one that is ejected after these.
+        A stalled replica sorts after all healthy replicas, and an ejected replica sorts last.
         """
         in_flight, out_until = self.in_flight, self.ejected_until
         load = float(in_flight)
@@ -79,18 +80,18 @@ class Seat:
                 load /= self.weight(now, limits)
             if now - self.heard_at > limits.stall_s:
                 load += STALLED
-        if out_until is not None and (in_flight or now < out_until):  # it proves itself with one request
+        if out_until is not None and (in_flight or now < out_until):  # a trial is a single request
             load += OUT
         return load
 
     def weight(self, now: float, limits: GatewayLimits) -> float:
-        """Return its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
+        """Return the share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
         age_s = now - self.admitted_at
         return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
 
 
 class Assignment:
-    """One request at one replica."""
+    """Request in flight at a replica."""
 
     __slots__ = ("seat", "is_trial", "is_open")
 
@@ -105,7 +106,7 @@ class Assignment:
 
 
 class Fleet:
-    """The replicas that requests may go to, and those that still finish some."""
+    """Replicas that receive requests, and removed replicas with requests in flight."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
@@ -114,9 +115,9 @@ class Fleet:
         self._turn = 0
 
     def replace(self, replicas: Iterable[Target], now: float) -> None:
-        """Use these replicas from now on; the others finish what they have begun.
+        """Use these replicas from now on; removed replicas finish the requests in flight.
 
-        One that is named again keeps what is known of it. Raises ValueError when two have one id.
+        A remaining replica keeps the record. Raises ValueError for a repeated id.
         """
         wanted = list(dict.fromkeys(replicas))
         ids = [one.replica_id for one in wanted]
@@ -127,12 +128,12 @@ class Fleet:
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
     def in_flight(self, replica: Target) -> int:
-        """Return the requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
+        """Return the requests in flight at a replica, even after removal. 0 = the replica may be ended."""
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
     def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Assignment | None:
-        """Return an assignment of the best replica for a request, not one of `tried`; None when none has room."""
+        """Return an assignment to the best replica outside `tried`; None when no replica has room."""
         limits, least, fit = self.limits, math.inf, list[Seat]()
         most = limits.max_in_flight_per_replica
         for seat in self.seats.values():
@@ -144,12 +145,13 @@ class Fleet:
                     fit.append(seat)
         if not fit:
             return None
-        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the one that has waited longest
+        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the least recently chosen
         if affinity:
             alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
             seat = self._with_affinity(alike, affinity) or seat
-        if not tried:  # otherwise the request after a failed one would always try the same replica first
+        # Do not count retries: the request after a failed request would always try the same replica first.
+        if not tried:
             self._turn += 1
             seat.turn = self._turn
         if not seat.in_flight:
@@ -159,7 +161,7 @@ class Fleet:
         return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
     def release(self, assignment: Assignment, outcome: RequestOutcome, now: float) -> None:
-        """Release an assignment, as its request has ended. Releasing again does nothing."""
+        """Release an assignment at the end of the request. A second release has no effect."""
         if not assignment.is_open:
             return
         assignment.is_open = False
@@ -181,9 +183,9 @@ class Fleet:
             seat.errors += 1
 
     def blame(self, seats: Iterable[Seat], now: float) -> None:
-        """Hold a request against the replicas that failed with it, as another one has served it.
+        """Count a request against the replicas that failed it, after a different replica has served the request.
 
-        A request that fails everywhere is held against none: one client would take out one replica after another.
+        A request failing everywhere counts against no replica: otherwise a client could take out the whole fleet.
         """
         for seat in seats:
             self._blame(seat, now)
@@ -197,9 +199,9 @@ class Fleet:
             seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
     def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
-        """Return the replica that this prefix belongs to, or the next one that is not loaded beyond the bound.
+        """Return the preferred replica of a prefix among replicas below the load bound; None if no replica is below.
 
-        Rendezvous hashing: no table that grows, and a replica that comes or goes moves only its own prefixes.
+        Rendezvous hashing: no growing table, and an added or removed replica moves only its own prefixes.
         """
         bound = self.limits.affinity_bound * (sum(seat.in_flight for seat in seats) + 1) / len(seats)
         below = [seat for seat in seats if seat.in_flight < bound]
@@ -211,7 +213,7 @@ def _score(affinity: bytes, replica_id: str) -> bytes:
 
 
 class RetryBudget:
-    """A budget of retries, earned by requests, so that a fleet in trouble is not asked several times for everything."""
+    """Budget of retries earned by requests, so a failing fleet is not asked several times for every request."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self._ratio, self._most = limits.retry_ratio, float(limits.retry_floor)

@@ -1,10 +1,10 @@
-"""The gateway: connections, its own routes, and the one function by which it learns of its replicas.
+"""Gateway object: client connections, own routes, and `replace`, the only way to set the replicas.
 
     gateway = Gateway(GatewayLimits(), keys.load(path), AccessLog(path))
     port = await gateway.start("0.0.0.0", 8000)
     gateway.replace([Target(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
-It runs in a process of its own; the controller, which manages the replicas, tells it which there are.
+The gateway runs in its own process; the controller manages the replicas and sends the list.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from serve.gateway.upstream import Engines
 
 
 class Gateway:
-    """The gateway of a service. Use it within one event loop; `start` once, `stop` once."""
+    """Gateway of a service. Use within a single event loop; call `start` once and `stop` once."""
 
     def __init__(self, limits: GatewayLimits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
@@ -44,7 +44,7 @@ class Gateway:
         self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port. Raises UsageError where others could reach it without a key, OSError."""
+        """Start listening and return the port. Raises UsageError for an outside address without a key, OSError."""
         if not self.keys and not _is_loopback(host):
             raise UsageError(
                 f"{host} can be reached by others and there is no API key; make one: inv serve.key NAME --for WHO; "
@@ -66,11 +66,11 @@ class Gateway:
 
     @property
     def replicas(self) -> list[Target]:
-        """Return the replicas that requests may go to."""
+        """Return the replicas that receive requests."""
         return list(self.turns.fleet.seats)
 
     def replace(self, replicas: Iterable[Target]) -> None:
-        """Use these replicas from the next request on. Raises ValueError when two have one id."""
+        """Use these replicas from the next request on. Raises ValueError for a repeated id."""
         self.turns.replace(replicas)
         fleet = self.turns.fleet
         known = [*fleet.seats, *fleet.leaving]
@@ -79,7 +79,7 @@ class Gateway:
             self._engines.keep_only({one.url for one in known})
 
     def limit(self, limits: GatewayLimits) -> None:
-        """Set the limits from the next request on, as far as this process may open files; retries keep their budget."""
+        """Set the limits from the next request on, fitted to the open-file limit; retry budgets stay unchanged."""
         self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:
             self._proxy.limits = self._engines.limits = limits
@@ -87,17 +87,17 @@ class Gateway:
             self._listener.limit(limits)
 
     def speak_tls(self, context: ssl.SSLContext) -> None:
-        """Speak TLS with whoever comes from now on; connections that are made stay as they are."""
+        """Use TLS for new connections; open connections stay unchanged."""
         self._tls = context
         if self._listener is not None:
             self._listener.tls = context
 
     def in_flight(self, replica: Target) -> int:
-        """Return the requests that a replica still works on; one that was taken off the list may end at 0."""
+        """Return the requests in flight at a replica; a removed replica may be ended at 0."""
         return self.turns.fleet.in_flight(replica)
 
     async def stop(self, drain_s: float) -> None:
-        """Accept no more connections; what has begun may go on for `drain_s`. Called twice, it does nothing more."""
+        """Stop accepting connections and drain requests for up to `drain_s` seconds. A second call has no effect."""
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
@@ -110,7 +110,7 @@ class Gateway:
         if self._engines is not None:
             self._engines.close()
         if self.access is not None:
-            with contextlib.suppress(OSError):  # a full disk must not keep it from ending
+            with contextlib.suppress(OSError):  # a full disk must not prevent the end
                 self.access.close()
 
     def _handle(self, request: ClientRequest) -> Coroutine[Any, Any, None]:
@@ -120,7 +120,7 @@ class Gateway:
         return self._proxy.answer(request)
 
     async def _own(self, request: ClientRequest, proxy: Proxy) -> None:
-        """Answer what no engine is asked for."""
+        """Answer invalid requests and the gateway's own routes, without an engine."""
         try:
             if request.fault is not None:
                 self.metrics.nonsense()
@@ -142,7 +142,7 @@ class Gateway:
             refuse(request, refused)
 
     def _health(self) -> tuple[int, bytes]:
-        """Return 200 when a request would be served, or held until it can be."""
+        """Return status and body of /health: 200 if a request would be served or held for a replica, else 503."""
         ready, hold_s = len(self.replicas), self.limits.hold_s
         is_stopping = self._listener is None
         word = "stopping" if is_stopping else "ok" if ready else "asleep" if hold_s else "no replica is ready"
@@ -150,7 +150,7 @@ class Gateway:
 
 
 def _mistaken(request: ClientRequest) -> None:
-    """Answer 500; the mistake itself is in the log, with its trace."""
+    """Answer 500; the log has the error with a traceback."""
     refuse(request, RequestRefused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
 

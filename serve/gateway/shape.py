@@ -1,6 +1,6 @@
-"""The size of a JSON document, counted in its bytes: parsing can cost a hundred times what sending it took.
+"""Size check of a JSON document on the raw bytes: parsing can cost a hundred times as much as sending.
 
-In: a body. Out: why it is refused, or "". Each step is one pass over bytes, in C. Pure.
+`too_much` returns the reason for a refusal, or "". Each step is a pass over the bytes, in C. Pure.
 """
 
 from serve.request_bounds import Bounds
@@ -10,23 +10,23 @@ _ALIKE = bytes.maketrans(b"{}", b"[]")
 
 
 def too_much(body: bytes, bounds: Bounds) -> str:
-    """Return why a body has too many values or levels, or "". What is no JSON may pass."""
+    """Return the reason why a body has too many values or levels, or "". Invalid JSON may pass."""
     values = f"the body holds more than {bounds.max_values} values"
     begun = body.count(b"[") + body.count(b"{")
     are_few = len(body) < bounds.max_values or begun + body.count(b",") < bounds.max_values
     if are_few and begun <= min(bounds.max_depth, bounds.max_containers):
-        return ""  # with those in texts: most bodies end here
-    if b"\\" in body:  # each quote that is left then begins or ends a text
+        return ""  # counts marks in texts as well; most bodies end here
+    if b"\\" in body:  # each remaining quote then begins or ends a text
         body = body.replace(rb"\\", b"__").replace(rb"\"", b"__")
-    if body.count(b'"') > 4 * bounds.max_values:  # a value is a text at most, and has a name at most
+    if body.count(b'"') > 4 * bounds.max_values:  # a value is at most a text with a name
         return values
     marks = b"".join(body.split(b'"')[::2]).translate(_ALIKE, _NO_MARKS)
     containers = marks.count(b"[")
     if containers > bounds.max_containers:
         return f"the body holds more than {bounds.max_containers} lists and objects"
-    if containers + marks.count(b",") >= bounds.max_values:  # before each value there is one of them
+    if containers + marks.count(b",") >= bounds.max_values:  # every value but the first follows one of these marks
         return values
     left, levels = marks.replace(b",", b""), 0
-    while b"[]" in left and levels <= bounds.max_depth:  # the innermost are taken away
+    while b"[]" in left and levels <= bounds.max_depth:  # remove the innermost level
         left, levels = left.replace(b"[]", b""), levels + 1
     return f"the body is nested deeper than {bounds.max_depth} levels" if levels > bounds.max_depth else ""

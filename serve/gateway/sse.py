@@ -1,28 +1,28 @@
-"""The errors of a streamed answer. An engine that dies mid-stream still answers 200 and may end in order.
+"""Errors in a streamed answer. An engine that dies mid-stream has answered 200 and may end the stream in order.
 
-vLLM then sends `data: {"error": ...}` and `data: [DONE]`; one whose front process dies as well just ends. Streams of
-`/v1/responses` have named events, and end with one of a few instead. Pure.
+vLLM then sends `data: {"error": ...}` and `data: [DONE]`; if the front process dies as well, the stream just ends.
+Streams of `/v1/responses` have named events, and end with one of a few final events instead. Pure.
 """
 
 import re
 
 import msgspec
 
-MOST_LINE_BYTES = 256 << 10  # bytes of an incomplete line; the beginning of a longer one is not read
+MOST_LINE_BYTES = 256 << 10  # bytes of an incomplete line; the beginning of a longer line is dropped
 DONE = b"data: [DONE]"
 LAST = re.compile(rb"^event: response\.(completed|incomplete|failed|cancelled)\r?$", re.MULTILINE)
 
 
 class StreamWatch:
-    """A watch over a stream: chunks in, in order; it tells whether there was an error, and whether it was whole."""
+    """Watch over a stream: takes the chunks in order, and reports an error and completeness."""
 
     __slots__ = ("_rest", "_ending", "_is_last", "error_code")
 
     def __init__(self) -> None:
         self._rest = b""
         self._ending = b""
-        self._is_last = False  # an event was that says so
-        self.error_code: int | None = None  # status of the first error; 500 when it names none
+        self._is_last = False  # a final event was seen
+        self.error_code: int | None = None  # status of the first error; 500 without a status
 
     def feed(self, chunk: bytes) -> None:
         cut = chunk.rfind(b"\n") + 1
@@ -39,7 +39,7 @@ class StreamWatch:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the last line was [DONE], or an event was the last one."""
+        """Return whether the stream is complete: the last line was [DONE], or a final event was seen."""
         return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
     def _look(self, lines: bytes) -> None:
@@ -48,7 +48,7 @@ class StreamWatch:
                 try:
                     said = msgspec.json.decode(line[5:])
                 except (msgspec.DecodeError, RecursionError, ValueError):
-                    continue  # the client may understand it, so it is passed on
+                    continue  # forwarded, since the client may understand the event
                 if isinstance(said, dict) and said.get("error"):
                     error = said["error"]
                     code = error.get("code") if isinstance(error, dict) else None

@@ -1,8 +1,8 @@
-"""One try at one replica, up to the first byte of its answer.
+"""Single try at a replica, up to the first byte of the answer.
 
-In: an EngineRequest and a Target. Out: an Answer of which something is there: all of it when it is short, else its
-first chunk and the rest to be read. Raises Failed while another replica may still be asked, RequestRefused when this
-machine lacks what it takes to ask any.
+An EngineRequest and a Target become an Answer: complete if short, else the first chunk and the open rest. Raises Failed
+while a retry on a different replica is possible, RequestRefused when this machine lacks the resources to ask any
+replica.
 """
 
 import errno
@@ -17,15 +17,15 @@ from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.routing import FAILED, LOST, NEITHER, RequestOutcome, Target
 from serve.gateway.sse import StreamWatch
 
-WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
+WHOLE_BYTES = 1 << 20  # answers up to this size are read completely before forwarding
 RETRIED = (500, 502, 503)
-BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, and has not failed
+BUSY = b"currently busy"  # text of vLLM's --max-num-queued-reqs: the engine is full, and has not failed
 
 
 class Failed(Exception):
     """A try failed before a byte has reached the client.
 
-    `answer` is what the engine said, if it was something whole; `outcome` is what the try says of the replica.
+    `answer` is the complete answer of the engine, if any; `outcome` is the result for the replica.
     """
 
     def __init__(self, why: str, outcome: RequestOutcome = FAILED, answer: "Answer | None" = None) -> None:
@@ -35,17 +35,17 @@ class Failed(Exception):
 
 @dataclass
 class Answer:
-    """The answer of a replica. `rest` is None when `body` is all of it."""
+    """Answer of a replica. `rest` is None if `body` is complete."""
 
     status: int
-    lines: bytes  # headers that the client gets
+    lines: bytes  # headers for the client
     body: bytes
     rest: EngineReply | None = None
-    watch: StreamWatch | None = None  # watch of a stream of events
+    watch: StreamWatch | None = None  # for an event stream
 
 
 class Engines:
-    """Connections to the replicas. Used and closed within one event loop."""
+    """Connections to the replicas. Use and close within a single event loop."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
@@ -55,14 +55,14 @@ class Engines:
         self.keep_only(())
 
     def keep_only(self, urls: Collection[str]) -> None:
-        """Close the connections to other engines, once they are idle."""
+        """Close the connections to engines outside `urls`, once idle."""
         for url in [one for one in self._homes if one not in urls]:
             self._homes.pop(url).close()
 
     async def ask(self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
-        """Return the answer of a replica, asked with these lines among the headers.
+        """Send a request to a replica with extra header lines, and return the answer.
 
-        Raises Failed, RequestRefused. Who has an answer that is not whole must close it.
+        Raises Failed, RequestRefused. The caller must close an answer with a `rest`.
         """
         home = self._homes.get(replica.url)
         if home is None:
@@ -79,7 +79,7 @@ class Engines:
             try:
                 while not reply.status:
                     await reply.more()
-                if reply.is_whole and not reply.is_events:  # mostly true of short answers
+                if reply.is_whole and not reply.is_events:  # true of most short answers
                     answer = _judged(Answer(reply.status, reply.lines, reply.rest()))
                 else:
                     answer = _judged(await _begin(reply))
@@ -89,13 +89,13 @@ class Engines:
                     reply.close()
         except OSError as error:
             if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:
-                # this machine has no file descriptor or port left
+                # This machine has no file descriptor or port left.
                 raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}", LOST if line is None else FAILED) from None
 
 
 def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, lines: bytes) -> bytes:
-    """Return the bytes of the request."""
+    """Return the bytes of the HTTP request."""
     if replica.key:
         lines = b"%bAuthorization: Bearer %b\r\n" % (lines, replica.key.encode())
     first = b"%b %b HTTP/1.1\r\nHost: %b\r\nContent-Length: %d\r\n" % (method, ask.path, host, len(ask.body))
@@ -103,7 +103,7 @@ def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, li
 
 
 async def _begin(reply: EngineReply) -> Answer:
-    """Return all of a short answer, or the first chunk of a stream of events."""
+    """Return a short answer completely, a long answer with the rest open, or the first chunk of an event stream."""
     body = await reply.readany()
     if reply.is_events:
         if not body:
@@ -120,7 +120,7 @@ async def _begin(reply: EngineReply) -> Answer:
 
 
 def _judged(answer: Answer) -> Answer:
-    """Return the answer when it is one for the client. Raises Failed."""
+    """Return the answer if fit for the client. Raises Failed for an error of the engine."""
     status = answer.status
     if status == 200 and answer.watch is None:
         return answer
@@ -130,6 +130,6 @@ def _judged(answer: Answer) -> Answer:
         is_full = status == 503 and BUSY in answer.body
         raise Failed(f"answered {status}", NEITHER if is_full else FAILED, answer)
     if status in (401, 403) or 300 <= status < 400:
-        # an error between the gateway and its engine, not the client's fault
+        # An error between the gateway and the engine, not the client's fault.
         raise Failed(f"answered {status}")
     return answer

@@ -1,16 +1,16 @@
-"""The rate of events over the last minute, in 61 numbers whatever happens."""
+"""Rate of events over the last minute, kept in 61 numbers at any load."""
 
 SECONDS = 60
 
 
 class Window:
-    """Counts by the second. Time only goes on; what is reported late counts as now."""
+    """Event counts per second. Time never goes back: a late event counts as now."""
 
     __slots__ = ("_counts", "_second", "_sum")
 
     def __init__(self) -> None:
         self._counts = [0] * SECONDS
-        self._second = 0  # the one that is being counted
+        self._second = 0  # second in progress
         self._sum = 0
 
     def add(self, now: float) -> None:
@@ -20,7 +20,7 @@ class Window:
         self._sum += 1
 
     def per_second(self, now: float) -> float:
-        """Return the mean over the last 60 s, the second that has begun included."""
+        """Return the mean rate over the last 60 s, the second in progress included."""
         self._forget(now)
         return self._sum / SECONDS
 

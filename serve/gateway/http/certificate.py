@@ -1,6 +1,6 @@
-"""The certificate by which a gateway speaks TLS: checked, read again when it was renewed, and known to clients of ours.
+"""TLS certificate of a gateway: validation, reload after a renewal, and contexts for our own clients.
 
-In: the files of a user. Out: contexts of Python's ssl. Raises UsageError, with the file and what to do about it.
+The user's PEM files become contexts of Python's ssl. Errors raise UsageError with the file and the remedy.
 """
 
 import os
@@ -18,7 +18,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Files in PEM, on the machine where the gateway runs. The names are those of the service file."""
+    """PEM files on the machine of the gateway. Fields are named as in the service file."""
 
     keyfile: str
     """The private key, without a password; nobody but its owner may read it."""
@@ -27,7 +27,7 @@ class Tls:
 
 
 class Certificate:
-    """A certificate, and the context in which a gateway uses it now."""
+    """A certificate with the current server context."""
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
@@ -35,7 +35,7 @@ class Certificate:
         self.context = server_context(tls)
 
     def renew(self) -> bool:
-        """Read the files again if they have changed, and tell whether they had; until they fit, nothing changes."""
+        """Reload changed files; return True if files had changed. Raises UsageError and keeps the old context."""
         stamp = stamp_of(self.tls)
         if stamp == self._stamp:
             return False
@@ -45,13 +45,13 @@ class Certificate:
 
 
 def stamp_of(tls: Tls) -> Stamp:
-    """Return a stamp that changes when these files do."""
+    """Return a stamp of inode, size and mtime, which changes with the files. Raises UsageError for a missing file."""
     stats = [_stat(path) for path in (tls.keyfile, tls.certfile)]
     return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """Return the context of a server: TLS 1.2 or newer."""
+    """Return a server context for TLS 1.2 or newer. Raises UsageError for unusable files."""
     mode = _stat(tls.keyfile).st_mode & 0o777
     quoted = shlex.quote(tls.keyfile)
     if mode & 0o077:
@@ -78,9 +78,9 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def client_context(certfile: str) -> ssl.SSLContext:
-    """Return the context of a client that knows the server by this very certificate.
+    """Return a client context that accepts exactly this certificate.
 
-    So it needs neither its root nor a name that the certificate has: 127.0.0.1 is seldom one.
+    The context needs neither the root certificate nor a matching host name: few certificates name 127.0.0.1.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -94,7 +94,7 @@ def client_context(certfile: str) -> ssl.SSLContext:
 
 
 def ends_at(certfile: str) -> float:
-    """Return the end of the server's own certificate, in seconds since 1970 UTC."""
+    """Return the expiry of the server's own certificate in seconds since 1970 UTC. Raises UsageError."""
     from cryptography import x509
 
     try:
@@ -104,7 +104,7 @@ def ends_at(certfile: str) -> float:
 
 
 def leaf(certfile: str) -> str:
-    """Return the first certificate of a file, which is the server's own."""
+    """Return the first certificate of a file, the server's own. Raises UsageError."""
     found = _FIRST.search(_text(certfile))
     if found is None:
         raise UsageError(f"service.tls: certfile {certfile} holds no certificate in PEM")

@@ -1,7 +1,7 @@
 """Connections to engines, reused between requests: HTTP/1.1 by httptools' parser.
 
-A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: an EngineReply
-that is read to its end, or closed. Raises OSError.
+A request is a single write, and a short answer wakes the waiting task once. `Line.ask` sends the bytes of a request and
+returns an EngineReply, which the caller reads to the end or closes. Raises OSError.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 PASSED = {
     one.lower(): one + b": %b\r\n" for one in (b"Content-Type", b"Content-Encoding", b"Retry-After", b"Cache-Control")
-}  # to the client
+}  # forwarded to the client
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class EngineReply(Message):
-    """The answer of an engine, as it comes."""
+    """Answer of an engine while the bytes arrive."""
 
-    status = 0  # no headers yet
-    lines = b""  # its headers that are passed on
-    is_events = False  # it is a stream of them
-    has_length = False  # otherwise the end of the connection ends it
+    status = 0  # 0 before the headers
+    lines = b""  # headers to forward to the client
+    is_events = False  # True for an event stream
+    has_length = False  # without a length the end of the connection ends the body
 
     def __init__(self, line: "Line", home: "Home") -> None:
         Message.__init__(self, line)
         self._home = home
 
     def close(self) -> None:
-        """Release the connection, once: reuse it when the answer was read to its end, else cut it to end the work."""
+        """Release the connection once: keep it for reuse after a complete answer, else close it to stop the engine."""
         line = self.wire
         assert isinstance(line, Line)
         if self.is_whole and not line.is_spent and not line.is_stopped:
@@ -42,23 +42,23 @@ class EngineReply(Message):
 
 
 class Line(Wire):
-    """One connection to an engine: a request, then its answer, then another request. One parser reads them all."""
+    """Connection to an engine, with a single request in flight and a single parser for all answers."""
 
     __slots__ = ("is_spent", "_parser", "_reply", "_head_bytes")
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_spent = False  # True if it takes no other request
+        self.is_spent = False  # True if the connection must not be reused
         self._parser = HttpResponseParser(self)
-        self._reply: EngineReply | None = None  # the answer that is being received
-        self._head_bytes = 0  # bytes since the last body
+        self._reply: EngineReply | None = None  # answer in progress
+        self._head_bytes = 0  # bytes since the last part of a body
 
     @property
     def is_free(self) -> bool:
         return not self.is_spent and self.transport is not None and not self.transport.is_closing()
 
     def ask(self, request: bytes, home: "Home") -> EngineReply:
-        """Send a request; return what will be the answer. Raises ConnectionError."""
+        """Send a request and return the pending answer. Raises ConnectionError."""
         self.send(request)
         self._reply = reply = EngineReply(self, home)
         return reply
@@ -66,7 +66,7 @@ class Line(Wire):
     def close(self) -> None:
         self.is_spent = True
         if self.transport is not None:
-            self.transport.abort()  # a request that an engine does not take would stay here as long as the engine
+            self.transport.abort()  # a graceful close would wait for the engine to read the request
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -92,7 +92,7 @@ class Line(Wire):
         if reply is not None:
             reply.fail(Broken(why))
 
-    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. The parser may not be fed again before a callback returns, so callbacks wake no task.
 
     def on_message_begin(self) -> None:
         if self._reply is None:
@@ -101,7 +101,7 @@ class Line(Wire):
     def on_header(self, name: bytes, value: bytes) -> None:
         reply, name = self._reply, name.lower()
         if reply is None or reply.status:
-            return  # after the body
+            return  # a trailer after the body
         if name in PASSED:
             reply.lines += PASSED[name] % value
             if name == b"content-type":
@@ -114,7 +114,7 @@ class Line(Wire):
         status, reply = self._parser.get_status_code(), self._reply
         assert reply is not None
         if status < 200:
-            reply.lines, reply.is_events, reply.has_length = b"", False, False  # not yet the answer
+            reply.lines, reply.is_events, reply.has_length = b"", False, False  # an interim response
             return
         reply.status = status
         reply.is_events = reply.is_events and status == 200
@@ -134,18 +134,18 @@ class Line(Wire):
 
 
 class Home:
-    """The connections to one engine."""
+    """Pool of connections to an engine."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or 80
         self.name = parts.netloc.encode()
-        self._idle: deque[tuple[Line, float]] = deque()  # the most recently used last
+        self._idle: deque[tuple[Line, float]] = deque()  # most recently used last
         self._is_open = True
         self._loop = asyncio.get_running_loop()
 
     def idle(self) -> Line | None:
-        """Return a connection that is open and not in use, or None."""
+        """Return an open and unused connection, or None."""
         while self._idle:
             line, since = self._idle.pop()
             if line.is_free and self._loop.time() - since < IDLE_S:
@@ -160,7 +160,7 @@ class Home:
             return (await made)[1]
         except asyncio.CancelledError:
             if made.done() and not made.cancelled() and made.exception() is None:
-                made.result()[1].close()  # it was ready when its waiter left
+                made.result()[1].close()  # the connection was ready at the cancellation
             raise
 
     def keep(self, line: Line) -> None:
@@ -173,7 +173,7 @@ class Home:
             self._idle.popleft()[0].close()
 
     def close(self) -> None:
-        """Close the connections that are idle now, and others when they are done."""
+        """Close the idle connections now, and the busy connections after their answers."""
         self._is_open = False
         while self._idle:
             self._idle.pop()[0].close()

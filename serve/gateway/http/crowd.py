@@ -1,9 +1,9 @@
-"""The connections of clients, and which of them is closed when there is no room. Pure: no input or output.
+"""Client connections, and the choice of a connection to close when the gateway is full. Pure: no input or output.
 
-In: connections that come, are let in, and go. Out: those to be given up for others. A stranger, of which no request was
-let in yet, counts for its address and is given up first, the oldest before the others. One that was let in counts for
-its key, and is given up only while it has no request. Neither kind can take the room of the other. A step takes as long
-among thousands as among few, but for the giving up of one that was let in.
+A stranger, a connection without an admitted request so far, counts against the client's address; strangers are closed
+first, the oldest before the others. A known connection counts against the client's key and is closed only while idle.
+Neither kind can take the room of the other. Every step takes constant time, except for the choice of a known connection
+to close.
 """
 
 import ipaddress
@@ -15,28 +15,28 @@ from serve.gateway.http.limits import GatewayLimits
 
 
 class CrowdMember(Protocol):
-    """The interface of a connection that was let in."""
+    """Interface of a client connection."""
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it has no request."""
+        """Return whether the connection has no request in progress."""
 
     @property
     def idle_until(self) -> float:
-        """Return the time at which it will have been idle for too long."""
+        """Return the time at which the idle limit expires."""
 
 
 M = TypeVar("M", bound=CrowdMember)
 
 
 class Crowd(Generic[M]):
-    """The connections. `give_up` is told which has to leave; that one is counted no more."""
+    """All client connections. `give_up` must close the given connection, which counts no longer."""
 
     def __init__(self, limits: GatewayLimits, give_up: Callable[[M], None]) -> None:
         self.limits = limits
         self._give_up = give_up
-        self._strangers: OrderedDict[M, str] = OrderedDict()  # the oldest first, and their addresses
-        self._known: OrderedDict[M, str] = OrderedDict()  # and their keys
+        self._strangers: OrderedDict[M, str] = OrderedDict()  # oldest first, with addresses
+        self._known: OrderedDict[M, str] = OrderedDict()  # with keys
         self._by_address: dict[str, OrderedDict[M, None]] = {}
         self._by_key: dict[str, OrderedDict[M, None]] = {}
 
@@ -44,7 +44,7 @@ class Crowd(Generic[M]):
         return len(self._strangers) + len(self._known)
 
     def come(self, one: M, address: str) -> bool:
-        """Return whether there is room for this stranger, also when another one had to leave for it."""
+        """Add a stranger and return True, closing a connection to make room; return False if the gateway is full."""
         there = self._by_address.get(address, ())
         if len(there) >= self.limits.max_strangers_per_address:
             self._dismiss(next(iter(there)))
@@ -57,9 +57,9 @@ class Crowd(Generic[M]):
         return True
 
     def let_in(self, one: M, key: str) -> None:
-        """Count a stranger for its key; another one may have to leave, so that strangers keep their room."""
+        """Count a stranger against `key` from now on; close the longest idle connection if keys have no room left."""
         if not _take(self._strangers, self._by_address, one):
-            return  # it was given up meanwhile
+            return  # closed meanwhile
         limits, alike = self.limits, self._by_key.get(key, ())
         longest = None
         if len(alike) >= limits.max_connections_per_key:
@@ -68,17 +68,17 @@ class Crowd(Generic[M]):
             limits.max_strangers_per_address, limits.max_connections // 4
         ):
             longest = _longest_idle(self._known)
-        if longest is not None:  # otherwise all are at work, and there cannot be many more
+        if longest is not None:  # otherwise all are busy, and there cannot be many more
             self._dismiss(longest)
         _put(self._known, self._by_key, one, key)
 
     def leave(self, one: M) -> None:
-        """Forget a connection that has left by itself, or was forgotten before."""
+        """Forget a closed connection; a connection already forgotten is ignored."""
         if not _take(self._strangers, self._by_address, one):
             _take(self._known, self._by_key, one)
 
     def thin(self, count: int) -> int:
-        """Close so many of the oldest strangers, or as many as there are; return how many."""
+        """Close up to `count` of the oldest strangers; return the number of closed connections."""
         count = min(count, len(self._strangers))
         for _ in range(count):
             self._dismiss(next(iter(self._strangers)))
@@ -109,7 +109,7 @@ def _take(all: OrderedDict[M, str], groups: dict[str, OrderedDict[M, None]], one
 
 
 def address_of(peer: Any) -> str:
-    """Return for whom a connection counts: an IPv4 address, or the /64 network that one customer has of IPv6."""
+    """Return the accounting address of a connection: IPv4, or the /64 network of an IPv6 customer."""
     host: str = peer[0]
     if ":" not in host:
         return host

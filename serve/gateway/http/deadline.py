@@ -1,18 +1,18 @@
-"""Deadlines of requests: one timer looks after all of them, so that moving a limit on costs an assignment.
+"""Deadlines of requests. A shared timer checks all deadlines, so moving a deadline costs a single assignment.
 
-In: the task that serves the request. Out: its cancellation when the limit of the moment is over, which `is_over` and
-`what` then explain. A client that leaves cancels the same task; that is told apart here.
+An expired deadline cancels the task of the request; `is_over` and `what` then give the reason. A client that
+disconnects cancels the same task, and `forgive` distinguishes the two cases.
 """
 
 import asyncio
 
 from serve.gateway.http.eager import EagerTask
 
-LOOK_S = 0.02  # largest delay of a limit
+LOOK_S = 0.02  # maximum delay of an expiry
 
 
 class Deadline:
-    """The deadline of one request. `clear` must be called when it is done."""
+    """Deadline of a request. The owner must call `clear` at the end."""
 
     __slots__ = ("_all", "_task", "_last_at", "at", "what", "is_over")
 
@@ -23,7 +23,7 @@ class Deadline:
         self.is_over = False
 
     def set(self, what: str, limit_s: float) -> None:
-        """Allow so long for `what` from now on, within the total."""
+        """Allow `limit_s` seconds for the phase `what` from now on, but no longer than the total limit."""
         at = self._all.loop.time() + limit_s
         self.what, self.at = (what, at) if at < self._last_at else ("total", self._last_at)
 
@@ -31,7 +31,7 @@ class Deadline:
         self._all.open.discard(self)
 
     def forgive(self) -> bool:
-        """Return whether the task was cancelled by this deadline, and by nobody else; ask it after a cancellation."""
+        """Return whether this deadline alone cancelled the task, and clear the cancellation after a CancelledError."""
         if not self.is_over:
             return False
         self.is_over = False
@@ -44,7 +44,7 @@ class Deadline:
 
 
 class Deadlines:
-    """The deadlines of all requests that are inside."""
+    """Deadlines of all requests in progress."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, task: EagerTask, total_s: float) -> Deadline:
-        """Return the deadline of a request that `task` serves."""
+        """Return a new deadline for the request of `task`, `total_s` seconds from now."""
         one = Deadline(self, task, total_s)
         self.open.add(one)
         if self._timer is None:

@@ -1,8 +1,8 @@
-"""The listening sockets: connections are accepted here, as many as there are files for.
+"""Listening sockets of the gateway, which accept as many connections as file descriptors permit.
 
-asyncio's servers are not used for that. uvloop's closes its port for good when it finds no file for a connection; here
-the port rests for a moment. And whoever is not wanted is sent away before anything is made for them.
-In: a host and a port. Out: connected sockets and the addresses they count for, to `take`; shortages, to `short`.
+asyncio's servers do not fit: without a free descriptor, uvloop's server closes the port for good, while this port
+pauses for REST_S seconds. Unwanted connections are also refused before any object is made for them. `take` receives
+connected sockets with the accounting address; `short` is called on every shortage.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from typing import Any
 from serve.gateway.http.crowd import address_of
 
 BACKLOG = 1024
-AT_ONCE = 16  # before others have their turn: who was taken is read before a share is full of those who come after
+AT_ONCE = 16  # per turn of the loop: accepted clients are read before newcomers fill a share
 REST_S = 0.1
-NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # an address that the name has and this machine has not
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # the host name has an address that this machine lacks
 
 log = logging.getLogger(__name__)
 
 
 class Doors:
-    """The listening sockets of a gateway. Use it within one event loop; `open` once."""
+    """Listening sockets of a gateway. Use within a single event loop; call `open` once."""
 
     def __init__(self, take: Callable[[socket.socket, str], None], short: Callable[[], object]) -> None:
         self.take, self.short = take, short
@@ -32,7 +32,7 @@ class Doors:
         self._is_short = False
 
     async def open(self, host: str, port: int) -> int:
-        """Listen; return the port, which is the same at all addresses of `host`. Raises OSError."""
+        """Listen on the same port at all addresses of `host`, and return the port. Raises OSError."""
         passive = socket.AI_PASSIVE
         found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=passive)
         try:
@@ -61,7 +61,7 @@ class Doors:
                 return 0
             raise
         made.setblocking(False)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by accepted connections
         self._sockets.append(made)
         return int(made.getsockname()[1])
 
@@ -69,11 +69,11 @@ class Doors:
         for _ in range(AT_ONCE):
             try:
                 near, peer = door.accept()
-            except BlockingIOError:  # nobody else
+            except BlockingIOError:  # no more clients
                 return
             except ConnectionError:  # the client has left
                 continue
-            except OSError as error:  # no file descriptor or memory is free: this passes
+            except OSError as error:  # no free file descriptor or memory: transient
                 self._rest(door, error)
                 return
             self._is_short = False
@@ -81,7 +81,7 @@ class Doors:
             self.take(near, address_of(peer))
 
     def _rest(self, door: socket.socket, error: OSError) -> None:
-        if not self._is_short:  # told once each time
+        if not self._is_short:  # a warning per shortage
             log.warning("gateway: no connection can be taken: %s", error)
         self._is_short = True
         self._loop.remove_reader(door)

@@ -1,8 +1,8 @@
-"""Tasks that continue within the call that brings what they wait for.
+"""Tasks that resume within the call that wakes them.
 
-An asyncio.Task continues by way of a future and a turn of the event loop later; a short request waits for its engine
-and for nothing else, and that was a tenth of what it cost (bench/RESULTS.md). In: a coroutine that waits for Signals,
-and for asyncio's futures where something is rare.
+An asyncio.Task resumes through a future and a further turn of the event loop. For a short request, which waits only for
+an engine, that turn was a tenth of the cost (bench/RESULTS.md). Coroutines wait for Signals, and for asyncio futures on
+rare paths.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import Any
 
 
 class Signal:
-    """A wake-up of the one task that waits for it.
+    """Wake-up of the single waiting task.
 
-    It carries nothing: who is woken looks again for what it waited for.
+    A signal carries no value: the woken task checks the awaited condition again.
     """
 
     __slots__ = ("_task",)
@@ -32,20 +32,20 @@ class Signal:
 
 
 class EagerTask:
-    """A task with the names of asyncio.Task. A mistake that the coroutine does not catch is told to the loop."""
+    """Task with the method names of asyncio.Task. The loop's exception handler receives uncaught errors."""
 
     __slots__ = ("_coroutine", "_waits_for", "_is_cancelled", "_cancels", "is_done")
 
     def __init__(self, coroutine: Coroutine[Any, None, None]) -> None:
-        """Run the coroutine up to where it first waits."""
+        """Run the coroutine up to the first wait."""
         self._coroutine = coroutine
-        self._waits_for: Signal | asyncio.Future[Any] | None = None  # None = it runs
+        self._waits_for: Signal | asyncio.Future[Any] | None = None  # None while running
         self._is_cancelled = self.is_done = False
         self._cancels = 0
         self._go_on()
 
     def cancel(self) -> None:
-        """Raise CancelledError where it waits: within this call if for a signal, else in the loop's next turn."""
+        """Raise CancelledError at the wait: within this call for a signal, else in the loop's next turn."""
         if self.is_done:
             return
         self._cancels += 1
@@ -58,7 +58,7 @@ class EagerTask:
             self._is_cancelled = True
 
     def uncancel(self) -> int:
-        """Return how many cancellations are left when the caller has dealt with one."""
+        """Mark one cancellation as handled, and return the number of the others."""
         self._cancels -= 1
         return self._cancels
 
@@ -82,9 +82,9 @@ class EagerTask:
         if waits_for.__class__ is Signal:
             waits_for._task = self
         else:
-            waits_for._asyncio_future_blocking = False  # marks it as awaited, and not merely yielded
+            waits_for._asyncio_future_blocking = False  # marks the future as awaited, not merely yielded
             waits_for.add_done_callback(self._go_on)
-        if self._is_cancelled:  # while it ran
+        if self._is_cancelled:  # cancelled while running
             self._is_cancelled = False
             self._cancels -= 1
             self.cancel()

@@ -1,7 +1,6 @@
-"""Heads of messages: what a request's says, by RFC 9112, and the lines that every answer's has.
+"""Heads of HTTP messages: validation of request heads by RFC 9112, and the common header lines of answers.
 
-In: the URL and the headers of a request that could be parsed. Out: its path and its host, or what is wrong with it as
-status and words; bytes for an answer.
+The URL and the headers of a parsed request become path and host, or status and text of an error.
 """
 
 import re
@@ -14,18 +13,18 @@ from httptools import HttpParserError, parse_url
 
 SERVER = b"slipway"
 STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
-ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that may not be there twice
-PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")  # a URL that is its own path
+ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that must not repeat
+PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")  # URL without query and host, equal to the path
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")  # RFC 3986, 3.2.2
 
 Fault = tuple[int, str]
-"""Status and words of the answer to what is no request."""
+"""Status and text of the answer to an invalid request."""
 
 
 def target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """Return path and host of a URL with a query, or with a host before it, which is the one that counts.
+    """Return path and host of a URL with a query or a host; the host in the URL overrides `host`.
 
-    The path is no route of ours when it is neither.
+    The path of an invalid URL is empty and matches no route.
     """
     try:
         found = parse_url(url)
@@ -35,9 +34,9 @@ def target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
 
 
 def checked(version: str, headers: Mapping[bytes, bytes], doubled: bytes) -> tuple[bytes, Fault | None]:
-    """Return the name in the header host, and what is wrong with headers that can be parsed (2.3, 3.2 and 6.1).
+    """Return the name in the Host header, and the fault of invalid headers (RFC 9112, 2.3, 3.2 and 6.1) or None.
 
-    `doubled`: one that was there twice.
+    `doubled`: name of a repeated header, or empty.
     """
     if version not in ("1.0", "1.1"):
         return b"", (505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1")
@@ -65,7 +64,7 @@ _dated = (0, b"")
 
 
 def date() -> bytes:
-    """Return the Date header, made once a second."""
+    """Return the Date header line, formatted at most once a second."""
     global _dated
     now = int(time.time())
     if _dated[0] != now:

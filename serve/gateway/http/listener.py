@@ -1,8 +1,8 @@
-"""Clients' connections: HTTP/1.1 by httptools' parser.
+"""HTTP/1.1 connections of clients, with httptools' parser.
 
-One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md). In:
-bytes of clients. Out: a ClientRequest, one after another, to `handle`, which answers by it. A client that leaves
-cancels what is being done for it.
+One task serves all requests of a connection, and a short answer is a single write (savings: bench/RESULTS.md). Bytes of
+a client become ClientRequests, passed in order to `handle`, which answers through the request object. A client that
+disconnects cancels the work in progress for the client.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked,
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
-LINGER_S = 2.0  # time for the rest of a body that is not read
+LINGER_S = 2.0  # time to read the unread rest of a body
 MOST_LINGER_BYTES = 16 << 20
-MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
-PIECE_BYTES = 16 << 10  # bytes that are parsed at once: they may hold more requests than MOST_AHEAD
+MOST_AHEAD = 8  # requests parsed ahead of their answers; later bytes wait unparsed
+PIECE_BYTES = 16 << 10  # bytes parsed at once; a piece may hold more requests than MOST_AHEAD
 WITHOUT_BODY = (204, 304)
-FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
+FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers forwarded to the engine
 UNREADABLE = (400, "this is no HTTP request that can be read")
 
 log = logging.getLogger(__name__)
 
 
 class ClientRequest(Message):
-    """One request, and the way back to its client. Names of headers are lower case."""
+    """One request and the channel for the answer. Header names are lower case."""
 
-    lines = b""  # its headers that are passed on
-    fault: tuple[int, str] | None = None  # it was none: status and words of the answer
+    lines = b""  # header lines to forward to the engine
+    fault: tuple[int, str] | None = None  # status and text of the answer to an invalid request
     is_begun = False
     _is_open = False  # an answer in parts has begun and not ended
 
@@ -48,40 +48,40 @@ class ClientRequest(Message):
         Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
         self.path, self.host = (url, host) if PLAIN.fullmatch(url) else target(url, host)
-        self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
+        self._chunks = is_new  # in HTTP/1.0 the end of the connection ends the answer
 
     @property
     def task(self) -> EagerTask:
-        """Return the task that serves it."""
+        """Return the task of the request."""
         assert self._line.task is not None
         return self._line.task
 
     @property
     def address(self) -> str:
-        """Return the address for which a client without a key counts."""
+        """Return the accounting address of a client without a key."""
         return self._line.address
 
     def let_in(self, key: str) -> None:
-        """Count the connection for the key called that, from the first such request on."""
+        """Count the connection against the key named `key`, from the first admitted request on."""
         if self._line.is_stranger:
             self._line.is_stranger = False
             self._line.listener.crowd.let_in(self._line, key)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the client has not yet taken what it was sent."""
+        """Return whether sent bytes still wait for the client."""
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
 
     def proceed(self) -> None:
-        """Answer a client that asks before it sends its body: 100 Continue."""
+        """Send 100 Continue to a client waiting to send the body."""
         if self._line.transport is not None:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer all at once, with these lines among its headers. Raises ConnectionError when the client has left.
+        """Send a complete answer with extra header lines. Raises ConnectionError when the client has left.
 
-        `taken` tells when it has it.
+        `taken` waits until the client has received the answer.
         """
         self.is_begun = True
         has_body = status not in WITHOUT_BODY
@@ -89,32 +89,32 @@ class ClientRequest(Message):
         self._line.send(head + body if has_body and self.method != b"HEAD" else head)
 
     def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
-        """Begin an answer in parts, with its first one. Raises ConnectionError."""
+        """Begin an answer in parts with the first chunk. Raises ConnectionError."""
         self.is_begun = self._is_open = True
         head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
         self._line.send(head + self._part(chunk))
 
     def write(self, chunk: bytes) -> None:
-        """Send another part. Raises ConnectionError."""
+        """Send a further chunk. Raises ConnectionError."""
         self._line.send(self._part(chunk))
 
     @property
     def is_slow(self) -> bool:
-        """Return whether the client has to take more of what it was sent before it is sent more."""
+        """Return whether the send buffer is full, so the sender must wait for the client."""
         return self._line.is_slow
 
     async def taken(self) -> None:
-        """Wait until the client has taken all but little. Raises ConnectionError."""
+        """Wait until the client has received most of the sent bytes. Raises ConnectionError."""
         await self._line.taken()
 
     def end(self) -> None:
-        """End an answer in parts, once; a connection that was cut has no end."""
+        """End an answer in parts, once; a closed connection gets no final chunk."""
         if self._is_open and self._chunks and self._line.is_connected:
             self._line.send(b"0\r\n\r\n")
         self._is_open = False
 
     def cut(self, at_once: bool = False) -> None:
-        """Close the connection, after what it was sent or at once."""
+        """Close the connection after flushing sent bytes, or immediately with `at_once`."""
         self.keeps = False
         if self._line.transport is not None:
             self._line.transport.abort() if at_once else self._line.transport.close()
@@ -130,7 +130,7 @@ class ClientRequest(Message):
 
 
 class Connection(Wire):
-    """The connection of a client."""
+    """Connection of a client."""
 
     __slots__ = (
         "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
@@ -145,35 +145,35 @@ class Connection(Wire):
         self.task: EagerTask | None = None
         self.listener = listener
         self._parser = HttpRequestParser(self)
-        self._ahead: deque[ClientRequest] = deque()  # requests that were not handled yet
-        self._coming: ClientRequest | None = None  # the request whose body is being received
-        self._unparsed: bytes | memoryview = b""  # while enough is ahead
-        self._framing = b""  # framing of a body that follows an offer of another protocol
-        self._is_deaf = False  # True if whatever still comes is ignored
+        self._ahead: deque[ClientRequest] = deque()  # parsed requests in front of the handler
+        self._coming: ClientRequest | None = None  # request with a body in progress
+        self._unparsed: bytes | memoryview = b""  # kept while MOST_AHEAD requests wait
+        self._framing = b""  # framing header of a body after an offer to upgrade the protocol
+        self._is_deaf = False  # True if further input is ignored
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
         self._head_bytes = 0
-        self.is_idle = False  # True if the client is idle
+        self.is_idle = False  # True while the client is idle
         self._timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
-        self._doubled = b""  # a header that was there twice
-        self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
-        self._name = b""  # in it, without the port
-        self.near: socket.socket | None = None  # until the connection is made, in which TLS needs the client
+        self._doubled = b""  # name of a repeated header
+        self._host: bytes | None = b" "  # last valid Host header; most requests repeat the same value
+        self._name = b""  # host in the Host header, without the port
+        self.near: socket.socket | None = None  # socket of a connection in setup, such as a TLS handshake
 
     @property
     def is_leaving(self) -> bool:
         return self.listener.is_closed
 
     def give_up(self) -> None:
-        """Close the connection, as another one needs the room."""
+        """Close the connection to make room for a newer connection."""
         self._is_deaf = True
         if self.transport is not None:
             self.transport.abort()
         elif self.near is not None:
             with contextlib.suppress(OSError):  # the client has left
-                self.near.shutdown(socket.SHUT_RDWR)  # wakes the waiter, who closes the file
+                self.near.shutdown(socket.SHUT_RDWR)  # wakes `_join`, which closes the socket
 
     # Callbacks of the transport.
 
@@ -211,7 +211,7 @@ class Connection(Wire):
             super().go_on()
 
     def _parse_more(self) -> None:
-        """Parse of what came as much as there is room for ahead."""
+        """Parse waiting bytes until MOST_AHEAD requests are ahead; stop reading while bytes are left."""
         rest = memoryview(self._unparsed)
         while rest and len(self._ahead) < MOST_AHEAD:
             self._parse(rest[:PIECE_BYTES])
@@ -241,23 +241,23 @@ class Connection(Wire):
         self._refuse(*UNREADABLE)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Refuse what came: it is no request, and what comes behind it cannot be told from it."""
+        """Queue a refusal of invalid input, and ignore later input, which cannot be delimited."""
         self._is_deaf = True
         none = ClientRequest(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
         none.fault, none.is_whole = (status, why), True
         self._ahead.append(none)
 
     def _declined(self) -> bytes:
-        """Decline an offer of another protocol, as Java's client makes; another parser takes the rest.
+        """Decline an offer to upgrade the protocol, as Java's client sends; a new parser takes the rest.
 
-        Returns what that is to read before it, so that it knows the body of this request.
+        Return the bytes that tell the new parser the framing of this request's body, or b"" without a body.
         """
         self._is_deaf = self._is_deaf or self._parser.get_method() == b"CONNECT"
         self._parser = HttpRequestParser(self)
         framing, self._framing = self._framing, b""
         return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
 
-    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. The parser may not be fed again before a callback returns, so callbacks wake no task.
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._lines = b"", {}, b""
@@ -266,9 +266,9 @@ class Connection(Wire):
         self._url += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._coming is None:  # otherwise it comes after the body
+        if self._coming is None:  # a later header is a trailer after the body
             name = name.lower()
-            if name not in self._headers:  # of a repeated header the first one counts
+            if name not in self._headers:  # the first value of a repeated header counts
                 self._headers[name] = value = value.strip()
                 if name in FORWARDED:
                     self._lines += b"%b: %b\r\n" % (name, value)
@@ -279,15 +279,16 @@ class Connection(Wire):
         parser, headers = self._parser, self._headers
         self._head_bytes = 0
         if self._coming is not None or self._is_deaf:
-            return  # made up by `_declined`, or behind what was refused
+            return  # made up by `_declined`, or behind a refused request
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
-            # a client that offers another protocol can do without it
+            # Clients with an upgrade offer also work without the upgrade.
             keeps = keeps and headers[b"upgrade"].lower() == b"h2c"
             for name in (b"transfer-encoding", b"content-length"):
                 if name in headers and method != b"CONNECT":
                     self._framing = b"%b: %b" % (name, headers[name])
-        # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
+        # Reading the version is slow. Keep-alive without a Connection header implies HTTP/1.1: HTTP/1.0 closes by
+        # default.
         says_so = b"connection" in headers or b"proxy-connection" in headers
         version = "1.1" if keeps and not says_so else parser.get_http_version()
         is_new, host = version == "1.1", headers.get(b"host")
@@ -334,10 +335,10 @@ class Connection(Wire):
                 if not request.is_whole:
                     await self._pass_over(request)
                 if self.is_stopped:
-                    request.rest()  # rest of a body that is not read: the next request comes after it
+                    request.rest()  # drop the unread rest of a body, which precedes the next request
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
-                if self.is_slow:  # it goes on asking and takes no answers
+                if self.is_slow:  # the client sends requests without reading answers
                     await self._until_taken()
         except ConnectionError:
             pass  # the client has left
@@ -348,7 +349,7 @@ class Connection(Wire):
                     self._limit()
 
     async def _wait(self) -> None:
-        """Wait for a request whose headers are whole, or the limit, which closes the connection."""
+        """Wait for a request with complete headers; the idle limit closes the connection."""
         self._limit()
         try:
             while not self._ahead and not self._is_deaf:
@@ -364,32 +365,32 @@ class Connection(Wire):
             self.is_idle = False
 
     def _limit(self) -> None:
-        """Allow the client `keepalive_s` from now on: to ask, or to take what it was sent."""
+        """Give the client `keepalive_s` seconds from now on, for the next request or to receive sent bytes."""
         self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         self.is_idle = True
 
     def _look(self) -> None:
-        """Check the idle limit: one timer for all waits of a connection, which is set again when it was too early."""
+        """Apply the idle limit; a timer per connection serves all waits, and is set again after firing too early."""
         self._timer = None
         if not self.is_idle or self.task is None or self.transport is None:
             return
         if self.listener.loop.time() < self.idle_until - 0.001:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         elif self.transport.get_write_buffer_size():
-            self.transport.abort()  # otherwise it would wait until all of that is taken
+            self.transport.abort()  # a graceful close would wait until the client reads
         else:
             self.task.cancel()
 
     def _mistaken(self, request: ClientRequest, error: Exception) -> None:
         log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
         request.keeps = False
-        if not request.is_begun:  # one that has begun can only be broken off
+        if not request.is_begun:  # an answer in progress can only be cut off
             self.listener.mistaken(request)
 
     async def _pass_over(self, request: ClientRequest) -> None:
-        """Discard the rest of a body: a connection that is closed before that takes the answer along."""
+        """Discard the rest of a body: closing the connection before the rest arrives would lose the answer."""
         timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
         try:
             while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
@@ -402,7 +403,7 @@ class Connection(Wire):
 
 
 class Listener:
-    """The listener of a gateway, and all connections to it. Use it within one event loop."""
+    """Listener of a gateway with all client connections. Use within a single event loop."""
 
     def __init__(
         self,
@@ -413,15 +414,15 @@ class Listener:
         self.handle, self.mistaken = handle, mistaken
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
         self.tls: ssl.SSLContext | None = None
-        """TLS of new connections; None = plain HTTP."""
+        """TLS context of new connections; None = plain HTTP."""
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
         self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
-        self.is_closed = False  # no new connection is accepted, and answers say that they are the last
+        self.is_closed = False  # no new connection is accepted, and answers announce the close
         self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port. Raises OSError."""
+        """Start listening and return the port. Raises OSError."""
         return await self._doors.open(host, port)
 
     def limit(self, limits: GatewayLimits) -> None:
@@ -441,26 +442,26 @@ class Listener:
             await self.loop.connect_accepted_socket(
                 lambda: line, near, ssl=self.tls, ssl_handshake_timeout=self.handshake_s if self.tls else None
             )
-        except OSError:  # no memory for it, or the client speaks no TLS that is spoken here
+        except OSError:  # no memory, or a failed TLS handshake
             line.near = None
             self.crowd.leave(line)
             near.close()
 
     async def close(self) -> None:
-        """Close the port; open connections stay so until `leave`."""
+        """Close the port; open connections stay open until `leave`."""
         self.is_closed = True
         self._doors.close()
 
     async def leave(self) -> None:
-        """Cut off whatever is still being answered."""
+        """Cancel all answers in progress and close all connections."""
         there = list(self.connections)
         for one in there:
             if one.task is not None:
                 one.task.cancel()
-        await asyncio.sleep(0)  # uvloop sends at the end of a turn what was written in it
+        await asyncio.sleep(0)  # uvloop sends written bytes at the end of a turn
         while any(one.task is not None and not one.task.is_done for one in there):
             await asyncio.sleep(0)
         for one in there:
             if one.transport is not None:
-                one.transport.abort()  # it may hold bytes that the client does not take
-        await asyncio.sleep(0)  # the bytes are lost then
+                one.transport.abort()  # drop bytes unread by the client
+        await asyncio.sleep(0)  # the aborts take effect

@@ -1,7 +1,7 @@
-"""The limit of open files of this process, and limits of the gateway that stay below it.
+"""Limit of open files of this process, and gateway limits that fit the limit.
 
-A connection is one, and a request inside takes two more: one to its engine, one behind the port by which an engine on
-another machine is reached. In: a process' limit, its GatewayLimits. Out: a raised limit, GatewayLimits that fit.
+A connection takes a file descriptor, and a request in progress takes two more: the connection to the engine, and the
+forwarded port of an engine on a different machine.
 """
 
 import contextlib
@@ -10,22 +10,22 @@ from dataclasses import replace
 
 from serve.gateway.http.limits import GatewayLimits
 
-WANTED = 1 << 16  # more is no use, and programs that are started go through all of them
-RESERVE = 256  # files for journals, logs, probes, and pods that are started or ended
+WANTED = 1 << 16  # more is useless, and started programs iterate over all descriptors
+RESERVE = 256  # descriptors for journals, logs, probes, and starting or ending pods
 PER_REQUEST = 2
 
 
 def raise_limit() -> None:
-    """Raise the limit as far as this process may, and is of use. Call it at the start: many systems begin with 1024."""
+    """Raise the soft limit to WANTED, as far as permitted. Call at startup: many systems begin with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than reported
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def fitted(limits: GatewayLimits, files: int | None = None) -> GatewayLimits:
-    """Return limits that fit so many files: the same, or all counts scaled down; None = those of this process."""
+    """Return limits that fit `files` descriptors, with all counts scaled down if needed; None = the process limit."""
     if files is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = WANTED if soft == resource.RLIM_INFINITY else soft

@@ -1,7 +1,7 @@
-"""The common part of both sides of the gateway: a connection, and a message of which the body is still to come.
+"""Shared base of both sides of the gateway: a connection, and a message with a body in transit.
 
-Bytes come by `data_received` of a side's own protocol, which feeds the message they belong to. One task reads them; who
-does not read stops the sender, and who is not read stops the task.
+The `data_received` of each side feeds the current message. One task reads a message; an unread message pauses the
+sender, and a slow receiver pauses the task.
 """
 
 import asyncio
@@ -9,24 +9,24 @@ from typing import cast
 
 from serve.gateway.http.eager import Signal
 
-MOST_HEAD_BYTES = 32 << 10  # bytes of the first line and all headers; checked when received bytes were parsed
-MOST_PIECES = 32 << 10  # pieces of a body: chunks, or what was received at once; each costs work, however short it is
-HELD_BYTES = 128 << 10  # bytes of a message that wait to be read; beyond that the sender is stopped
+MOST_HEAD_BYTES = 32 << 10  # bytes of the first line and all headers; checked after parsing
+MOST_PIECES = 32 << 10  # pieces of a body, chunks or reads; each piece costs work, however short
+HELD_BYTES = 128 << 10  # unread bytes of a message; above this the connection stops receiving
 
 
 class Broken(ConnectionError):
-    """A message ended early, or was none."""
+    """A message ended early or was malformed."""
 
 
 class Wire(asyncio.Protocol):
-    """A connection. `news`: something was received, or nothing will be any more. `room`: the other side has taken."""
+    """A connection. `news` signals received bytes or the end, `room` signals that the peer has taken bytes."""
 
     __slots__ = ("transport", "news", "room", "is_slow", "is_stopped")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.news, self.room = Signal(), Signal()
-        self.is_slow = False  # the other side is to take more of what it was sent before it is sent more
+        self.is_slow = False  # True while the send buffer is full
         self.is_stopped = False
 
     @property
@@ -49,14 +49,14 @@ class Wire(asyncio.Protocol):
         self.room.set()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. Raises ConnectionError."""
+        """Send bytes. Raises ConnectionError on a closed connection."""
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         transport.write(data)
 
     async def taken(self) -> None:
-        """Wait until the other side has taken all but little. Raises ConnectionError."""
+        """Wait until the peer has received most of the sent bytes. Raises ConnectionError."""
         while self.is_slow:
             if self.transport is None:
                 raise ConnectionResetError("the connection is closed")
@@ -75,16 +75,16 @@ class Wire(asyncio.Protocol):
 
 
 class Message:
-    """A message and its body, as it comes."""
+    """A message with a body in pieces."""
 
-    is_whole = False  # it is all here
-    error: Broken | None = None  # nothing more will come
-    pieces = 0  # in which it has come so far
+    is_whole = False  # the message is complete
+    error: Broken | None = None  # set when no more data will come
+    pieces = 0  # number of received pieces
     _held = 0
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._parts: list[bytes] = []  # parts that were not read
+        self._parts: list[bytes] = []  # unread pieces
 
     @property
     def is_full(self) -> bool:
@@ -102,12 +102,12 @@ class Message:
             self.wire.stop()
 
     def fail(self, error: Broken) -> None:
-        """Note that nothing more will come. Who reads gets first what is here."""
+        """Record that no more data will come. A reader receives the pieces already here first."""
         if not self.is_whole and self.error is None:
             self.error = error
 
     def rest(self) -> bytes:
-        """Return all that is here and was not read."""
+        """Return all unread bytes and resume receiving."""
         said = b"".join(self._parts)
         self._parts.clear()
         self._held = 0
@@ -116,13 +116,13 @@ class Message:
         return said
 
     async def more(self) -> None:
-        """Wait until something has come. Raises Broken when nothing will."""
+        """Wait until data has come. Raises Broken when no more data will come."""
         if self.error is not None:
             raise self.error
         await self.wire.news
 
     async def readany(self) -> bytes:
-        """Return the received bytes, or the next that come; b"" at the end. Raises Broken."""
+        """Return the unread bytes, or the next bytes; b"" at the end. Raises Broken."""
         while not self._parts:
             if self.is_whole:
                 return b""
