@@ -1,11 +1,10 @@
-"""The estimate of a model's memory, before an engine is started or a machine rented: refused with numbers.
+"""Memory estimate of a model, made before an engine starts or a machine is rented. A refusal names the numbers.
 
-    weights   what the safetensors files hold, in the dtype that the engine keeps
+    weights   size of the safetensors files, in the dtype that the engine keeps
     cache     keys and values: 2 x layers x heads x width x bytes for each token; at least one request of full length
-    engine    the programs themselves: measured on a CPU; for a GPU an estimate, as there was none to measure on
+    engine    the programs themselves: measured on a CPU; an estimate for a GPU, as no GPU was available to measure
 
-In: a model, the options of its engine, the memory that there is. Out: a Room, or UsageError that says what would
-fit.
+A model, the options of the engine and the available memory give a Room, or a UsageError with settings that would fit.
 """
 
 import math
@@ -20,38 +19,38 @@ from serve.engine.options import Tuning
 from store.artifacts import model_files
 
 GB = 10**9
-STORED = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes, by a config's word for its weights
+STORED = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per weight, by the dtype in a model's config
 FLOATS = {"F64", "F32", "BF16", "F16"}
-PROCESSES_BYTES = int(1.9 * GB)  # three of them on a CPU, without weights and cache
-GPU_BYTES = int(2.5 * GB)  # on each GPU: CUDA, its graphs, the activations of a batch
+PROCESSES_BYTES = int(1.9 * GB)  # three processes on a CPU, without weights and cache
+GPU_BYTES = int(2.5 * GB)  # per GPU: CUDA, CUDA graphs, activations of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The memory that a model needs: bytes on each GPU, or of the machine where there is none."""
+    """Memory that a model needs: bytes on each GPU, or of the machine for an engine on the CPU."""
 
     weights: int
     cache: int
-    """Cache for the requests that must fit: one of `tokens` tokens."""
+    """Cache for the requests that must fit: a single request of `tokens` tokens."""
     engine: int
     tokens: int
     per_token: int
-    """Bytes of cache per token; 0 = the config does not say."""
+    """Bytes of cache per token; 0 = unknown from the config."""
 
     @property
     def total(self) -> int:
         return self.weights + self.cache + self.engine
 
     def longest(self, there: int) -> int:
-        """Return the tokens of a request that fits into `there` bytes beside all else; 0 = not even one."""
+        """Return the tokens of the longest request within `there` bytes; 0 = no request fits, or unknown."""
         left = there - self.weights - self.engine
         return max(0, min(self.tokens, left // self.per_token)) if self.per_token else 0
 
 
 def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
-    """Return the memory of a model in a folder, or elsewhere (`hf://`, `s3://`, `gs://`), of which little is fetched.
+    """Return the memory need of a model in a folder, or at a URI (`hf://`, `s3://`, `gs://`) with little downloaded.
 
-    Raises UsageError when it cannot be read as a model, StoreError when it cannot be reached.
+    Raises UsageError for an unreadable model, StoreError for an unreachable store.
     """
     if "://" in str(model):
         return _needed_there(str(model), engine, tuning)
@@ -66,7 +65,7 @@ def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
 
 
 def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
-    """Return the memory of a remote model, by its config and the sizes of its files."""
+    """Return the memory need of a remote model, from the config and the sizes of the files."""
     config, weights = models.sketch(uri)
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored in STORED and not config.get("quantization_config"):
@@ -75,22 +74,22 @@ def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
 
 
 def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> Room:
-    config = config.get("text_config") or config  # models that also see have it there
+    config = config.get("text_config") or config  # multimodal models nest the config of the text model
     per_token = _token_bytes(config, 4 if tuning.dtype == "float32" else 2)
     tokens = tuning.max_model_len or int(config.get("max_position_embeddings") or 0)
     if engine == "vllm-cpu":
         cache = max(tuning.cpu_cache_bytes, tokens * per_token)
         return Room(weights=weights, cache=cache, engine=PROCESSES_BYTES, tokens=tokens, per_token=per_token)
     gpus = tuning.num_gpus
-    shared = math.ceil(per_token / gpus)  # each has its heads' part
+    shared = math.ceil(per_token / gpus)  # each GPU has a part of the heads
     cache = max(tuning.kv_cache_bytes, tokens * shared)
     return Room(weights=weights // gpus, cache=cache, engine=GPU_BYTES, tokens=tokens, per_token=shared)
 
 
 def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> None:
-    """Raise UsageError when the model does not fit, with what would; else as `needed` does.
+    """Raise UsageError, with settings that would fit, if the model does not fit; raise the errors of `needed` too.
 
-    there: bytes for the engine, of each GPU or of this machine; None = it is not known, and nothing is refused.
+    `there`: bytes for the engine, of each GPU or of this machine; None = unknown, and every model passes.
     """
     room = needed(model, engine, tuning)
     if there is None:
@@ -106,7 +105,7 @@ def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> 
 
 
 def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None:
-    """Raise UsageError when `what`, a model, needs more than `there`: bytes as in `check`."""
+    """Raise UsageError when the model `what` needs more than `there` bytes, as in `check`."""
     if room.total <= there:
         return
     where = "this machine" if engine == "vllm-cpu" else f"each of {tuning.num_gpus} GPUs" if tuning.num_gpus > 1 else (
@@ -123,7 +122,7 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
 
 
 def here(engine: str, tuning: Tuning) -> int | None:
-    """Return the bytes for an engine on this machine: of the smallest GPU, or of free memory. None = unknown."""
+    """Return the bytes for an engine here: of the smallest GPU, or free memory. None = unknown. Raises UsageError."""
     if engine == "vllm-cpu":
         return _free()
     gpus, _ = host.nvidia()
@@ -134,7 +133,7 @@ def here(engine: str, tuning: Tuning) -> int | None:
 
 
 def _free() -> int | None:
-    """Return the free memory of the machine, or what a container may still take of it."""
+    """Return the free memory of the machine, or of the container if lower; None = unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -142,13 +141,13 @@ def _free() -> int | None:
         most = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
         used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
         found += [int(most) - int(used)] if most.isdigit() else []
-    except OSError:  # another system, or another kind of container
+    except OSError:  # a different system or kind of container
         pass
     return min(found, default=None)
 
 
 def _token_bytes(config: dict[str, Any], width: int) -> int:
-    """Return the bytes of keys and values per token; 0 where the model does not keep them so."""
+    """Return the cache bytes per token for keys and values; 0 for a config without attention heads."""
     try:
         heads = int(config["num_attention_heads"])
         size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
@@ -158,7 +157,7 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
 
 
 def _kept_bytes(file: Path, dtype: str) -> int:
-    """Return the bytes of the tensors in one file, as an engine keeps them: floats in `dtype`, others as they are.
+    """Return the bytes of the tensors in one file as an engine keeps them: floats in `dtype`, other types unchanged.
 
     Raises Unreadable.
     """

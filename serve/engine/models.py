@@ -1,8 +1,9 @@
-"""The model of a service: from its source to a folder of this machine that an engine loads.
+"""Model of a service: resolves a source to a local folder that an engine loads.
 
-In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://` or `gs://bucket/folder`.
-Out: a ServedModel. A remote model is downloaded once, to a folder that all replicas of a machine share: by content, so
-that a new release is another folder, and file by file, so that an interrupted start resumes where it ended.
+A source is a run or an artifact in a store of ours, a folder, `hf://user/repo[@revision]`, or `s3://` or
+`gs://bucket/folder`; the result is a ServedModel. A remote model is downloaded once, to a folder shared by all replicas
+on a machine. The folder is named by content, so a new release gets a new folder. Downloads go file by file, so an
+interrupted start resumes.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from store.backends.by_uri import open_place
 from store.manifest import MANIFEST, Artifact, Manifest, StoreError, check_name
 
 CONFIG, TOKENIZER, FAKE = "config.json", "tokenizer.json", "fake.json"
-OURS = "hf"  # the folder of an artifact of ours that engines read
+OURS = "hf"  # subfolder for engines in an artifact of ours
 SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 WEIGHTS = ".safetensors"
 
@@ -33,21 +34,21 @@ Say = Callable[[str], None]
 class ServedModel:
     folder: Path
     name: str
-    """Name of the model for clients."""
+    """Model name for clients."""
 
 
 def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> ServedModel:
-    """Return the model called `name`, whole, in a folder of this machine.
+    """Return the model called `name`, complete, in a local folder.
 
-    store: of our artifacts, a URI or a folder. Raises UsageError when there is no such model, StoreError when it cannot
-    be downloaded.
+    `store`: store of our artifacts, a URI or a folder. Raises UsageError for an unknown model, StoreError for a failed
+    download.
     """
     if "://" in source and credentials.kind(source) != "file":
         return ServedModel(folder=_bring(source, cache, say), name=name)
     if found := of_store(source, store):
         if credentials.kind(store) in ("", "file"):
             return ServedModel(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
-        lies = Store(store).find(found.name, found.fingerprint).name  # a folder that no launch overwrites
+        lies = Store(store).find(found.name, found.fingerprint).name  # a folder never overwritten by a launch
         return ServedModel(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
@@ -58,7 +59,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
 
 
 def model_folder(folder: Path) -> Path:
-    """Return `folder` itself, or that part of an artifact of ours which engines read. Raises UsageError."""
+    """Return `folder`, or the subfolder for engines of our artifact. Raises UsageError for an unusable model."""
     inner = folder / OURS if (folder / OURS / CONFIG).is_file() else folder
     if (inner / FAKE).is_file():  # a model of the scripted engine
         return inner
@@ -70,7 +71,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def problem(names: set[str]) -> str:
-    """Return why these files make no model, in words; "" = they may."""
+    """Return the reason why files with these names are no model, as text; "" = complete by name."""
     if CONFIG not in names:
         return f"it has no {CONFIG}; wanted is a Hugging Face folder, such as ./inv export makes"
     if not any(one.endswith(WEIGHTS) for one in names):
@@ -81,13 +82,13 @@ def problem(names: set[str]) -> str:
 
 
 def of_store(source: str, store: str) -> Artifact | None:
-    """Return the artifact of that name, or the last one that the run `source` has published. Raises StoreError."""
+    """Return the artifact `source`, or the last final artifact of the run `source`, or None. Raises StoreError."""
     if "/" not in source:
         run = _of_run(source, store)
         return Store(store).check(run) if run else None
     try:
         check_name(source)
-    except StoreError:  # a path, then
+    except StoreError:  # a path, not a name
         return None
     found = Store(store).check(source)
     if not found.problem:
@@ -108,22 +109,22 @@ def _known(store: str) -> str:
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache that all replicas on this machine share, of every pod."""
+    """Return the cache shared by all replicas of every pod on this machine."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "models"
 
 
-# Bringing.
+# Download.
 
 
 def size_there(uri: str) -> int:
-    """Return the bytes of the model at `uri`, of which nothing is fetched. Raises UsageError, StoreError."""
+    """Return the size in bytes of the model at `uri`, without a download. Raises UsageError, StoreError."""
     place = open_place(uri)
     _, wanted = _wanted(uri, place.listing(at=place.pin()))
     return sum(one.size for one in wanted.values())
 
 
 def sketch(uri: str) -> tuple[dict[str, Any], int]:
-    """Return the config of the model at `uri`, and the bytes of its weights, of which nothing is fetched.
+    """Return the config of the model at `uri` and the size of the weights in bytes, without downloading weights.
 
     Raises UsageError, StoreError.
     """
@@ -139,7 +140,7 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
 
 
 def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, ListedFile]]:
-    """Return the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
+    """Return the folder of the model, "" or "hf/", and the files of the model. Raises UsageError."""
     if not there:
         raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
     inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
@@ -150,7 +151,7 @@ def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, L
 
 
 def _bring(uri: str, cache: Path, say: Say) -> Path:
-    """Return the folder with the model at `uri`, as it is there now. Raises UsageError, StoreError."""
+    """Return a folder with the current model at `uri`, downloaded if missing. Raises UsageError, StoreError."""
     place = open_place(uri)
     at = place.pin()
     there = place.listing(at=at)
@@ -164,7 +165,7 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
     content = "".join(f"{name} {one.size} {one.version}\n" for name, one in wanted.items())
     folder = cache / hashlib.sha256(f"{uri}\n{content}".encode()).hexdigest()[:24]
     try:
-        with _alone(folder) as draft:  # a second replica waits for the first, and finds all there
+        with _alone(folder) as draft:  # a second replica waits here and then finds the complete folder
             if not folder.is_dir():
                 gigabytes = sum(one.size for one in wanted.values()) / 1e9
                 say(f"bringing {uri} ({gigabytes:.2f} GB) to {folder}")
@@ -178,19 +179,20 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
 
 
 def _is_wanted(name: str, inside: str) -> bool:
-    """Return whether a file belongs to the model: it is at the top, as some repositories keep other formats below."""
+    """Return whether a file belongs to the model: top level only, as some repositories keep other formats below."""
     rest = name.removeprefix(inside)
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
 
 def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: str, path: Path) -> None:
-    """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
+    """Download a file to `path`, completely or not at all; resume an earlier partial download. Raises StoreError."""
     if path.exists():
         return
-    part = path.with_name(f"{path.name}.part")  # a draft that is resumed, so not one of `store.local_files`
-    if not sha256:  # a damaged beginning would not be noticed
+    part = path.with_name(f"{path.name}.part")  # resumable, so not a draft of `store.local_files`
+    if not sha256:  # damage in the partial file would go unnoticed
         part.unlink(missing_ok=True)
-    for _ in range(2):  # an earlier attempt may have left a part of another file: then all of it is downloaded
+    # An earlier attempt may have left a part of a different file: then the second pass downloads the whole file.
+    for _ in range(2):
         digest = hashlib.sha256()
         with part.open("a+b") as copy:
             copy.seek(0)
@@ -220,12 +222,12 @@ def _alone(folder: Path) -> Iterator[Path]:
         if not folder.is_dir():
             draft.mkdir(exist_ok=True)
         yield draft
-    with contextlib.suppress(OSError):  # not empty: another process has begun
+    with contextlib.suppress(OSError):  # not empty: a different process has begun
         draft.rmdir()
 
 
 def _unread(folder: Path) -> str:
-    """Return why an engine must not be given what lies there, in words."""
+    """Return the reason why an engine must not load the files in `folder`, as text; "" = loadable."""
     try:
         for one in folder.iterdir():
             if one.name.endswith(SUFFIXES):

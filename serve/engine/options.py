@@ -1,4 +1,4 @@
-"""The options of an engine: one record, in the words of no engine. Checks itself; raises ValueError."""
+"""Options of an engine, in terms of no particular engine. The record validates itself; raises ValueError."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The options of an engine; a service file sets them under `slipway: engine:`."""
+    """Options of an engine, set in a service file under `slipway: engine:`."""
 
     max_model_len: int = 0
     """Most tokens of a prompt and its answer together; 0 = as many as the model was trained for."""
@@ -47,7 +47,7 @@ class Tuning:
 
     @property
     def cpu_cache_bytes(self) -> int:
-        """Return the cache of an engine on a CPU in bytes: it takes whole GiB."""
+        """Return the cache of an engine on a CPU in bytes, rounded up to whole GiB."""
         return -(-(self.kv_cache_bytes or GIB) // GIB) * GIB
 
 

@@ -1,12 +1,15 @@
-"""The number of replicas, and which are stopped: SkyServe's rule with three things that it lacks. Pure.
+"""Autoscaler: the number of replicas to start, and the replicas to stop. Pure.
 
     want = clip(ceil(requests per second / target), least, most)
 
-It must differ from the target for delay / 20 s ticks in a row, then the target is want; from 0 it jumps at once. What
-is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
-that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
-not admit, and none after three in a row that were never ready. In: a Rule, the AutoscalerMemory of the last tick, its
-Measurements. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
+The rule is SkyServe's with three additions. `want` must differ from the target for delay / 20 s ticks in a row before
+the target changes to `want`; from 0 the target changes at once. Only living replicas count, so the same rule replaces
+lost replicas. Waiting requests are a second signal beside arriving requests: the larger `want` counts, and an unknown
+signal changes nothing. No replica starts beyond the budget, or after three replicas in a row that were never ready.
+
+    Rule, AutoscalerMemory of the last tick, Measurements -> Decision
+
+Source: SkyServe, sky/serve/autoscalers.py.
 """
 
 import math
@@ -18,26 +21,26 @@ from serve.policy.replica_states import LIVE, State
 from serve.service import Service
 
 TICK_S = 20
-TICK_AT_ZERO_S = 5  # a service with no replicas starts faster
+TICK_AT_ZERO_S = 5  # a service without replicas starts faster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     least: int
     most: int
-    target_qps: float | Mapping[str, float] | None = None  # of one replica, or of one with that kind of GPU
-    target_waiting: float | None = None  # requests in line, of one replica
+    target_qps: float | Mapping[str, float] | None = None  # per replica, or per replica by kind of GPU
+    target_waiting: float | None = None  # waiting requests per replica
     up_ticks: int = 15
     down_ticks: int = 60
-    extra: int = 0  # beyond what is wanted
+    extra: int = 0  # replicas beyond the target
     spot: bool = False
     base_on_demand: int = 0  # number of replicas that are never spot
-    fills_with_on_demand: bool = False  # True if on-demand replicas replace spot ones that are not ready
+    fills_with_on_demand: bool = False  # True if on-demand replicas replace unready spot replicas
 
 
 @dataclass(frozen=True)
 class AutoscalerMemory:
-    """The state of the autoscaler between two ticks."""
+    """State of the autoscaler between two ticks."""
 
     target: int
     up: int = 0  # ticks in a row that wanted more
@@ -46,9 +49,9 @@ class AutoscalerMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class NewestReplica:
-    """One replica of the newest version."""
+    """Replica of the newest version."""
 
-    number: int  # later ones have higher numbers
+    number: int  # later replicas have higher numbers
     state: State
     was_ready: bool = False
     spot: bool = False
@@ -57,12 +60,12 @@ class NewestReplica:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """The measurements of a tick; None = not known."""
+    """Measurements of a tick; None = unknown."""
 
-    qps: float | None  # arriving requests, mean over 60 s, refused ones included
-    waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
+    qps: float | None  # arriving requests per second, mean over 60 s, refused requests included
+    waiting: float | None = None  # waiting requests in engines and gateway, mean over 60 s
     members: Sequence[NewestReplica] = ()
-    affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
+    affordable: int | None = None  # further replicas within the budget; None = no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class Decision:
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[int, ...] = ()
-    held: str = ""  # reason why fewer are started than wanted
+    held: str = ""  # reason why fewer replicas start than wanted
     tick_s: int = TICK_S
 
 
@@ -97,19 +100,19 @@ def begin(rule: Rule) -> AutoscalerMemory:
 
 
 def updated(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> AutoscalerMemory:
-    """Return the state after the rule has changed: at once what is wanted now, no waiting."""
+    """Return the state after a change of the rule: the target becomes the wanted number without delay."""
     wanted = want(rule, memory, seen)
     return AutoscalerMemory(_clip(rule, memory.target) if wanted is None else wanted)
 
 
 def decide(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return the replicas to start and to stop now."""
+    """Return the replicas to start and to stop at a tick."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
 def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return the replicas to start and to stop for the current target, between ticks, when one came or went."""
+    """Return the replicas to start and to stop for the current target, between ticks."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)
@@ -117,7 +120,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     start_others = max(0, others - sum(not one.spot for one in alive))
     stop = (*_victims(alive, True, spots), *_victims(alive, False, others))
     most, held = _admitted(start_spot + start_others, seen)
-    # On-demand replicas are the reliable ones, so a small budget is spent on them first.
+    # On-demand replicas are more reliable, so a small budget pays for on-demand replicas first.
     start_others = min(start_others, most)
     start_spot = min(start_spot, most - start_others)
     tick_s = TICK_S if final else TICK_AT_ZERO_S
@@ -127,7 +130,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
 
 
 def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None:
-    """Return the desired number, between least and most; None when nothing that it depends on is known."""
+    """Return the wanted number of replicas, between least and most; None when every signal is unknown."""
     signals = []
     if rule.target_qps is not None:
         signals.append(None if seen.qps is None else _for_requests(rule.target_qps, seen.qps, seen.members))
@@ -139,7 +142,7 @@ def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None
     if not known:
         return None
     wanted = _clip(rule, max(known))
-    # One signal that is missing might have wanted more: then it may grow, but not shrink.
+    # An unknown signal might have wanted more, so the number may grow but not shrink.
     return max(wanted, memory.target) if len(known) < len(signals) else wanted
 
 
@@ -150,8 +153,8 @@ def _clip(rule: Rule, wanted: int) -> int:
 def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[NewestReplica]) -> int:
     if not isinstance(target, Mapping):
         return math.ceil(qps / target)
-    # The rule of SkyServe for replicas of different GPUs; but only living replicas count, and without any the number
-    # grows by the arriving requests.
+    # SkyServe's rule for replicas of different GPUs, except for two points: only living replicas count, and without any
+    # replica the number grows by the arriving requests.
     most = max(target.values())
     alive = [one for one in members if one.state.is_alive]
     able = [one for one in alive if one.state in (State.READY, State.STARTING, State.PROVISIONING)]
@@ -168,12 +171,12 @@ def _for_requests(target: float | Mapping[str, float], qps: float, members: Iter
 
 
 def _of_gpu(target: Mapping[str, float], gpu: str) -> float:
-    """Return the target of `A100:1`, else of `A100`, else the least of all."""
+    """Return the target of `A100:1`, else of `A100`, else the smallest target."""
     return target.get(gpu, target.get(gpu.partition(":")[0], min(target.values())))
 
 
 def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemory:
-    """Return the state after one tick of waiting, or its end."""
+    """Return the state after a tick, with the new target at the end of the delay."""
     if memory.target == 0:
         return replace(memory, target=wanted)
     if wanted > memory.target:
@@ -186,9 +189,9 @@ def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemor
 
 
 def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:
-    """Return the numbers of spot and other replicas that make up `final`.
+    """Return the numbers of spot and on-demand replicas that make up `final`.
 
-    On-demand ones fill the gap until spot is ready, and then go.
+    On-demand replicas fill the gap until spot replicas are ready, and then stop.
     """
     if not rule.spot:
         return 0, final
@@ -197,25 +200,25 @@ def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, i
     if rule.fills_with_on_demand:
         ready = sum(one.spot and one.state is State.READY for one in alive)
         others += max(0, spots - ready)
-    return spots, min(others, max(base, final - rule.extra))  # none for surplus replicas
+    return spots, min(others, max(base, final - rule.extra))  # no on-demand replica for the surplus
 
 
 def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int, ...]:
-    """Return those to stop: the furthest from ready, of equals the youngest."""
+    """Return the numbers of the replicas to stop: the furthest from ready first, among equals the youngest."""
     kind = [one for one in alive if one.spot is spot]
     kind.sort(key=lambda one: (LIVE.index(one.state), -one.number))
     return tuple(one.number for one in kind[: max(0, len(kind) - keep)])
 
 
 def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
-    """Return the number of these that may be started, and why not all."""
+    """Return the number of replicas that may start, at most `wanted`, and the reason for a lower number."""
     if not wanted:
         return 0, ""
     failures, unproven = _never_ready(seen.members)
     most = REPLICA.retries.most
     if failures >= most:
         return 0, f"{failures} replicas in a row were never ready; see their logs"
-    if failures:  # so that at most three are spent on finding out
+    if failures:  # at most three replicas are spent on the experiment
         may = max(0, most - failures - unproven)
         if may < wanted:
             return _afforded(
@@ -231,7 +234,7 @@ def _afforded(wanted: int, seen: Measurements, held: str) -> tuple[int, str]:
 
 
 def _never_ready(members: Iterable[NewestReplica]) -> tuple[int, int]:
-    """Return those that failed since the last one that was ever ready, and those that are still being tried."""
+    """Return the numbers of failed and of living replicas since the last replica that was ever ready."""
     failures = unproven = 0
     for one in sorted(members, key=lambda one: -one.number):
         if one.was_ready:

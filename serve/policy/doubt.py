@@ -1,11 +1,11 @@
-"""The doubt that failed requests raise about a replica, which a careful probe settles. Pure.
+"""Doubt about a replica after failed requests, settled by a careful probe. Pure.
 
     requests fail -> doubt -> careful probe passes -> the requests were at fault
                                             fails  -> the failures count, and the replica is probed carefully until
                                                       it passes
 
-A client can make an engine answer 5xx, break a stream or stay silent as often as that client likes. So such failures
-take out no replica by themselves (dev/decisions/0062). No client can make an engine refuse a connection: that counts at
+A client can make an engine answer 5xx, break a stream or stay silent at will. Such failures alone therefore never take
+out a replica (dev/decisions/0062). No client can make an engine refuse a connection, so refused connections count at
 once.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Requests that failed in a row at a replica: none in between was served."""
+    """Consecutive failed requests at a replica, without a served request in between."""
 
     errors: int = 0
-    """Answers of 5xx, broken answers, answers that did not come in time."""
+    """Answers of 5xx, broken answers, and answers after the time limit."""
     lost: int = 0
-    """Connections that the engine did not take."""
+    """Connections refused by the engine."""
 
 
 NO_FAILURES = Failures()
@@ -27,23 +27,23 @@ NO_FAILURES = Failures()
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """The doubt about a replica."""
+    """State of the doubt about a replica."""
 
     is_open: bool = False
     """True until a careful probe passes that began after the last failure."""
     errors: int = 0
-    """Failed requests in a row, as the gateway said last."""
+    """Consecutive failed requests, by the last report of the gateway."""
     settled: int = 0
-    """Number of them that a careful probe has outweighed."""
+    """Number of failures outweighed by a careful probe."""
 
 
 def raised(doubt: Doubt, errors: int) -> Doubt:
-    """Return the doubt after the gateway has reported so many failed requests in a row."""
-    settled = doubt.settled if errors >= doubt.settled else 0  # another row has begun
+    """Return the doubt after the gateway has reported `errors` consecutive failed requests."""
+    settled = doubt.settled if errors >= doubt.settled else 0  # a new series of failures
     return Doubt(is_open=doubt.is_open or errors > settled, errors=errors, settled=settled)
 
 
 def cleared(doubt: Doubt, errors: int) -> Doubt:
-    """Return the doubt after a careful probe has passed that began when `errors` requests had failed in a row."""
+    """Return the doubt after a careful probe has passed that began at `errors` consecutive failures."""
     settled = min(errors, doubt.errors)
     return Doubt(is_open=doubt.errors > errors, errors=doubt.errors, settled=settled)

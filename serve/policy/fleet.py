@@ -1,7 +1,9 @@
-"""The next decision of a controller: which replicas start and end, and which the gateway uses. Pure.
+"""Next actions of a controller: replicas to start and end, and replicas for the gateway. Pure.
 
-In: what is wanted, the replicas that there are, what the gateway counts. Out: a FleetCourse. It only puts together what
-`autoscaler` (how many), `update` (from one version to the next) and `replica_states` (who lives) say.
+    desired state, replicas, load -> FleetCourse
+
+This module only combines `autoscaler` (number of replicas), `update` (from one version to the next) and
+`replica_states` (living replicas).
 """
 
 from collections.abc import Sequence
@@ -15,12 +17,12 @@ from serve.policy.service_state import Member
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load that the gateway and the engines count; None = not known."""
+    """Load as counted by gateway and engines; None = unknown."""
 
     qps: float | None = None
     waiting: float | None = None
     affordable: int | None = None
-    """More replicas that the budget admits."""
+    """Further replicas within the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ def course(
 ) -> FleetCourse:
     """Return the next actions.
 
-    newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
+    `newest`: number of the wanted version. `is_tick`: True if the interval of the last tick has passed.
     """
     alike = [one for one in members if one.version == newest]
     seen = autoscaler.Measurements(
@@ -61,12 +63,12 @@ def course(
 
 
 def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]:
-    """Return the numbers of those that requests may go to."""
+    """Return the numbers of the replicas that may receive requests."""
     return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
 
 
 def failed_at(newest: int, members: Sequence[Member]) -> list[float]:
-    """Return the times at which replicas of the newest version failed since the last ready one: UTC epoch seconds."""
+    """Return the times of failures of the newest version since the last ready replica, in UTC epoch seconds."""
     found = []
     for one in sorted(members, key=lambda one: -one.number):
         if one.version == newest and one.facts.first_ready_at is not None:
@@ -77,7 +79,7 @@ def failed_at(newest: int, members: Sequence[Member]) -> list[float]:
 
 
 def scaled(one: Member) -> autoscaler.NewestReplica:
-    """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
+    """Return a replica for the autoscaler: a failed replica counts as failed even while ending."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts
     if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING, ProcessStatus.FAILED) and (
         facts.app_failed or facts.is_late

@@ -1,9 +1,9 @@
-"""The state of a replica, derived from a few facts, never stored by hand; and what a probe changes in them. Pure.
+"""State of a replica, always derived from a few facts, and the effect of a probe on the facts. Pure.
 
     PENDING -> PROVISIONING -> STARTING -> READY <-> NOT_READY      SHUTTING_DOWN, then gone
     at an end: FAILED FAILED_INITIAL_DELAY FAILED_PROBING FAILED_PROVISION FAILED_CLEANUP PREEMPTED UNKNOWN
 
-In: what the controller did (launch, end) and saw (probes, its process). Out: a State. Source: SkyServe,
+The facts record the controller's actions (launch, end) and observations (probes, the process). Source: SkyServe,
 sky/serve/replica_managers.py, ReplicaStatusProperty.to_replica_status.
 """
 
@@ -14,14 +14,14 @@ from enum import Enum
 from serve.policy.doubt import Failures
 from serve.service import Probe
 
-PASSES = 2  # probes in a row until it is ready: /health and one generated token, each time
-MISSES = 3  # failed probes in a row after which it is not ready
-FAILED_REQUESTS = 5  # in a row, likewise
-LONGEST_MAKING_S = 3600.0  # longest time for an environment: gigabytes through a slow network; beyond that it hangs
+PASSES = 2  # consecutive passed probes until ready; each is /health and a generated token
+MISSES = 3  # consecutive failed probes until not ready
+FAILED_REQUESTS = 5  # consecutive failed requests until not ready
+LONGEST_MAKING_S = 3600.0  # limit for making an environment: gigabytes over a slow network; beyond this the pod hangs
 
 
 class ProcessStatus(Enum):
-    """The progress of a launch or an end."""
+    """Progress of a launch or an end."""
 
     SCHEDULED = "scheduled"
     RUNNING = "running"
@@ -41,13 +41,13 @@ class State(Enum):
     FAILED_INITIAL_DELAY = "FAILED_INITIAL_DELAY"
     FAILED_PROBING = "FAILED_PROBING"
     FAILED_PROVISION = "FAILED_PROVISION"
-    FAILED_CLEANUP = "FAILED_CLEANUP"  # it may still cost
+    FAILED_CLEANUP = "FAILED_CLEANUP"  # may still cost money
     PREEMPTED = "PREEMPTED"
     UNKNOWN = "UNKNOWN"
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it serves, or may come to it. Others are replaced."""
+        """Return whether the replica serves or may become ready. Other replicas are replaced."""
         return self in LIVE
 
     @property
@@ -58,14 +58,14 @@ class State(Enum):
 ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
 
 
-# Also the order in which replicas are given up.
+# Also the order in which replicas are stopped.
 LIVE = (State.PENDING, State.PROVISIONING, State.STARTING, State.NOT_READY, State.READY)
 
 
 class ServiceState(Enum):
     CONTROLLER_INIT = "CONTROLLER_INIT"
     REPLICA_INIT = "REPLICA_INIT"
-    REPLACING = "REPLACING"  # none is ready; one has ended or is ending, and another one is on its way
+    REPLACING = "REPLACING"  # none ready: a replica has ended or is ending, and a replacement is on the way
     CONTROLLER_FAILED = "CONTROLLER_FAILED"
     READY = "READY"
     SHUTTING_DOWN = "SHUTTING_DOWN"
@@ -76,21 +76,21 @@ class ServiceState(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is remembered of a replica. Times are those of its controller's clock."""
+    """All remembered facts of a replica. Times are by the clock of the replica's controller."""
 
     launch: ProcessStatus = ProcessStatus.SCHEDULED
-    down: ProcessStatus | None = None  # state of its end; None = nobody has asked for it
+    down: ProcessStatus | None = None  # progress of the end; None = no end was requested
     preempted: bool = False
-    app_failed: bool = False  # setup or run ended with another code than 0
-    is_late: bool = False  # it was not ready within the initial delay
+    app_failed: bool = False  # setup or run ended with a code other than 0
+    is_late: bool = False  # not ready within the initial delay
     waits_since: float | None = None
-    """Start of its initial delay: that of its engine, or the last time at which this was known to be still to come.
-    None = its pod has reported nothing."""
+    """Start of the initial delay: the engine's start, or the last time at which the engine was known not to have
+    started. None = no report from the pod."""
     first_ready_at: float | None = None
     is_ready: bool = False
-    passes: int = 0  # probes in a row
+    passes: int = 0  # consecutive passed probes
     misses: int = 0
-    first_miss_at: float | None = None  # time of the first of these misses
+    first_miss_at: float | None = None  # time of the first of the current misses
 
 
 def state_of(facts: Facts) -> State:
@@ -99,13 +99,13 @@ def state_of(facts: Facts) -> State:
     if facts.launch is ProcessStatus.RUNNING:
         ended = {ProcessStatus.FAILED: State.FAILED_CLEANUP, ProcessStatus.SUCCEEDED: State.UNKNOWN}
         return State.PROVISIONING if facts.down is None else ended.get(facts.down, State.PROVISIONING)
-    if facts.launch is ProcessStatus.INTERRUPTED:  # its end has interrupted it
+    if facts.launch is ProcessStatus.INTERRUPTED:  # the end interrupted the launch
         return State.SHUTTING_DOWN
     if facts.down is not None:
         return _ended(facts)
     if (
         facts.launch is ProcessStatus.FAILED or facts.app_failed
-    ):  # an end should be under way: something may be left running
+    ):  # processes may be left running, so an end should be under way
         return State.FAILED_CLEANUP
     if facts.is_ready:
         return State.READY
@@ -113,7 +113,7 @@ def state_of(facts: Facts) -> State:
 
 
 def _ended(facts: Facts) -> State:
-    """Return the state of one whose end was asked for: shutting down, or why it came to that."""
+    """Return the state of a replica with a requested end: shutting down, or the cause of the end."""
     if facts.preempted:
         return State.PREEMPTED
     if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
@@ -132,9 +132,9 @@ def _ended(facts: Facts) -> State:
 
 
 def probed(facts: Facts, passed: bool, now: float) -> Facts:
-    """Return the facts after one probe of a replica whose launch has succeeded.
+    """Return the facts after a probe of a launched replica.
 
-    Stricter than SkyServe both ways: ready after two passes, not ready after three misses.
+    Stricter than SkyServe in both directions: ready after two passes, not ready after three misses.
     """
     if passed:
         passes = facts.passes + 1
@@ -147,12 +147,12 @@ def probed(facts: Facts, passed: bool, now: float) -> Facts:
 
 
 def told(facts: Facts, engine_s: float | None, now: float) -> Facts:
-    """Return the facts after its pod has reported for how many seconds its engine runs; None = not started yet."""
+    """Return the facts after the pod has reported the engine's age in seconds; None = not started yet."""
     return replace(facts, waits_since=now - (engine_s or 0.0))
 
 
 def failed_requests(facts: Facts, failures: Failures, now: float) -> Facts:
-    """Return the facts after requests have failed in a row; errors count only once a probe has failed as well."""
+    """Return the facts after consecutive failed requests; errors count only once a probe has failed as well."""
     is_ill = failures.errors >= FAILED_REQUESTS and facts.misses > 0
     if not facts.is_ready or not (is_ill or failures.lost >= FAILED_REQUESTS):
         return facts
@@ -161,7 +161,7 @@ def failed_requests(facts: Facts, failures: Failures, now: float) -> Facts:
 
 
 def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
-    """Return the facts and the reason when it has failed for too long; "" = it may go on."""
+    """Return the facts and the reason to end a replica that has failed for too long; "" = no reason."""
     if facts.first_miss_at is None or facts.down is not None:
         return facts, ""
     missing_s = now - facts.first_miss_at
@@ -181,7 +181,7 @@ def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
 
 
 def service_state(replicas: Iterable[State], is_ending: bool = False) -> ServiceState:
-    """Return the state of a service whose controller runs."""
+    """Return the state of a service with a running controller."""
     states = list(replicas)
     if is_ending:
         return ServiceState.SHUTTING_DOWN

@@ -1,9 +1,9 @@
-"""The state of a service between commands and controllers, as JSON in the journal: two records, a writer each.
+"""State of a service, shared by commands and controllers as JSON in the journal: two records with a writer each.
 
-    WantedService   what the user asks for    written by commands, one at a time
-    ServiceRecord   what there is, and was    written by the controller that holds the lease
+    WantedService   desired state              written by commands, one at a time
+    ServiceRecord   observed state, history    written by the controller that holds the lease
 
-In: records. Out: text, and back. Pure.
+Records become text and text becomes records. Pure.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """One revision of a service. Its replicas are all alike."""
+    """Revision of a service. All replicas of a version are identical."""
 
     number: int
     document: dict[str, Any]
@@ -34,16 +34,16 @@ class Version:
     """Path of the file, for messages."""
     engine: str = "vllm"
     provider: str = "local"
-    """Provider of replicas; "" = wherever there is room, in the order of `placement`."""
+    """Provider of the replicas; "" = any provider with room, in the order of `placement`."""
     model: str
-    """Source of the model, as `models.resolve` takes it; a model on this machine is a folder here, so that all replicas
-    serve the same."""
+    """Model source as accepted by `models.resolve`; a model on this machine is a folder, so all replicas serve the same
+    weights."""
     store: str = ""
     """Store of our artifacts."""
     weights: str = ""
-    """Changes with each release of the weights in the same place."""
+    """Id of the weights, different for each release in the same place."""
     gpu_bytes: int = 0
-    """Estimate of a replica's memory on each GPU: no smaller GPU is rented. 0 = not known."""
+    """Estimated memory of a replica on each GPU: smaller GPUs are not rented. 0 = unknown."""
 
     @property
     def service(self) -> Service:
@@ -53,14 +53,14 @@ class Version:
 @dataclass(frozen=True, kw_only=True)
 class WantedService:
     versions: tuple[Version, ...]
-    """Versions, the newest last; older ones are kept for as long as replicas of them live."""
+    """Versions, the newest last; an older version is kept while replicas of the version live."""
     mode: str = "rolling"
     host: str = "127.0.0.1"
     port: int = 0
-    """0 = any free port; the choice of the first controller holds for later ones."""
+    """0 = any free port; later controllers keep the first controller's choice."""
     is_ending: bool = False
     since: float = 0.0
-    """UTC epoch seconds of the start; earlier costs belong to another service of this name."""
+    """Start of the service in UTC epoch seconds; earlier costs belong to a previous service with this name."""
 
     @property
     def newest(self) -> Version:
@@ -73,25 +73,25 @@ class WantedService:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One replica and its history. Its number is never used again."""
+    """Replica with history. Numbers are never reused."""
 
     number: int
     version: int
     run: str
-    """Name of its pod in the journal."""
+    """Name of the pod in the journal."""
     facts: Facts = field(default_factory=Facts)
     spot: bool = False
     gpu: str = ""
     """Kind of GPU as in `target_qps_per_replica`: A100:1."""
     vendor: str = ""
     port: int = 0
-    """Port of its engine, on its machine."""
+    """Port of the engine on the replica's machine."""
     cap_micro_usd: int | None = None
-    """The most it may cost, where it is rented."""
+    """Spend limit of a rented replica."""
     why: str = ""
-    """Reason why it is to end or has ended."""
+    """Reason for the end."""
     phases: tuple[tuple[str, float], ...] = ()
-    """Stages on its way to the first answer (`replica_pod.Stage`), each with its start: UTC epoch seconds, like the
+    """Stages on the way to the first answer (`replica_pod.Stage`), each with the start in UTC epoch seconds, like the
     fields below."""
     began_at: float = 0.0
     ready_at: float | None = None
@@ -102,7 +102,7 @@ class Member:
         return state_of(self.facts)
 
     def phase_s(self, now: float) -> dict[str, float]:
-        """Return the duration of each phase, in order; the last one lasts until it was ready, or until now."""
+        """Return the seconds per phase, in order; the last phase ends when the replica is ready or ended, or now."""
         ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
         return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
 
@@ -112,18 +112,18 @@ class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
     memory: AutoscalerMemory | None = None
-    """Memory of the autoscaler."""
+    """State of the autoscaler."""
     rule_of: int = 0
-    """The change of the desired state that `memory` has taken into account."""
+    """Epoch of the desired state already applied to `memory`."""
     endpoint: str = ""
-    """http://host:port, or https:// where the gateway has a certificate."""
+    """http://host:port, or https:// with a certificate."""
     port: int = 0
     held: str = ""
-    """Reason why fewer replicas are started than wanted."""
+    """Reason why fewer replicas start than wanted."""
     serving: tuple[int, ...] = ()
-    """The replicas that requests go to."""
+    """Replicas that receive requests."""
     problem: str = ""
-    """Reason why the controller that wrote this could not go on."""
+    """Error that stopped the controller, if any."""
     began_at: float = 0.0
 
 
@@ -142,15 +142,15 @@ def seen_of(text: str) -> ServiceRecord:
 def _read(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:  # a newer Slipway wrote it
+    except msgspec.DecodeError as error:  # a newer Slipway wrote the record
         raise SlipwayError(f"the journal has a service that this version cannot read: {error}") from error
 
 
 def served_name(name: str, service: Service) -> str:
-    """Return the name of the model of the service `name` for clients."""
+    """Return the model name for clients of the service `name`."""
     return service.ours.served_name or name
 
 
 def environ_of(service: Service) -> Mapping[str, str]:
-    """Return the file's variables for its engine, but for its address and its key, which are ours to set."""
+    """Return the file's variables for the engine, without NOT_THEIRS (set by the controller)."""
     return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

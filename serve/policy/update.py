@@ -1,9 +1,9 @@
-"""The update from one version of a service to the next: which replicas serve meanwhile, and which old ones go. Pure.
+"""Update from one version of a service to the next: the replicas that serve meanwhile, and the old replicas to stop.
 
-rolling: old and new ones answer; for each new one that is ready an old one goes. blue_green: the old ones answer until
-as many new ones are ready as there must be at least, then only the new ones do. New ones are started by the autoscaler,
-beside the old, so that there are at most twice as many. A new version that never gets ready leaves the old one serving.
-In: all replicas. Out: ids. Source: SkyServe, docs/source/serving/update.rst.
+rolling: old and new replicas answer; for each ready new replica an old replica stops. blue_green: the old replicas
+answer until `least` new replicas are ready, then only the new replicas do. The autoscaler starts new replicas beside
+the old, so at most twice as many run. A new version that never becomes ready leaves the old version serving. Pure.
+Source: SkyServe, docs/source/serving/update.rst.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class UpdateMember:
 
 
 def serving(mode: str, least: int, members: Iterable[UpdateMember]) -> tuple[int, ...]:
-    """Return the numbers of those that requests may go to."""
+    """Return the numbers of the replicas that may receive requests."""
     ready = [one for one in members if one.state is State.READY]
     if mode == "blue_green" and ready:
         versions = sorted({one.version for one in ready})
@@ -33,7 +33,7 @@ def serving(mode: str, least: int, members: Iterable[UpdateMember]) -> tuple[int
 
 
 def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[UpdateMember]) -> tuple[int, ...]:
-    """Return the numbers of old replicas that may go now, the least ready first. `final`: wanted of the newest."""
+    """Return the numbers of old replicas to stop now, the least ready first. `final`: wanted number of new replicas."""
     old = [one for one in members if one.version < newest and one.state.is_alive]
     new_ready = sum(one.version == newest and one.state is State.READY for one in members)
     if mode == "blue_green":

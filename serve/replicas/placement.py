@@ -1,7 +1,8 @@
-"""The placement of replicas: own machines first, then the cheapest spot machine that fits, then on-demand ones.
+"""Placement of replicas: own machines first, then the cheapest fitting spot machine, then on-demand machines.
 
-In: a service's `resources`, providers. Out: offers in the order in which they are tried, selected as those of a run are
-(`infra.selection.choose`). Reads what is offered; rents nothing.
+    `resources` of a service, providers -> offers, in the order of the attempts
+
+Offers are selected as for a run (`infra.selection.choose`). This module reads offers and rents nothing.
 """
 
 import re
@@ -21,7 +22,7 @@ from infra.settings import MARKET, VENDORS, Settings
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
-# Keys of `resources` that SkyServe reads and we do not, and what holds here instead.
+# Keys of `resources` that only SkyServe reads, and the rule that holds here instead.
 UNREAD = {
     "infra": "--provider says where replicas go",
     "cloud": "--provider says where replicas go",
@@ -37,9 +38,9 @@ UNREAD = {
 
 
 def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
-    """Return the names of providers, in the order in which they are tried.
+    """Return the names of providers, in the order of the attempts.
 
-    provider: one of them, "market", or "" for all there are.
+    `provider`: a provider's name, "market", or "" for all available providers.
     """
     if provider:
         return registry.names(settings, provider)
@@ -49,10 +50,10 @@ def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
 
 
 def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers that fit and can be paid for, in the order of trying them; recent failures come last.
+    """Return the offers that fit and are affordable, in the order of the attempts; recent failures come last.
 
-    `tell` is told who has nothing: an own machine that is silently left out costs the price of a rented one. Raises
-    NoOffer, with what each of them says; OutOfMoney.
+    `tell` receives the reason for every provider left out: an own machine skipped in silence costs the price of a
+    rented machine. Raises NoOffer with the message of each provider, OutOfMoney.
     """
     own: list[Offer] = []
     said: list[str] = []
@@ -93,7 +94,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
 
 
 def unread(service: Service) -> list[tuple[str, str]]:
-    """Return the settings about machines in a service file that change nothing here, and what holds instead."""
+    """Return the machine settings of a service file that have no effect here, each with the rule that holds instead."""
     said = service.file.resources
     found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]
     if service.policy.spot_placer:
@@ -108,9 +109,9 @@ def kind_of(offer: Offer) -> str:
 
 
 def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
-    """Return the request for a machine of a replica.
+    """Return the request for the machine of a replica.
 
-    gpu_bytes: of each GPU at least. Raises UsageError for words of `resources` that mean nothing here.
+    `gpu_bytes`: minimum memory of each GPU. Raises UsageError for unusable values in `resources`.
     """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
@@ -131,17 +132,17 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
 
 
 def _disk_of(weights_bytes: int) -> int:
-    """Return the disk of a replica whose engine holds a model of at most so many bytes; 0 = that is not known."""
+    """Return the disk bytes of a replica whose model has at most `weights_bytes` bytes; 0 = unknown."""
     return work_disk.needed(work_disk.of_environments(("serve-cuda",), "cuda"), weights_bytes) if weights_bytes else 0
 
 
 def gpu_of(request: Request) -> str:
-    """Return the GPU as `target_qps_per_replica` names it."""
+    """Return the GPU as written in `target_qps_per_replica`, such as A100:1; "" without a GPU."""
     return f"{request.gpu}:{max(1, request.num_gpus)}" if request.gpu else ""
 
 
 def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
-    """Return kind and count of `H100:8`, {H100: 8}, or several of which any will do."""
+    """Return kinds and count of `H100:8`, {H100: 8}, or a list of acceptable kinds; count 0 if the counts differ."""
     said = wanted.accelerators
     if not said:
         return "", 0
@@ -160,7 +161,7 @@ def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
 
 
 def _at_least(key: str, said: str | float | None) -> int:
-    """Return the number of `16+`, `16` and 16. Machines come in sizes, so that a plain number is a floor, too."""
+    """Return the number in `16+`, `16` or 16. Machines come in sizes, so a plain number is a minimum as well."""
     if said is None:
         return 0
     text = str(said).removesuffix("+").removesuffix("GB")

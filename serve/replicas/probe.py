@@ -1,10 +1,10 @@
-"""The probe of a replica: what its file asks for, and one token from the model that is expected.
+"""Probe of a replica: the request from the service file, and a token from the expected model.
 
-In: where an engine answers, the probe of the service file. Out: a Probed. Raises OSError when this machine lacks what
-it takes to ask, which says nothing of the engine; nothing else is raised. A `/health` of 200 is not
-enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
-a long queue is not ill as long as it makes tokens for others, which its counters tell. A careful probe, of a replica
-that is in doubt, asks for more: several tokens, and an answer in a conversation where the engine has given one before.
+`probe` takes the address of an engine and returns a Probed; the only exception is OSError when this machine lacks the
+resources to ask, which says nothing about the engine. A `/health` of 200 is not enough, since a hanging engine still
+answers 200. A late token is not enough for a failure either: an engine with a long queue is healthy while the token
+counter grows. A careful probe, for a replica in doubt, asks for several tokens, and for a chat answer if the engine has
+given a chat answer before.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from infra.agent.shortage import is_shortage
 from serve.service import Probe
 
 METRICS_S = 5.0
-MOST_BYTES = 8 << 20  # of an answer
-LOOK_S = 0.25  # between looks at the counters of a full engine
+MOST_BYTES = 8 << 20  # limit of an answer
+LOOK_S = 0.25  # interval between reads of a full engine's counters
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_total")
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
@@ -29,7 +29,7 @@ RUNNING = "vllm:num_requests_running"
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters of an engine at /metrics; None = it does not report it."""
+    """Counters of an engine at /metrics; None = not reported."""
 
     waiting: float | None = None
     tokens: float | None = None
@@ -46,7 +46,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """A request of a probe, without its model."""
+    """Request of a probe, without the model."""
 
     path: str
     said: Mapping[str, Any]
@@ -65,7 +65,7 @@ async def probe(
 ) -> Probed:  # fmt: skip
     """Probe an engine once.
 
-    before: the counters of the last probe, for a replica that was ready then; None = it has yet to become so.
+    `before`: counters of the last probe of a replica that was ready then; None = not ready so far.
     """
     headers = _headers(key)
     limit = aiohttp.ClientTimeout(asked.timeout_seconds)
@@ -83,7 +83,7 @@ async def probe(
             await _token(session, url, headers, model, request, limit)
     except asyncio.TimeoutError:
         why = f"no token in {asked.timeout_seconds:g} s"
-    except _Busy:  # it says so at once, while it may work on prompts that take seconds
+    except _Busy:  # a full engine says so at once, even during prompts that take seconds
         look_s, why = asked.timeout_seconds, "it is full"
     except (aiohttp.ClientError, OSError, _Wrong) as error:
         if is_shortage(error):
@@ -98,14 +98,14 @@ async def probe(
 
 
 def careful(chats: bool | None) -> tuple[ProbeRequest, ...]:
-    """Return the requests of a careful probe; `chats`: whether the engine has answered in a conversation."""
+    """Return the requests of a careful probe. `chats`: True if the engine has answered a chat request."""
     return (FEW_TOKENS, CHAT) if chats else (FEW_TOKENS,)
 
 
 async def answers(
     session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, request: ProbeRequest
 ) -> bool:
-    """Return whether an engine answers a request: not every model takes conversations."""
+    """Return whether an engine answers a request; not every model accepts chat requests."""
     try:
         await _token(session, url, _headers(key), model, request, aiohttp.ClientTimeout(asked.timeout_seconds))
     except (asyncio.TimeoutError, aiohttp.ClientError, OSError, _Wrong, _Busy):
@@ -122,7 +122,7 @@ class _Busy(Exception):
 
 
 async def body_of(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer. Raises ClientPayloadError for one without an end: a replica may be anybody's."""
+    """Return the body of an answer. Raises ClientPayloadError above MOST_BYTES, since answers are untrusted input."""
     body = bytearray()
     async for piece in reply.content.iter_chunked(1 << 16):
         body += piece
@@ -170,7 +170,7 @@ async def _token(
 async def _counters_within(
     session: aiohttp.ClientSession, url: str, before: Counters | None, look_s: float
 ) -> Counters:
-    """Return the counters: as soon as they show more tokens than `before`, or after `look_s`."""
+    """Return the counters once they show more tokens than `before`, or after `look_s` seconds."""
     until = time.monotonic() + look_s
     while True:
         found = await counters(session, url)
@@ -182,7 +182,7 @@ async def _counters_within(
 
 
 async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
-    """Return the counters, as far as they can be read: names change from release to release."""
+    """Return the counters as far as readable; names change between engine releases."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as reply:
             text = (await body_of(reply)).decode(errors="replace") if reply.status == 200 else ""
@@ -194,7 +194,7 @@ async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
         if name in (*WAITING, TOKENS, RUNNING):
             try:
                 sums[name] = sums.get(name, 0.0) + float(rest.rsplit(" ", 1)[-1])
-            except ValueError:  # not a number: the line says nothing
+            except ValueError:  # not a number: ignore the line
                 continue
     waiting = next((sums[name] for name in WAITING if name in sums), None)
     return Counters(waiting, sums.get(TOKENS), sums.get(RUNNING))

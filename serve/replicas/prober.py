@@ -1,7 +1,7 @@
-"""The probes of one replica, over its life: what the last one found, and which one comes next, and when.
+"""Prober of a replica for life: the last result, and the kind and time of the next probe.
 
-In: a target, the probe of the service file, how many requests failed at it (`suspect`). Out: Probed. A replica whose
-requests fail is probed at once and carefully, until a careful probe passes: `serve.policy.doubt`.
+`suspect` takes the number of failed requests. A replica in doubt is probed carefully at once, until a careful probe
+passes: `serve.policy.doubt`.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from serve.policy.doubt import Doubt, cleared, raised
 from serve.replicas.probe import CHAT, TOKEN, Counters, Probed, answers, careful, probe
 from serve.service import Probe
 
-YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
-DOUBT_S = 2.0  # between careful probes that pass, where the file has not less
-TOLD_EVERY_S = 60.0  # between two reports of failed requests
+YOUNG_S = 0.5  # interval of probes of a replica that is not ready; the file may shorten the interval
+DOUBT_S = 2.0  # interval of careful probes that pass; the file may shorten the interval
+TOLD_EVERY_S = 60.0  # interval between reports of failed requests
 
 
 class Prober:
-    """The prober of one replica. Use it within one event loop."""
+    """Prober of a replica. Use within a single event loop."""
 
     def __init__(self) -> None:
         self.counters: Counters | None = None
@@ -31,13 +31,13 @@ class Prober:
         """Reason why the last probe failed."""
         self.doubt = Doubt()
         self._is_due = asyncio.Event()
-        self._chats: bool | None = None  # whether it has answered in a conversation; None = it was not asked
+        self._chats: bool | None = None  # True if the engine has answered a chat request; None = not asked yet
         self._told_at = -math.inf
 
     async def probe(
         self, session: aiohttp.ClientSession, target: Target, model: str, asked: Probe, is_ready: bool
     ) -> Probed:
-        """Probe it once. Raises OSError when this machine lacks what it takes to ask."""
+        """Probe the replica once. Raises OSError when this machine lacks the resources to ask."""
         before, doubt = self.counters if is_ready else None, self.doubt
         requests = careful(self._chats) if doubt.is_open else (TOKEN,)
         found = await probe(session, target.url, target.key, model, asked, before, requests)
@@ -49,13 +49,13 @@ class Prober:
         return found
 
     def suspect(self, errors: int) -> None:
-        """Take in how many requests failed in a row; a careful probe is due when they are more than before."""
+        """Record the number of consecutive failed requests; a growing number makes a careful probe due."""
         self.doubt = raised(self.doubt, errors)
         if self.doubt.is_open:
             self._is_due.set()
 
     def verdict(self, before: Doubt) -> str:
-        """Return the words about a doubt that was open and is settled; "" where they were reported a moment ago."""
+        """Return a message if the doubt `before` was open and is settled now; "" otherwise or soon after a message."""
         now = time.monotonic()
         if not before.is_open or self.doubt.settled < before.errors or now - self._told_at < TOLD_EVERY_S:
             return ""

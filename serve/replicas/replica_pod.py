@@ -1,12 +1,12 @@
-"""A replica as a pod: launched, observed, ended, through `infra`. Blocking; called in threads.
+"""Replica as a pod: launched, observed and ended through `infra`. Blocking; called in threads.
 
-    begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
-    look     its pod as keepers and `status` see it; stage: how far its engine has come
-    end      nothing of it is left, and its log is kept in the local mirror
+    begin    offers in the order of `placement` -> rent, send code, hand over a job of kind "service" with the engine
+    look     the pod as seen by keepers and `status`; stage: startup progress of the engine
+    end      no process or machine is left, and the local mirror keeps the log
 
-In: a Version, a Member. Out: journal rows. An engine is never restarted: one that has ended is replaced by another
-replica. It outlives whoever started it, as every pod's work does. Raises what `infra.runs.launch` and `infra.runs.pods`
-raise.
+A Version and a Member become journal rows. An engine is never restarted: a new replica replaces an ended engine. Like
+all work of a pod, the replica outlives the process that launched it. Raises the errors of `infra.runs.launch` and
+`infra.runs.pods`.
 """
 
 import errno
@@ -41,32 +41,32 @@ from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
 from store import credentials
 
-STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
+STEP, ENVIRONMENT = "engine", "environment"  # names of the steps in a pod
 CACHE_THERE = (
-    "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, which all pods there share
+    "../../../models"  # relative to a pod's code folder on an own machine: ~/.slipway/models, shared by all pods there
 )
-PORTS = range(20_000, 30_000)  # below those that systems give to outgoing connections
+PORTS = range(20_000, 30_000)  # below the ports that systems use for outgoing connections
 REMOVE_S = ASK_S = 60.0
-PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # another one may have been first
+PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # a second replica may have been first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The progress of a replica on its way to its first answer, as its pod reports."""
+    """Startup progress of a replica, as reported by the pod."""
 
     phase: str = ENVIRONMENT
     """Current stage: environment, weights, compiling, first answer."""
     engine_s: float | None = None
-    """Seconds for which its engine has run; None = its environment is still being made."""
+    """Seconds since the start of the engine; None = the environment is still being made."""
     told_at: float = 0.0
-    """Time of the report by the pod's clock; 0 = none yet."""
+    """Time of the report by the pod's clock; 0 = no report yet."""
     read: int = 0
-    """Bytes read of its engine's log."""
+    """Bytes read of the engine's log."""
 
 
 @dataclass
 class Landing:
-    """The backend of the replicas of the service `name`: it launches, observes and ends them."""
+    """Backend of the replicas of the service `name`: launches, observes and ends pods."""
 
     name: str
     settings: Settings
@@ -74,15 +74,15 @@ class Landing:
     seed: bytes = field(repr=False)
     """Seed of the engines' keys."""
     budget: str = ""
-    """The budget that pays for rented replicas; "" = none does."""
+    """Budget that pays for rented replicas; "" = none."""
 
     def vendor(self, name: str) -> Provider:
-        """Return the provider of that name. Raises UsageError for one that cannot be used."""
+        """Return the provider with this name. Raises UsageError for an unusable provider."""
         return registry.provider(self.settings, name)
 
     def begin(self, version: Version, member: Member) -> Op:
-        """Launch a replica; return the row of its pod, whose engine is being loaded."""
-        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service of this name
+        """Launch a replica and return the row of the pod, with the engine loading."""
+        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service with this name
         wanted = version.service
         request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)
@@ -102,7 +102,7 @@ class Landing:
         )
         step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
                     max_restarts=0)  # fmt: skip
-        is_near = is_here or bool(self.settings.rehearsal)  # a rehearsal's pods are processes of this machine
+        is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
         secrets = {**self._secrets(version), engines.KEY: self.key_of(member.run)}
         terms = terms_for(self.settings, self.vendor(rented))
@@ -130,11 +130,11 @@ class Landing:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 
     def key_of(self, run: str) -> str:
-        """Return the key that its engine asks for: whoever reaches its port past the gateway has none."""
+        """Return the API key for the engine of `run`, against clients that bypass the gateway."""
         return engine_key(self.seed, run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
-        """Return the secrets that an engine needs to fetch its model, by variable."""
+        """Return the secrets that an engine needs to download the model, by variable."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
         if "GOOGLE_CREDENTIALS" in found:
@@ -145,11 +145,11 @@ class Landing:
         return self.vendor(op.vendor).reach(pods.pod_of(op))
 
     def look(self, op: Op, asks: Asks) -> Sight:
-        """Look at a replica's pod."""
+        """Return the sight of a replica's pod."""
         return look(op, self.vendor(op.vendor), asks)
 
     def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
-        """Return its stage by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
+        """Return the stage after `before`, by the pod's progress. Raises SlipwayError for an unreachable pod."""
         said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
         before = replace(before, told_at=progress.get("updated_at", 0.0))
         if not said.get("started_at"):
@@ -163,13 +163,13 @@ class Landing:
         return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
 
     def end(self, op: Op, reason: str) -> None:
-        """End a replica, so that nothing of it is left.
+        """End a replica completely, and keep the log in the local mirror.
 
-        Raises SlipwayError when that is not proven; may be repeated.
+        Raises SlipwayError without proof of the end; a repeated call is safe.
         """
         provider = self.vendor(op.vendor)
         if op.is_live:
-            if provider.is_rented and op.address:  # nothing can be asked of it afterwards
+            if provider.is_rented and op.address:  # a rented machine cannot be read afterwards
                 self._bring_log(op)
             with self._journal() as journal:
                 pods.end(provider, journal.op(op.token), journal, reason)
@@ -178,20 +178,20 @@ class Landing:
             self._remove(op)
 
     def log_of(self, run: str) -> Path:
-        """Return the folder of its engine's log once it has ended."""
+        """Return the folder of the engine's log after the end."""
         return RunHome.of(run, self.settings.homes).pod.logs
 
     def _bring_log(self, op: Op) -> None:
-        """Fetch its log with best effort: an unreachable one is ended all the same."""
+        """Fetch the log if possible: an unreachable pod is ended all the same."""
         try:
             mirror.bring_logs(op, self.reach(op), RunHome.of(op.run, self.settings.homes))
         except (SlipwayError, OSError) as error:
             self.say(f"{op.run}: its log stays behind: {error}")
 
     def _remove(self, op: Op) -> None:
-        """Remove what the pod has left: a copy of the code, which nobody will use again.
+        """Remove the pod's copy of the code, which has no further use.
 
-        Replicas come and go for weeks.
+        Without removal, copies would pile up: replicas come and go for weeks.
         """
         root = pods.folder_of(op).root
         assert root.name == op.run
@@ -202,18 +202,18 @@ class Landing:
             self.say(f"{op.run}: {root} stays behind: {error}")
 
     def _journal(self) -> Journal:
-        """Open a journal; each thread has one of its own."""
+        """Open a journal; each thread needs a separate journal."""
         return Journal.open(self.settings.state_file)
 
 
 def _places_of(model: str) -> dict[str, str]:
-    """Return the variables that say where a model's store is; no secrets."""
+    """Return the variables that locate the store of a model, without secrets."""
     names = credentials.PLACES.get(credentials.kind(model), ())
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Callable[[str], None]) -> None:
-    """Copy a model to where every replica on that machine finds it; one that is there already is not sent again."""
+    """Copy a model to the folder shared by all replicas on the machine, unless the model is there already."""
     cache = os.path.normpath(pods.folder_of(op).code / CACHE_THERE)
     target, draft = f"{cache}/{weights}", f"{cache}/.{weights}.{op.token}.draft"
     if transport.run(["test", "-d", target], timeout_s=ASK_S).exited == 0:
@@ -228,9 +228,9 @@ def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Ca
 
 
 def free_port(taken: Sequence[int]) -> int:
-    """Return one of PORTS that nobody listens on here.
+    """Return a random port of PORTS that is free here and not in `taken`.
 
-    On another machine it may be in use: its engine says so, and ends.
+    On a different machine the port may be in use: the engine there then reports the conflict and ends.
     """
     while True:
         port = random.choice(PORTS)
@@ -240,5 +240,5 @@ def free_port(taken: Sequence[int]) -> int:
             with socket.create_server(("127.0.0.1", port)):
                 return port
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # the next machine would fail in the same way
+            if error.errno != errno.EADDRINUSE:  # every other port would fail in the same way
                 raise

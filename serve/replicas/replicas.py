@@ -1,9 +1,9 @@
-"""The replica manager of a service: a task for each replica, from the launch of its pod until nothing of it is left.
+"""Replica manager of a service: a task for each replica, from the launch of the pod to the proven end.
 
-    begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
+    begin -> launched -> cared for (probed, engine watched) -> end requested -> drained -> ended, with proof
 
-In: members to begin, to take over, to end; the gateway, `Landing`. Out: the state of each (`members`); `changed` is set
-when that is another state. Which there should be is the controller's to say.
+The controller decides which replicas begin and end. `members` returns the state of each replica; `changed` is set when
+a state changes.
 """
 
 import asyncio
@@ -34,32 +34,32 @@ from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service
 from store.backoff import Backoff
 
-FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
-LAUNCHES = 4  # at once
+FATE_S, FATE_THERE_S = 0.5, 5.0  # interval between checks of an engine's verdict, on this machine and elsewhere
+LAUNCHES = 4  # simultaneous launches
 THREADS = 64
-NO_OFFER_S = 30.0  # time until a machine is looked for again
+NO_OFFER_S = 30.0  # pause before the next search for a machine
 RETRY_S = 2.0
-BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # waits for an end that is not proven
-GONE_EVERY_S = 10.0  # between looks at the pod of one that does not answer
-KEPT = 20  # failed replicas that are remembered
+BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # waits after an end without proof
+GONE_EVERY_S = 10.0  # interval between checks of the pod of a silent replica
+KEPT = 20  # number of failed replicas to remember
 
 T = TypeVar("T")
 
 
 @dataclass
 class KeptReplica:
-    """A replica, with the state that its controller keeps in memory."""
+    """A replica with the state that the controller keeps in memory."""
 
     member: Member
     told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the replica is to end."""
+    """Set when the replica must end."""
     drains: bool = True
     has_failed: bool = False
-    """True if it is remembered after its end."""
+    """True if the replica is remembered after the end."""
     replica: Target | None = None
-    """Target of its probes; None until its engine can be reached."""
+    """Target of the probes; None until the engine is reachable."""
     endpoint: ReplicaEndpoint | None = None
-    """Endpoint for the gateway; None until its pod has been handed its job."""
+    """Endpoint for the gateway; None until the pod has received the job."""
     prober: Prober = field(default_factory=Prober)
     stage: Stage = Stage()
     task: "asyncio.Task[None] | None" = None
@@ -67,9 +67,9 @@ class KeptReplica:
 
 
 class Replicas:
-    """The replicas of the service `name`.
+    """Replicas of the service `name`.
 
-    One event loop; use it as a context, at whose end they are left as they are.
+    Use within a single event loop, as a context manager; on exit the replicas keep running.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Replicas:
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
-        """Tells the gateway which replicas take requests: none that is to end."""
+        """Callback that sends the gateway the list of replicas without ending replicas."""
         self.wanted = wanted
         self.kept: dict[int, KeptReplica] = {}
         self.past: list[Member] = []
         """Replicas that have failed and are gone."""
         self.changed = asyncio.Event()
         self.trouble: BaseException | None = None
-        """Error in our own work."""
+        """Error in our own code."""
         self.no_offer = ""
-        """Reason why the last launch found no machine; no other one starts until `not_before`."""
+        """Reason why the last launch found no machine; no further launch before `not_before`."""
         self.not_before = 0.0
         self.pool = ThreadPoolExecutor(THREADS)
         self.launching = asyncio.Semaphore(LAUNCHES)
@@ -97,7 +97,7 @@ class Replicas:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait for what is being begun or ended: a thread cannot be torn off."""
+        """Cancel the tasks, and wait for launches and ends in progress: a thread cannot be interrupted."""
         for one in self.kept.values():
             if one.task:
                 one.task.cancel()
@@ -112,7 +112,7 @@ class Replicas:
         return self.wanted.newest.service
 
     def begin(self, member: Member, write_down: Callable[[], None]) -> None:
-        """Launch a replica, once it is written down."""
+        """Launch a replica after `write_down` has recorded the member."""
         one = self.kept[member.number] = KeptReplica(member)
         write_down()
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
@@ -120,7 +120,7 @@ class Replicas:
     def end(
         self, one: KeptReplica, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False
     ) -> None:
-        """Ask for the end of a replica. May be called again; the first reason counts."""
+        """Request the end of a replica. After a repeated call the first reason counts."""
         if one.told.is_set():
             return
         facts = facts or one.member.facts
@@ -135,12 +135,13 @@ class Replicas:
         self.note(one, replace(facts, launch=launch, down=ProcessStatus.SCHEDULED))
         one.told.set()
 
-    # Their tasks.
+    # Tasks of the replicas.
 
     async def _guarded(self, one: KeptReplica, life: Awaitable[None]) -> None:
         """Run the care of a replica.
 
-        A mistake of our own ends this controller, and not only that replica's care; a transient shortage ends neither.
+        A bug in our own code ends this controller and not only the care of the replica; a transient shortage ends
+        neither.
         """
         try:
             await life
@@ -170,7 +171,7 @@ class Replicas:
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
                     one.endpoint = self._endpoint(one, op)
-        except SlipwayError as error:  # everything of it has been ended
+        except SlipwayError as error:  # the launch has cleaned up behind itself
             if isinstance(error, (NoOffer, OutOfMoney)):  # a machine or money may become available
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
                 self.say(f"{one.member.run}: {error}")
@@ -186,7 +187,7 @@ class Replicas:
         await self._keep(one)
 
     async def _keep(self, one: KeptReplica) -> None:
-        """Manage a replica from its hand-over to its end."""
+        """Manage a replica from the hand-over to the end."""
         op = self._op(one)
         if op is not None and not one.told.is_set():
             try:
@@ -204,7 +205,7 @@ class Replicas:
         await self._finish(one)
 
     async def _care(self, one: KeptReplica) -> None:
-        """Care for a replica until it is told to end."""
+        """Probe and watch a replica until an end is requested."""
         cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
         told = asyncio.create_task(one.told.wait())
         try:
@@ -225,13 +226,13 @@ class Replicas:
             doubt, known = prober.doubt, prober.why
             try:
                 found = await prober.probe(self.session, one.replica, model, asked, one.member.facts.is_ready)
-            except OSError as error:  # it was not asked: this machine has no file descriptor left
+            except OSError as error:  # not probed: this machine has no file descriptor left
                 self.say(f"{one.member.run}: no probe: {error}")
                 await asyncio.sleep(RETRY_S)
                 continue
             now = time.monotonic()
             is_new = found.why != known and one.member.ready_at is None
-            if found.why and (is_new or not known):  # later reasons are shown by its state
+            if found.why and (is_new or not known):  # the state shows later reasons
                 self.say(f"{one.member.run}: {found.why}")
             if verdict := prober.verdict(doubt):
                 self.say(f"{one.member.run}: {verdict}")
@@ -254,19 +255,19 @@ class Replicas:
             await prober.rest(asked, facts.is_ready and found.passed, doubt.is_open)
 
     async def _watch(self, one: KeptReplica) -> None:
-        """Watch whether its engine still runs, and how far it has come, as its own agent says."""
+        """Watch the engine and the startup progress, as reported by the pod's agent."""
         while True:
             op = self._op(one)
             seen = await self._in_thread(self.landing.look, op, Asks.FILES) if op else Sight(False)
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
-                with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes tell whether it serves
+                with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes detect readiness
                     self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Sight) -> bool:
-        """Return whether its pod will not serve any more, and end it then; silence is no proof of that."""
+        """Return whether the pod will never serve again, and then request the end. Silence is no proof of a loss."""
         if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
             return False
         facts = one.member.facts
@@ -279,7 +280,7 @@ class Replicas:
             why = op.reason or "it was ended"
         elif seen.verdict:
             state = seen.verdict["state"]
-            state = "exit code 0" if state == "succeeded" else state  # vLLM's, when its core dies
+            state = "exit code 0" if state == "succeeded" else state  # vLLM's exit code after the core has died
             why = f"its engine has ended: {seen.verdict['reason'] or state}"
         else:
             why = "neither its guard nor its agent is running"
@@ -287,7 +288,7 @@ class Replicas:
         return True
 
     def _hear(self, one: KeptReplica, stage: Stage) -> None:
-        """Note what its pod has reported anew; an agent that has fallen silent reports nothing."""
+        """Record a new report of the pod; a silent agent reports nothing new."""
         if stage.told_at != one.stage.told_at:
             facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
             one.member = replace(one.member, facts=facts)
@@ -297,7 +298,7 @@ class Replicas:
         one.stage = stage
 
     async def _drain(self, one: KeptReplica) -> None:
-        """Wait until the gateway has had the last answer of it, or its time is over."""
+        """Wait until the gateway has the last answer of the replica, or for the stream timeout."""
         self.take_off()
         if one.drains and one.endpoint is not None:
             until = time.monotonic() + self.service.file.service.load_balancer.stream_timeout_seconds
@@ -305,7 +306,7 @@ class Replicas:
                 await asyncio.sleep(0.05)
 
     async def _finish(self, one: KeptReplica) -> None:
-        """End it until nothing of it is left, with as many tries as it takes."""
+        """End the replica until proven, retrying with backoff."""
         failures = 0
         while True:
             self.note(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
@@ -329,7 +330,7 @@ class Replicas:
             self._drop(one)
 
     def _retire(self, one: KeptReplica) -> None:
-        """Drop it, and remember it for what went wrong."""
+        """Drop the replica, and remember the failure."""
         self.past = [*self.past, one.member][-KEPT:]
         self._drop(one)
 
@@ -338,7 +339,7 @@ class Replicas:
         self.changed.set()
 
     def adopt(self, members: Sequence[Member]) -> None:
-        """Take over what an earlier controller has left, and end what it did not know."""
+        """Take over the replicas of an earlier controller, and end launches that were cut off."""
         for member in members:
             if member.facts.down is ProcessStatus.SUCCEEDED:
                 self.past.append(member)
@@ -349,7 +350,7 @@ class Replicas:
             self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
 
     def _take_over(self, one: KeptReplica) -> None:
-        """Take over a replica, whatever it was at when its care was cut off."""
+        """Take over a replica in any state, as the earlier care may have been cut off anywhere."""
         facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
         op = self._op(one)
         if (
@@ -360,7 +361,7 @@ class Replicas:
             facts = replace(facts, launch=ProcessStatus.SUCCEEDED)
         one.member = replace(one.member, facts=facts)
         if op is None and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
-            self._drop(one)  # a pod was never requested
+            self._drop(one)  # no pod was requested
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late
@@ -390,11 +391,11 @@ class Replicas:
         return next(reversed(self.journal.ops(run=one.member.run)), None)
 
     async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:
-        """Run `work` in a thread to its end, also when this task is cancelled: what it began must not be half done."""
+        """Run `work` in a thread to the end, even after a cancellation of this task: no work may stay half done."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *words)
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether the error comes from a shortage on this machine: no file, no memory, no thread, a full disk."""
+    """Return whether the error comes from a shortage on this machine: descriptors, memory, threads or disk."""
     wants = (OSError, MemoryError, sqlite3.OperationalError)
     return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"
