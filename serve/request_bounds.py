@@ -10,18 +10,18 @@ class Bounds:
     max_body_bytes: int = 8 << 20
     """Bytes of a body."""
     max_bytes_per_client: int = 64 << 20
-    """Bytes of all bodies of one key, and of one address, within a few seconds."""
+    """Bytes of all bodies of a key, and of an address, within a few seconds."""
     max_depth: int = 64
     """Levels of nesting in JSON."""
     max_containers: int = 16 << 10
     """Lists and objects in a body."""
     max_values: int = 256 << 10
-    """Values in a body; a prompt of token ids has one for each token."""
+    """Values in a body; each token id of a prompt counts as a value."""
 
     max_tokens: int | None = None
-    """Tokens to generate for each answer, also for requests that name no number. None = as many as fit."""
+    """Tokens to generate per answer, with or without a number in the request. None = as many as fit."""
     max_sequences: int = 16
-    """Answers to one request: prompts times n (or best_of)."""
+    """Answers to a request: prompts times n (or best_of)."""
     max_inputs: int = 2048
     """Texts to embed at once."""
     max_logprobs: int = 20
@@ -32,7 +32,7 @@ class Bounds:
     max_tools_bytes: int = 128 << 10
     """Bytes of all tools."""
     max_grammar_bytes: int = 16 << 10
-    """Bytes of a regex, grammar or JSON schema that the answer must follow."""
+    """Bytes of a regex, grammar or JSON schema for the answer."""
     max_stop_words: int = 16
     """Stop words and forbidden words."""
     max_stop_bytes: int = 4 << 10

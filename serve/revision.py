@@ -45,7 +45,7 @@ CPU_START_S = 600  # from the engine's start: vLLM takes minutes on a laptop wit
 
 
 def usual_provider(settings: Settings) -> str:
-    """Return the provider from the settings, or `any` if the setting is a default."""
+    """Return the configured provider, or `any` if the settings have only a default."""
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 

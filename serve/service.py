@@ -42,20 +42,20 @@ class Probe:
     """Readiness probe of a replica. Fields are named as in the file; durations in seconds."""
 
     path: str
-    """Path to ask, such as /health or /v1/models."""
+    """Path of the probe, such as /health or /v1/models."""
     post_data: dict[str, Any] | str | None = None
-    """Body to send; the probe is then a POST."""
+    """Body to send; turns the probe into a POST."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers to send."""
     initial_delay_seconds: float = 1200
     """Failures before the first success are ignored for this long after the engine starts; making its machine and its
     environment does not count."""
     timeout_seconds: float = 15
-    """How long one probe may take."""
+    """Timeout of a probe."""
     endpoint_probe_interval_seconds: float = 10
     """Time between two probes."""
     consecutive_failure_threshold_timeout: float = 180
-    """A replica that was ready is ended after failing for this long."""
+    """Time of failing probes after which a replica that was ready is ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +65,13 @@ class ReplicaPolicy:
     max_replicas: int | None = None
     """Replicas at the highest load. None = min_replicas."""
     target_qps_per_replica: float | dict[str, float] | None = None
-    """Requests per second for one replica; by kind of GPU where they differ."""
+    """Requests per second for each replica; a mapping by kind of GPU for mixed GPUs."""
     upscale_delay_seconds: float = 300
     """How long the load must be higher before replicas are added."""
     downscale_delay_seconds: float = 1200
     """How long the load must be lower before replicas are ended."""
     num_overprovision: int | None = None
-    """Replicas beyond those that the load needs."""
+    """Extra replicas beyond the need of the load."""
     base_ondemand_fallback_replicas: int | None = None
     """Number of replicas that are never spot."""
     dynamic_ondemand_fallback: bool | None = None
@@ -86,17 +86,17 @@ class ReplicaPolicy:
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
     stream_timeout_seconds: float = 120
-    """How long to wait for the next byte of an answer, and for the streams of a replica that is replaced."""
+    """Timeout for the next byte of an answer, and for open streams of a replaced replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSection:
     readiness_probe: Probe | str = "/"
     replicas: int | None = None
-    """A fixed number of replicas, instead of replica_policy."""
+    """Fixed number of replicas, instead of replica_policy."""
     replica_policy: ReplicaPolicy | None = None
     load_balancing_policy: str | None = None
-    """Policy for SkyServe; the gateway asks the least loaded replica."""
+    """Policy for SkyServe; the gateway selects the least loaded replica."""
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
     ports: int | None = None
     tls: Tls | None = None
@@ -107,17 +107,17 @@ class SlipwaySection:
     """Section `slipway:` with options beyond SkyServe."""
 
     model: str = ""
-    """A run or artifact of ours, a folder, hf://org/name, s3:// or gs://bucket/path; reaches `run` as $MODEL."""
+    """Run or artifact of our store, a folder, hf://org/name, s3:// or gs://bucket/path; reaches `run` as $MODEL."""
     served_name: str = ""
     """Name of the model for clients; reaches `run` as $SERVED_NAME. "" = the service's name."""
     target_queue_per_replica: float | None = None
-    """Waiting requests for one replica: the second signal of the autoscaler."""
+    """Waiting requests for each replica: the second signal of the autoscaler."""
     hold_seconds: float = 0
-    """How long a request waits for a replica; for services that scale down to none."""
+    """Wait of a request for a replica; for services that scale to zero."""
     affinity_chars: int = 0
-    """Characters at the start of a prompt that decide which replica is asked first."""
+    """Characters at the start of a prompt that select the preferred replica."""
     spend_limit: str | float | None = None
-    """US dollars for all replicas together; none is started that would exceed it."""
+    """Limit in US dollars for all replicas together; no replica starts beyond the limit."""
     engine: Tuning = PLAIN
     """Options of the engine."""
     limits: Bounds = request_bounds.PLAIN

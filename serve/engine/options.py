@@ -11,15 +11,15 @@ class Tuning:
     """Options of an engine, set in a service file under `slipway: engine:`."""
 
     max_model_len: int = 0
-    """Most tokens of a prompt and its answer together; 0 = as many as the model was trained for."""
+    """Maximum tokens of prompt plus answer; 0 = the context length of the model."""
     max_seqs: int = 0
     """Requests computed at once; 0 = the engine's default."""
     max_queued: int = 64
-    """Requests that may wait; further ones are refused, and the gateway tries another replica."""
+    """Maximum waiting requests; the engine refuses further requests, and the gateway tries a different replica."""
     shutdown_s: int = 60
-    """Seconds that streams may go on after SIGTERM."""
+    """Seconds for open streams to finish after SIGTERM."""
     num_gpus: int = 1
-    """GPUs that share one copy of the model."""
+    """GPUs that share a copy of the model."""
     gpu_share: float = 0.9
     """Share of each GPU's memory that the engine uses."""
     kv_cache_bytes: int = 0
@@ -29,7 +29,7 @@ class Tuning:
     dtype: str = "auto"
     """Type of weights and activations: auto (16 bits), bfloat16, float16, float32."""
     tool_parser: str = ""
-    """Format of tool calls, by vLLM's name for it, such as hermes for Qwen; "" = no tool calls."""
+    """Tool call parser, by vLLM's name, such as hermes for Qwen; "" = no tool calls."""
     eager: bool | None = None
     """Run without torch.compile: starts sooner, answers more slowly. None = only on a CPU."""
 

@@ -17,7 +17,7 @@ from infra.errors import UsageError
 from serve.gateway.http.limits import GatewayLimits
 
 PREFIX = "slipway-"
-LEAST_LETTERS = 16  # letters of a key: a shorter key can be guessed, whatever its origin
+LEAST_LETTERS = 16  # letters of a key: a shorter key can be guessed, generated or chosen
 WRONG_AT_ONCE = 20  # wrong keys from typing errors and from programs with an old key
 MOST_ADDRESSES = 10_000  # number of remembered addresses
 SEED_BYTES = 32

@@ -60,7 +60,7 @@ class Seat:
         self.in_flight = 0
         self.failures = 0  # consecutive lost connections, and failed requests served by a different replica
         self.lost = 0  # consecutive lost connections
-        self.errors = 0  # consecutive failed requests, whatever the cause
+        self.errors = 0  # consecutive failed requests of any cause
         self.ejections = 0  # consecutive ejections
         self.ejected_until: float | None = None  # after this time a trial request is allowed
         self.admitted_at = now

@@ -145,7 +145,7 @@ class Landing:
         return self.vendor(op.vendor).reach(pods.pod_of(op))
 
     def look(self, op: Op, asks: Asks) -> Sight:
-        """Return the sight of a replica's pod."""
+        """Return the observed state of a replica's pod."""
         return look(op, self.vendor(op.vendor), asks)
 
     def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:

@@ -267,7 +267,7 @@ class Replicas:
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Sight) -> bool:
-        """Return whether the pod will never serve again, and then request the end. Silence is no proof of a loss."""
+        """Request the end of a replica whose pod will never serve again, and return True. Silence proves no loss."""
         if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
             return False
         facts = one.member.facts
@@ -306,7 +306,7 @@ class Replicas:
                 await asyncio.sleep(0.05)
 
     async def _finish(self, one: KeptReplica) -> None:
-        """End the replica until proven, retrying with backoff."""
+        """End the replica, with retries and backoff until the end is proven."""
         failures = 0
         while True:
             self.note(one, replace(one.member.facts, down=ProcessStatus.RUNNING))

@@ -21,9 +21,9 @@ class Tls:
     """PEM files on the machine of the gateway. Fields are named as in the service file."""
 
     keyfile: str
-    """The private key, without a password; nobody but its owner may read it."""
+    """Private key without a password, readable by the owner only."""
     certfile: str
-    """The certificate, then those between it and its root."""
+    """Server certificate, followed by the intermediate certificates."""
 
 
 class Certificate:
