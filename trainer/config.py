@@ -1,4 +1,4 @@
-"""The configuration of training, as frozen records. Light to import: no torch here."""
+"""Configuration records of training: phases, optimizer, schedule, profiles, imports, evaluations. No torch import."""
 
 import hashlib
 import json
@@ -18,9 +18,9 @@ from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
-# Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
+# Compilation takes 30 s on a CPU and longer on a GPU, and saves a quarter (CPU) or over a third (GPU) of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
-FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
+FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # assumed speed per CPU thread or GPU: measuring would make the decision vary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     grad_clip: float = 1.0
-    """The gradient is scaled down to this norm where it is longer; 0 = no clipping."""
+    """Maximum gradient norm; larger gradients are scaled down. 0 = no clipping."""
     muon_lr: float = 0.0
     """Learning rate of Muon; 0 = AdamW for everything."""
     muon_decay: float | None = None
     """Weight decay of the matrices that Muon updates; None = `weight_decay`."""
     z_loss: float = 0.0
-    """Adds z_loss * ln(sum of exp(logits))**2 per token to the minimised loss; the reported loss is without it."""
+    """Coefficient of the z-loss: z_loss * ln(sum of exp(logits))**2 per token, excluded from the reported loss."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
@@ -54,14 +54,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up, constant, then decay to `final` of the peak over the last `decay` of the steps.
+    """Linear warmup, constant rate, then decay to the fraction `final` of the peak over the last `decay` of all steps.
 
-    With `decay=1.0` and `kind="cosine"` it is the usual cosine: down from the end of the warm-up.
+    `decay=1.0` with `kind="cosine"` gives the usual cosine schedule, decaying from the end of the warmup.
     """
 
     warmup_steps: int = 0
     decay: float = 0.5
-    """Share of all steps spent decaying."""
+    """Fraction of all steps spent decaying."""
     final: float = 0.0
     kind: str = "linear"
     """`linear` or `cosine`."""
@@ -76,10 +76,10 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """One phase of training. What changes the result is in the fingerprint: all but the fields made by `rounding`."""
+    """One phase of training. Fields made by `rounding` only affect rounding and are not part of the fingerprint."""
 
     WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule",)
-    """Fields whose lengths follow the number of steps, unless the user sets them."""
+    """Schedule fields rescaled with the number of steps, unless set by the user."""
     phase: str
     """Name in the registry of phases, such as `base` or `sft`."""
     model: ModelConfig
@@ -87,53 +87,53 @@ class PhaseConfig:
     schedule: ScheduleConfig
     steps: int
     rows: int
-    """Sequences per optimizer step, over all ranks and micro-batches; in chat phases conversations, of which `turns` of
-    ours share a sequence."""
+    """Sequences per optimizer step, over all ranks and micro-batches. In chat phases the number of conversations, where
+    up to `turns` generated conversations share a sequence."""
     micro_rows: int = field(metadata={"rounding": True})
-    """Sequences per forward pass; divides `rows`. On a GPU see `fit`."""
+    """Sequences per forward pass (micro-batch); must divide `rows`. On a GPU, see `fit`."""
     sequence_len: int
     """Tokens of context per row."""
     seed: int = 1337
     packing: str = "windows"
-    """Cutting of base's tokens into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
-    document and holds whole ones as far as they fit."""
+    """Packing of tokens into rows in the phase base. `windows`: consecutive windows, regardless of document boundaries;
+    `best-fit`: each row begins with a document and holds whole documents as far as possible."""
     dtype: str = "auto"
-    """Dtype of the activations: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
-    `float8`: bfloat16, and the matrices inside the blocks multiplied in 8 bits, on GPUs of the Hopper kind and later.
-    Parameters, their gradients and the loss are float32 always."""
+    """Dtype of activations: `float32`, `bfloat16`, or `auto` (bfloat16 with hardware support, else float32). `float8`:
+    bfloat16 with the matrices inside the blocks multiplied in 8 bits, on Hopper GPUs and later. Parameters, gradients
+    and the loss are always float32."""
     document_masks: bool = False
-    """base: a token attends to its own document only, and positions restart with each."""
+    """Phase base: restrict attention to the current document and restart positions at each document."""
     adopted: bool = False
-    """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
+    """The model was imported: take the shape from the checkpoint of the previous phase."""
     fit: bool = rounding(True)
-    """Take as many `micro_rows` on a GPU as fit by estimate when the run begins, and keep to them; where you set
-    `micro_rows`, yours are taken."""
+    """Choose the largest `micro_rows` fitting the GPU by estimate at the start of a run and keep the choice. A user-set
+    `micro_rows` takes precedence."""
     recompute: bool = rounding(False)
-    """Keep only the input of each block and recompute the rest in the backward pass: less memory, a third slower."""
+    """Activation recomputation: save only the input of each block. Less memory, a third slower."""
     keep_products: bool = rounding(False)
-    """Keep the outputs of matrix products and attention under `recompute`, and recompute only what lies between."""
+    """Save the outputs of matrix products and attention too under `recompute`, and recompute only cheap operations."""
     deterministic: bool = rounding(False)
-    """Bitwise the same results each time on a GPU, by slower kernels; a step without such a kernel ends the run. A CPU
-    gives the same bits in any case."""
+    """Bitwise reproducible results on a GPU, with slower kernels; an operation without a deterministic kernel ends the
+    run. CPU results are always reproducible."""
     compile: str = rounding("auto")
-    """`never`, `always`, or `auto`: where it saves more time than it takes."""
+    """torch.compile of the blocks: `never`, `always`, or `auto` (when the saved time exceeds the compile time)."""
     packed: str = rounding("auto")
-    """Share rows of `sequence_len` between conversations in chat phases, each attending to itself only, so that nothing
-    is computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU computes the whole square of a row."""
+    """Sequence packing in chat phases: conversations share rows of `sequence_len` without attending to each other,
+    which avoids padding. `always`, `never`, or `auto` (on GPUs; a CPU computes the full attention matrix of a row)."""
     parallel: str = rounding("auto")
-    """Layout over several processes. `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`:
-    each has a part of both; `hybrid`: those of a node share it; `auto`: the first of ddp, hybrid and fsdp that fits
-    into the GPUs' memory."""
+    """Layout over several processes. `ddp`: the whole model and a shard of the optimizer state per process; `fsdp`: a
+    shard of both per process; `hybrid`: FSDP within each node, replicas across nodes; `auto`: the first of ddp, hybrid
+    and fsdp fitting into GPU memory."""
     mixture: dict[str, float] | None = None
-    """Weights of the kinds of conversation in chat phases: `identity`, `pydocs`, `other`, and any of yours, in a
-    profile by a path or hf:// address, in a plan by the name of its artifact."""
+    """Sampling weights by kind of conversation in chat phases: `identity`, `pydocs`, `other`, and user data, named by
+    path or hf:// address in a profile and by artifact in a plan."""
     rl: RlConfig | None = newer(None)
-    """Settings of the phase rl, whose `mixture` are tasks."""
+    """Settings of the phase rl, with tasks as `mixture`."""
     turns: int = newer(1)
-    """Number of our own questions and answers that follow one another in a sequence of a chat phase, as far as they fit
-    into `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    """Maximum number of generated question-answer pairs concatenated into one sequence of a chat phase, limited by
+    `sequence_len` and `rows`. A user conversation always has a sequence of its own."""
     extension: str = newer("")
-    """A phase of your own: its file and the digest of its content; filled in by the plan."""
+    """Extension phase: file and content digest, set by the plan."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "rows micro_rows sequence_len turns", 1)
@@ -182,14 +182,11 @@ class PhaseConfig:
                 raise ConfigError(f"dtype is float8; {problem}")
 
     def digest(self) -> str:
-        """Return the sha256 over what counts; a checkpoint carries it."""
+        """Return the sha256 over the fields that affect the result, as stored in checkpoints."""
         return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
 
     def in_steps(self, steps: int) -> "PhaseConfig":
-        """Return the same in another number of steps.
-
-        The warm-ups are rescaled with them; the decay is a share anyway.
-        """
+        """Return a copy with `steps` steps and proportionally scaled warmup; the decay is relative already."""
         if not self.trains:
             return self
         warmup = self.schedule.warmup_steps
@@ -198,73 +195,76 @@ class PhaseConfig:
 
     @property
     def trains(self) -> bool:
-        """Return whether the phase trains; otherwise it converts the model and saves it."""
+        """Return whether the phase trains; other phases only convert and save the model."""
         return self.phase not in PHASES or PHASES[self.phase].trains
 
     @property
     def reads_text(self) -> bool:
-        """Return whether its rows are cut from text; otherwise they are whole conversations."""
+        """Return whether rows are cut from text; other phases use whole conversations."""
         return self.phase in phases_reading(TEXT)
 
     @property
     def can_pack(self) -> bool:
-        """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
+        """Return whether conversations may share rows; False for objectives comparing all tokens of a row."""
         return self.phase in phases_reading(TALK)
 
     def is_packed(self, device: str) -> bool:
-        """Return whether conversations share rows on such a device: `cuda` or `cpu`."""
+        """Return whether conversations share rows on `device` (`cuda` or `cpu`)."""
         return self.packed == "always" or self.packed == "auto" and device == "cuda" and self.can_pack
 
     @property
     def views(self) -> int:
-        """Return the number of times each token of a row goes through the model."""
+        """Return the number of forward passes per token of a row."""
         return 1
 
     @property
     def has_own_mask(self) -> bool:
-        """Return whether its attention is an `OwnAttention`: compiled always on a GPU, slow to compile on a CPU."""
+        """Return whether the objective uses an `OwnAttention`: always compiled on a GPU, slow to compile on a CPU."""
         return False
 
     def fitting(self, sequence_len: int) -> int:
-        """Return the longest length of a row that is no longer."""
+        """Return the longest supported row length of at most `sequence_len` tokens."""
         return sequence_len
 
     def with_vocabulary(self, known: int) -> "PhaseConfig":
-        """Return the same for a tokenizer of `known` ids, whose model may have room for more."""
+        """Return the configuration for a tokenizer of `known` ids; the model may have more embedding rows."""
         return self
 
     def sized(self, sizes: Mapping[str, int]) -> "PhaseConfig":
-        """Return the same with the sizes of flags and settings; 0 = as it is. See `Phase.sizes`. Raises ConfigError."""
+        """Return a copy with the given sizes from flags and settings; 0 keeps a size. See `Phase.sizes`.
+
+        Raises ConfigError.
+        """
         return self
 
     @property
     def row_len(self) -> float:
-        """Return the tokens of a full row; of rl those of an answer, and its share of the prompt of its group."""
+        """Return the tokens per full row. For rl: the answer plus the prompt tokens divided by the group size."""
         if self.rl is None:
             return self.sequence_len
         return self.rl.max_new + max(0, self.sequence_len - self.rl.max_new) / self.rl.group
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of the whole phase, the sequences of a chat phase taken as full."""
+        """Return the FLOPs of the whole phase, assuming full sequences in chat phases."""
         return self.steps * math.ceil(self.rows / self.turns) * self.row_len * self.flops_per_token(self.sequence_len)
 
     def pays_to_compile(self, device: str, threads: int = 1) -> bool:
-        """Return whether blocks are compiled as far as the phase decides that; device: cpu or cuda."""
+        """Return whether the configuration asks for compiled blocks: `always`, or `auto` with a long enough phase.
+
+        device: `cpu` or `cuda`; threads: number of CPU threads.
+        """
         took_s = self.flops / (FLOPS_PER_S[device] * threads)
         return self.compile == "always" or self.compile == "auto" and took_s > PAYS_AFTER_S[device]
 
     @property
     def num_frozen(self) -> int:
-        """Return the number of frozen models beside it, counted as large as it is."""
+        """Return the number of frozen models (teacher, reference), assumed as large as the trained model."""
         has_reference = self.rl is not None and self.rl.beta > 0
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Return the FLOPs of a token, in training.
-
-        They are the model's, as often as a token goes through it, and a third of those of frozen ones beside it.
-        """
+        """Return the FLOPs per trained token: `views` times the model, plus a third per frozen model, forward only."""
         return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
 
 
@@ -272,13 +272,13 @@ P = TypeVar("P", bound=PhaseConfig)
 
 
 def config_of(phase: str) -> type[PhaseConfig]:
-    """Return the record of a phase's configuration: `PhaseConfig`, or what a pack extends it by."""
+    """Return the configuration class of a phase: `PhaseConfig`, or the subclass from a pack."""
     found: type[PhaseConfig] = packs.load(PHASES[phase].config) if phase in PHASES else PhaseConfig
     return found
 
 
 def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
-    """Return the configuration of a phase from plain values, by its `phase`. Raises ConfigError."""
+    """Parse the configuration of a phase; `raw["phase"]` selects the class. Raises ConfigError."""
     phase = str(raw.get("phase"))
     if said := packs.lacking("phases", phase):
         raise ConfigError(f"{where}: {said}")
@@ -286,31 +286,31 @@ def load_phase(raw: Mapping[str, Any], where: str) -> PhaseConfig:
 
 
 def phases_for(engine: str) -> tuple[str, ...]:
-    """Return the phases that train models which this engine is meant for, the last one first."""
+    """Return the phases training models with a feature for this engine, latest phase first."""
     meant = {name for name in packs.entries(KIND) if feature(name).engine == engine}
     return tuple(name for name, one in reversed(PHASES.items()) if one.feature in meant and one.trains)
 
 
 def as_phase(kind: type[P], before: PhaseConfig, **changes: Any) -> P:
-    """Return a configuration of another kind, with what it shares with `before` but for the changes."""
+    """Return a configuration of class `kind` with the `PhaseConfig` fields of `before` and the given changes."""
     return kind(**{**{one.name: getattr(before, one.name) for one in fields(PhaseConfig)}, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """The saving and reporting of a run. Nothing here changes the result."""
+    """Checkpoint and reporting settings of a run; they do not change the result."""
 
     save_every: int = 50
     """Steps between checkpoints."""
     keep: int = 5
-    """Newest checkpoints kept while training."""
+    """Number of newest checkpoints kept during training."""
     reserve_bytes: int = 1 << 30
-    """Free space that a save must leave on the disk."""
+    """Free disk bytes required after a save."""
     prefix: str = ""
-    """Prefix of the name of the folder that holds a run's checkpoints; for a stage of 1.58 bits also the first part of
-    its second name in the store, else `checkpoint`."""
+    """Prefix of the checkpoint folder name; for a 1.58-bit stage also the first part of the second name in the store
+    (default `checkpoint`)."""
     samples: int = 6
-    """Number of times during a phase that the model answers a few questions for the report; 0 = never."""
+    """Number of times per phase to generate sample answers for the report; 0 = never."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "samples reserve_bytes", 0)
@@ -322,12 +322,12 @@ class Keeping:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeMachine:
-    """The rented machine that a recipe names; a field that is left open follows from what the plan needs."""
+    """The machine to rent for a recipe; the plan fills unset fields from its requirements."""
 
     gpu: str = ""
-    """Kind of GPU, as `--gpu` takes it; "" = any on which the plan fits."""
+    """GPU kind, as in `--gpu`; "" = any kind the plan fits on."""
     num_gpus: int = 0
-    """GPUs of each machine; 0 = as few as the cheapest machine on which the plan fits has."""
+    """GPUs per machine; 0 = the count of the cheapest machine the plan fits on."""
 
     def __post_init__(self) -> None:
         if self.num_gpus < 0:
@@ -336,7 +336,7 @@ class RecipeMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A whole recipe: one tokenizer, one model, its phases."""
+    """A complete recipe: one tokenizer, one model, and the phases of training."""
 
     name: str
     vocab_size: int
@@ -347,55 +347,56 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSpec:
-    """An imported model, as an artifact that mid and sft can start from."""
+    """An external model to import as an artifact, usable as the start of mid and sft."""
 
     source: str
-    """A folder on this machine, of Hugging Face or in `format`, or `hf://user/repo` with the commit in `revision`."""
+    """Local folder (Hugging Face format or `format`), or `hf://user/repo` with the commit in `revision`."""
     model: ModelConfig
-    """The shape that its config.json describes; rows for the chat tokens may be added."""
+    """Shape from the model's config.json; the import may add embedding rows for chat tokens."""
     has_tokenizer: bool
-    """True if a tokenizer comes with it; otherwise a new one is trained."""
+    """True if the model includes a tokenizer; otherwise the plan trains a new tokenizer."""
     revision: str = ""
     content: str = ""
-    """Digest of a local folder's content at the time of planning."""
+    """Content digest of a local folder at planning time."""
     own_chat: bool = newer(False)
-    """True if it has a chat template: its template, stop tokens and ids are kept; otherwise it gets our chat tokens."""
+    """True if the model has a chat template: keep template, stop tokens and ids; otherwise add Slipway's chat
+    tokens."""
     has_pieces: bool = newer(False)
-    """True if its tokenizer is SentencePiece's kind, on characters with byte fallback."""
+    """True for a SentencePiece tokenizer: characters with byte fallback."""
     format: str = newer("")
-    """Name of the format of the folder, which a pack reads; "" = a Hugging Face folder."""
+    """Folder format, read by a pack; "" = Hugging Face."""
     file: str = newer("")
-    """The file of weights in a folder in `format`; "" = a Hugging Face folder."""
+    """Weights file in a folder of `format`; "" = a Hugging Face folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
-    """A model and what it is measured on; "" leaves that measure out. `text` to `questions` are folders."""
+    """A model and the evaluations to run; "" skips an evaluation. `text`, `identity` and `questions` are folders."""
 
     model: str
-    """A published phase or a Hugging Face folder."""
+    """Published phase or Hugging Face folder."""
     text: str = ""
-    """Bits per byte on its `val/` shards, beside gzip and xz."""
+    """Folder with `val/` shards: measure bits per byte, compared with gzip and xz."""
     identity: str = ""
-    """Holds identity_conversations.heldout.jsonl."""
+    """Folder with identity_conversations.heldout.jsonl."""
     questions: str = ""
-    """Holds pydocs.heldout.jsonl and other.heldout.jsonl."""
+    """Folder with pydocs.heldout.jsonl and other.heldout.jsonl."""
     name: str = ""
-    """Name of the persona; needed for `identity` and for finding leaks of it in `questions`."""
+    """Persona name; required for `identity` and for detecting persona leaks in `questions`."""
     tasks: tuple[str, ...] = ()
-    """Files of questions, .jsonl: multiple choice or exact answers."""
+    """Question files, .jsonl: multiple choice or exact answers."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Tasks of reinforcement learning, and the folders of their problems."""
+    """Reinforcement learning tasks, mapped to the folders of their problems."""
     unsafe_rewards: bool = False
-    """Run the code of mbpp's answers although no jail can be had here."""
+    """Run the code of mbpp answers even without a sandbox on this machine."""
     as_text: bool = False
-    """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""
+    """Format task questions as text to continue, for base models; default: as a conversation."""
     shots: int = 0
-    """Questions of the same file that are shown with their answers before each."""
+    """Few-shot examples per question, from the same file."""
     core: str = ""
-    """Folder of the tasks of CORE, as nanochat unpacks them."""
+    """Folder of the CORE tasks in nanochat's layout."""
     core_most: int = 0
-    """Questions of each of these tasks at most; 0 = all."""
+    """Maximum number of questions per CORE task; 0 = all."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "shots core_most", 0)

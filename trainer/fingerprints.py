@@ -1,9 +1,9 @@
-"""Fingerprints of artifacts, made of a step's settings, the version of its semantics, and its inputs.
+"""Artifact fingerprints: `<spec>-<version>-<inputs>`, from a step's settings, semantic version and inputs.
 
-A fingerprint is `<spec>-<version>-<inputs>`: `<spec>` hashes the settings of the step, `<inputs>` the fingerprints of
-what the step reads, and `<version>` is `v1`, `v2`, ... after VERSIONS. The code is not part of it: the commit of the
-checkout stands beside the artifact, so that a plan can name the files that are different today. What was made anew
-because of that (`--remake`) has a digest of its code in its version, `v1.3f0c9a1b`.
+`<spec>` hashes the settings of the step, `<version>` is `v1`, `v2`, ... from VERSIONS, and `<inputs>` hashes the
+fingerprints of the inputs. The code is not part of a fingerprint: the store records the commit beside the artifact, so
+that a plan can list files changed since. An artifact rebuilt for changed code (`--remake`) carries a digest of the code
+in the version, `v1.3f0c9a1b`.
 """
 
 import hashlib
@@ -28,53 +28,54 @@ VERSIONS = {
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},
 }
-"""Versions by the name of the step (`-m data tokens`): raised by whoever changes its output for the same settings and
-inputs (for a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
+"""Version by step name (`-m data tokens`). Raise a version when a change alters the output for equal settings and
+inputs (for a phase: in the registry). tests/test_golden.py fails for a forgotten change."""
 
 
-MOST_SHOWN = 40  # letters of one value
-DIGEST = 8  # hexadecimal digits of the code in a version
-MOST_NAMED = 8  # files
+MOST_SHOWN = 40  # characters of one value
+DIGEST = 8  # hexadecimal digits of the code digest in a version
+MOST_NAMED = 8  # files listed
 UNCOMMITTED = "files that were not committed then"
 FOLDERS = ("data", "trainer", "packs")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 Code = dict[str, str]
-"""The code of a checkout: its `commit`, and `changed`, a digest of the files that differ from that commit, where there
-are any; {} where git knows nothing of it."""
+"""The code state of a checkout: `commit`, plus `changed`, a digest of files differing from the commit, if any.
+{} outside a git repository."""
 
 
 def version_of(word: str) -> int:
-    """Return the version of what a step makes; the code of an extension is part of its settings instead."""
+    """Return the version of a step from VERSIONS; always 1 for an extension, whose settings include the code digest."""
     return VERSIONS[word] if word != "own" else 1
 
 
 def digest(value: Any) -> str:
-    """Return 12 hexadecimal digits of a value that JSON can say."""
+    """Return the first 12 hexadecimal digits of the sha256 of a JSON-serializable value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class CheckoutCode:
-    """The code of a checkout as git knows it: its commit, and what differs from that commit or from another one."""
+    """The git state of a checkout: the commit, and the files differing from a given commit."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         said = self._git("rev-parse", "--show-toplevel", "HEAD")
         top, commit = said.decode().split("\n")[:2] if said else ("", "")
-        # A checkout below another project's would be told by the commits of that project.
+        # Ignore the commit of an enclosing repository of a different project.
         self.commit = commit if top and Path(top).resolve() == root.resolve() else ""
         self._changed: dict[str, Mapping[str, str] | None] = {}
 
     def of(self, folders: Sequence[str]) -> Code:
-        """Return what is written beside an artifact that the code in these folders and files makes."""
+        """Return the code record for an artifact made by the code in `folders` (folders or files)."""
         changed = _digest_of(_within(self._since(self.commit), folders)) if self.commit else ""
         commit = {"commit": self.commit} if self.commit else {}
         return {**commit, **({"changed": changed} if changed else {})}
 
     def differing(self, before: Any, folders: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the files of these folders that differ from the code `before`, the first of many.
+        """Return the files in `folders` differing from the code record `before`, at most MOST_NAMED plus a count.
 
-        None: this checkout does not know the commit of that code. (): nothing differs, or no commit is on record.
+        Return None when this checkout does not contain the recorded commit, and () when no file differs or no commit is
+        recorded.
         """
         commit = commit_of(before)
         if not (commit and self.commit):
@@ -89,7 +90,7 @@ class CheckoutCode:
         return (*sorted(now)[:MOST_NAMED], *more) or (UNCOMMITTED,)
 
     def _since(self, commit: str) -> Mapping[str, str] | None:
-        """Return the files that differ from a commit, each with a digest of what it holds; None: no such commit."""
+        """Return the digest by path of files differing from `commit`, or None for an unknown commit; cached."""
         if commit not in self._changed:
             options = ("--name-only", "-z", "--no-renames", "--no-ext-diff")
             changed = self._git("diff", *options, commit, "--", *FOLDERS)
@@ -101,7 +102,7 @@ class CheckoutCode:
         return self._changed[commit]
 
     def _git(self, *words: str) -> bytes | None:
-        """Return what git prints here; None where it is not there, or refuses."""
+        """Return the stdout of a git command in the checkout, or None when git is missing or fails."""
         line = ["git", "--no-optional-locks", "-C", str(self.root), *words]
         try:
             done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True)
@@ -111,13 +112,13 @@ class CheckoutCode:
 
 
 def commit_of(code: Any) -> str:
-    """Return the commit that is written beside an artifact; "" where none is, or what is there names none."""
+    """Return the commit of a code record, or "" for a missing or malformed commit (untrusted input)."""
     found = code.get("commit") if isinstance(code, dict) else None
     return found if isinstance(found, str) and _COMMIT.fullmatch(found) else ""
 
 
 def short(code: Mapping[str, str]) -> str:
-    """Return the digest of code that stands in the version of what was made anew."""
+    """Return the 8-digit code digest for the version of a remade artifact."""
     return digest(dict(code))[:DIGEST]
 
 
@@ -136,12 +137,12 @@ def _digest_of(changed: Mapping[str, str]) -> str:
 def _digest_of_file(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError:  # it was removed
+    except OSError:  # the file was removed
         return ""
 
 
 def differences(before: Any, now: Mapping[str, Any]) -> list[str]:
-    """Return the settings that are not the same, such as `persona name Bosun -> Ursula K.`; [] where nobody knows."""
+    """Return changed settings as text, such as `persona name Bosun -> Ursula K.`; [] without recorded settings."""
     if not isinstance(before, dict) or not before:
         return []
     old, new = dict(_leaves(before)), dict(_leaves(now))
@@ -160,6 +161,6 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.10g}"  # 0.352, where a product of weights is 0.35200000000000004
+        return f"{value:.10g}"  # 0.352 for a product of weights of 0.35200000000000004
     text = "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

@@ -1,9 +1,10 @@
-"""The one loop that every phase shares: a source's batch -> micro-batches -> optimizer step -> record -> save.
+"""The training loop shared by all phases.
 
-In: a model, a `PhaseConfig`, an objective, a source of batches, a run's `Checkpoints`. Out: the trained model and its
-last checkpoint. Everything is a pure function of the step and of what a checkpoint holds, so a run that is killed and
-started again has the same parameters, bit for bit, as one that was not: on a CPU always, on the same GPUs with
-`deterministic: true`. Without it kernels there add up in whatever order they come, and runs differ in the last bits.
+Every step is a pure function of the step number and the checkpoint contents, so a killed and resumed run ends with
+bitwise the same parameters as an uninterrupted run: on a CPU always, on the same GPUs with `deterministic: true`.
+Without `deterministic`, GPU kernels sum in varying order and runs differ in the last bits.
+
+`Source` -> batch -> micro-batches -> optimizer step -> metrics -> checkpoint
 """
 
 import logging
@@ -40,38 +41,39 @@ from trainer.reporting.samples import is_due
 
 log = logging.getLogger(__name__)
 
-MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # equal in a checkpoint and its resumed run
-MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
+MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # manifest entries checked on resume
+MAX_SKIPPED = 3  # consecutive non-finite steps before a rollback
 MAX_FAILED_SAVES = 3
 Batches = Ahead[Batch] | Asked
 
 
 @dataclass
 class Training:
-    """One run: everything that a step reads or changes."""
+    """The state of one training run."""
 
     model: Decoder
     config: PhaseConfig
     source: Source
     checkpoints: Checkpoints
-    facts: Mapping[str, Any]  # facts for the manifest: run, phase, tokenizer_sha256, vocab
+    facts: Mapping[str, Any]  # manifest entries: run, phase, tokenizer_sha256, vocab, inputs_hash
     folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: FsdpCut = WHOLE  # cut of the model
+    cut: FsdpCut = WHOLE  # sharding of the model
     objective: Objective = field(default_factory=CrossEntropy)
-    peak: Peak | None = None  # peak of one device, where it is known
-    sample: Callable[[], list[dict[str, str]]] | None = None  # asks the model a few questions, on the first process
-    step: int = 0  # number of steps done
-    skipped: int = 0  # non-finite steps in a row
-    failed_saves: int = 0  # in a row
+    peak: Peak | None = None  # peak FLOPs of one device, if known
+    sample: Callable[[], list[dict[str, str]]] | None = None  # generate sample answers; first process only
+    step: int = 0  # completed steps
+    skipped: int = 0  # consecutive non-finite steps
+    failed_saves: int = 0  # consecutive
     rolled_back: bool = False
-    figures: dict[str, float] = field(default_factory=dict)  # figures of the last step
+    figures: dict[str, float] = field(default_factory=dict)  # metrics of the last step
 
     def run(self) -> Checkpoint | None:
-        """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
+        """Train to the last step, resuming from the newest checkpoint, and return the verified final checkpoint.
 
-        None on every process but the first. Raises Preempted after SIGTERM or Ctrl-C (saved), PeerLost,
-        Diverged, CheckpointError, TrainerError when the disk stays full.
+        Return None on every process but the first. After too many non-finite steps, roll back once to the newest
+        checkpoint. Raises Preempted after SIGTERM or Ctrl-C (with the step saved), PeerLost, Diverged, CheckpointError,
+        and TrainerError for a disk that stays full.
         """
         try:
             return self._run_from_newest()
@@ -87,7 +89,7 @@ class Training:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
         self.saver = Saver(self.checkpoints, self.ranks)
         newest = self.checkpoints.newest() if self.ranks.is_first else None
-        # before the first exchange with the others: TensorBoard and W&B take their time, on the first process alone
+        # Open metrics before the first collective: TensorBoard and W&B start slowly, on the first process only.
         metrics = self._metrics(newest.step if newest else 0) if self.ranks.is_first else None
         is_quick = False
         try:
@@ -104,7 +106,7 @@ class Training:
                     self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
-        except NonFinite:  # all processes agree on that
+        except NonFinite:  # raised on all processes alike
             self._collect(wait=True)
             raise
         finally:
@@ -124,7 +126,11 @@ class Training:
         return Ahead(self.source.batch, self.step, self.config.steps)
 
     def _resume(self, newest: Checkpoint | None) -> None:
-        """Load the newest whole checkpoint, if there is one; on the first process it is given."""
+        """Create the optimizer and load `newest` on all processes, or seed and broadcast the initial weights.
+
+        newest: given on the first process only; None there starts at step 0. Raises Diverged when a rollback finds no
+        checkpoint.
+        """
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
         self.skipped = 0
         found = self.ranks.tell(_cursor(newest) if newest else None)
@@ -133,7 +139,7 @@ class Training:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
-            if self.cut.is_whole:  # otherwise the parts are already distributed
+            if self.cut.is_whole:  # shards are distributed already
                 self.ranks.spread(self.model.state_dict().values())
             return
         self._take_over(newest)
@@ -142,9 +148,10 @@ class Training:
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
     def _take_over(self, newest: Checkpoint | None) -> None:
-        """Load the newest checkpoint, or begin.
+        """Load model, optimizer, random state and source state from a checkpoint.
 
-        newest: on the first process, from which the others have all of it.
+        newest: given on the first process, which distributes the contents to the others. Raises CheckpointError when
+        the manifest does not match this run.
         """
         if newest is not None:
             for name, expected in self._facts().items():
@@ -153,7 +160,7 @@ class Training:
                     raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
         state, rng = self.optimizer.tensors(), random_state()
         saved = newest.tensors("rng") if newest else {}
-        if not self.ranks.tell("cuda" in saved):  # saved on a CPU, or before this was saved
+        if not self.ranks.tell("cuda" in saved):  # saved on a CPU or by an older trainer
             rng.pop("cuda", None)
         model, of_model = self.model.state_dict(), self.cut
         if self.cut.is_whole:
@@ -173,9 +180,10 @@ class Training:
         self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool],
         asked_to_save: Callable[[], bool],
     ) -> tuple[bool, bool]:  # fmt: skip
-        """Run one step; return whether a process was asked to stop, and whether one was asked to save.
+        """Run one step and return (stop, save): whether any process received a request to stop, or to save.
 
-        A non-finite loss or gradient changes nothing; too many in a row raise NonFinite.
+        Skip the update for a non-finite loss or gradient norm. Raises NonFinite after more than MAX_SKIPPED consecutive
+        skips.
         """
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
         self.objective.at(self.step)
@@ -191,14 +199,14 @@ class Training:
         else:
             batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
         rows = self.config.micro_rows
-        if is_packed:  # their number changes from step to step
+        if is_packed:  # the number of packed rows varies by step
             rows = evenly(len(batch["ids"]), rows)
         with passing() if self.ranks.size > 1 else nullcontext():
             sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
         asked = [torch.full((), float(one()), device=sums["loss"].device) for one in (asked_to_stop, asked_to_save)]
         said = self.ranks.add_up(torch.stack([*asked, *sums.values()]))
         norm_of_all = self.optimizer.clip()
-        # the one place in a step that waits for a GPU: all else is queued behind what it computes
+        # The only synchronization with the GPU in a step; all other work is queued.
         norm, stop, save, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
         others = dict(zip(sums, found, strict=True))
         loss = others.pop("loss")
@@ -223,9 +231,10 @@ class Training:
         return stop > 0, save > 0
 
     def _save(self) -> None:
-        """Copy, in every process, what it is to save, and write it while all go on.
+        """Start a background save of the current step on all processes, after the previous save has ended.
 
-        Raises NonFinite on all, TrainerError, PeerLost.
+        Raises NonFinite on all processes for a non-finite parameter, TrainerError after too many failed saves,
+        PeerLost.
         """
         self._collect(wait=True)
         model = {name: self.cut.part(one) for name, one in self.model.state_dict().items()}
@@ -247,7 +256,7 @@ class Training:
             self._has_failed(error)
 
     def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors that this process is to write: none that earlier processes have too."""
+        """Return the tensors written by this process: without replicas and entries of earlier ranks, empty shards."""
         if self.ranks.rank >= self.cut.size:
             return {}
         if not self.ranks.is_first:
@@ -255,7 +264,10 @@ class Training:
         return {kind: {name: one for name, one in named.items() if one.numel()} for kind, named in tensors.items()}
 
     def _collect(self, wait: bool) -> None:
-        """Record how the save under way has ended. A full disk costs this save, unless others failed before."""
+        """Collect the outcome of the running save, waiting for the end if `wait`.
+
+        A failed save is only reported; raises TrainerError after MAX_FAILED_SAVES consecutive failures.
+        """
         while self.saver.is_busy:
             if wait:
                 self.saver.wait(PULSE_S if self.ranks.size > 1 else None)
@@ -291,7 +303,7 @@ class Training:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Return the state of this process's random generators: the CPU's, and the GPU's where there is one."""
+    """Return the random generator states of this process: `torch`, and `cuda` with a GPU."""
     states = {"torch": torch.get_rng_state()}
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
@@ -310,10 +322,11 @@ def accumulate(
     objective: Objective,
     before: Callable[[Decoder, bool], None] = lambda model, is_last: None,
 ) -> dict[str, Tensor]:
-    """Add the gradients of the summed loss of these rows over `count`, which is of the whole batch.
+    """Run forward and backward over micro-batches, accumulating gradients of the summed loss divided by `count`.
 
-    before: called before each pass, told whether it is the last. Returns `loss`, the share of these rows in nats, and
-    the figures of the objective by name, divided likewise; nothing here waits for them.
+    count: divisor of the whole batch over all processes. before: called before each pass with (model, is_last). Return
+    `loss`, the contribution of these rows in nats, and the objective's figures, divided alike, without synchronizing
+    with the GPU.
     """
     device, rows, share = model.head.device, len(batch["ids"]), count or 1.0
     sums = {"loss": torch.zeros((), device=device)}
@@ -330,31 +343,31 @@ def accumulate(
 
 
 def tokens_in(batch: Batch) -> int:
-    """Return the number of tokens in the rows, without the padding behind their last target."""
+    """Return the number of tokens in the rows, excluding padding after the last target of each row."""
     counted = batch["targets"] != IGNORED
     lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
     return int(lengths[counted.any(axis=1)].sum())
 
 
 def targets_in(batch: Batch) -> int:
-    """Return the number of tokens that the loss is computed over."""
+    """Return the number of targets in the loss."""
     return int((batch["targets"] != IGNORED).sum())
 
 
 def _fill(name: str) -> int:
-    """Return the value in rows that only fill up."""
+    """Return the padding value of a batch array: IGNORED for `targets`, else 0."""
     return IGNORED if name == "targets" else 0
 
 
 def alarm(words: str) -> None:
-    """Report an error that training survives: in the log, and to whoever follows."""
+    """Report a non-fatal error to the log and to followers of the event stream."""
     log.warning("%s", words)
     emit("note", text=words, alarm=True)
 
 
 @contextmanager
 def stop_noted() -> Iterator[Callable[[], bool]]:
-    """Note SIGTERM and Ctrl-C, and no more, while inside; the function given tells whether one came."""
+    """Defer SIGTERM and SIGINT inside the block; yield a function returning whether a signal has arrived."""
     came: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
@@ -366,7 +379,7 @@ def stop_noted() -> Iterator[Callable[[], bool]]:
 
 
 def _cursor(newest: Checkpoint) -> dict[str, Any]:
-    """Return the cursor in the data. Raises CheckpointError."""
+    """Return the data cursor of a checkpoint. Raises CheckpointError for a missing or malformed cursor."""
     cursor = newest.manifest.get("data_cursor")
     if type(cursor) is not dict or type(cursor.get("step")) is not int:
         raise CheckpointError(f"{newest.folder} does not record its position in the data; remove the folder")

@@ -1,10 +1,9 @@
-"""Estimates of the GPU memory that training takes, part by part, and the largest micro-batch that fits. No torch here.
+"""Estimates of training memory by component, and the largest micro-batch that fits. No torch import.
 
-In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
-share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
-backward pass, where it is compiled for a GPU of what the compiler keeps; tests hold them against what a process took.
-On a CPU glibc keeps more than is held, in pieces that nothing fits into (trainer.device): up to a quarter of the sum
-more.
+`PhaseConfig` and a memory size -> `estimate` -> `Memory` in bytes -> `largest` -> `Fit`. Every GPU holds the whole
+model and a shard of the optimizer state (`sharers`), or a shard of both (`parts`). The activation terms count the
+tensors saved for the backward pass, by the decoder or, on a GPU, by the compiler; tests compare the sums with measured
+peaks. On a CPU, fragmentation in glibc's malloc (`trainer.device`) adds up to a quarter of the sum.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -12,21 +11,21 @@ from typing import Any, TypedDict
 
 from trainer.config import PhaseConfig
 
-SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.model.losses
-SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # memory of GPUs that can be rented
-SPARE = 0.85  # share of a GPU's memory to use after one was full: the estimate was too low then
-USABLE = 0.92  # share of a GPU's memory; the rest goes to fragments
-SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
+SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # tokens per slice of logits: trainer.model.losses
+SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # memory sizes of rentable GPUs
+SPARE = 0.85  # usable share after an out-of-memory error: the estimate was too low
+USABLE = 0.92  # usable share of a GPU's memory; fragmentation takes the rest
+SQUARES = 1 << 24  # maximum number of attention scores for `InParts` on a CPU: trainer.model.attention
 FRAMEWORK_BYTES = {
     "cpu": 320 << 20,
     "cuda": 1 << 30,
-}  # PyTorch itself, its kernels' code and workspaces, what threads keep
-TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # buffers of several processes for communication, such as NCCL's
-MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
+}  # PyTorch, kernel code, workspaces and per-thread caches
+TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # communication buffers, such as those of NCCL
+MUON_AT_ONCE = 1 << 26  # elements per orthogonalization on a GPU: trainer.optim
 
 
 class Shares(TypedDict, total=False):
-    """The spreading of a model over several GPUs: keyword arguments of `estimate`."""
+    """The layout of a model over several GPUs, as keyword arguments of `estimate`."""
 
     parts: int
     sharers: int
@@ -34,25 +33,25 @@ class Shares(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each part at the peak."""
+    """Peak memory in bytes, by component."""
 
     weights: int
-    """Parameters in float32, and their copies in the dtype of activations that are kept until the backward pass."""
+    """Float32 parameters, and copies in the dtype of activations kept until the backward pass."""
     gradients: int
     optimizer: int
     activations: int
-    """Tensors that the blocks keep for the backward pass, and temporary ones of that pass."""
+    """Tensors saved by the blocks for the backward pass, and temporary tensors of the backward pass."""
     logits: int
-    """One slice of the logits with its gradients, and the accumulated gradient of the head."""
+    """One slice of logits with gradients, and the accumulated gradient of the head."""
     framework: int
     frozen: int = 0
-    """A second model that does not learn, in the dtype of activations."""
+    """Frozen models (teacher, reference), in the dtype of activations."""
     update: int = 0
-    """Memory of the update beyond what the passes have freed: Muon's products, parameters being gathered."""
+    """Optimizer update beyond the memory freed by the passes: Muon products, gathered parameters."""
     exchange: int = 0
-    """Buffers for communication between processes."""
+    """Communication buffers."""
     saving: int = 0
-    """The copy from which checkpoints are written, on a CPU. A GPU's lies in its machine's memory: `host_bytes`."""
+    """Checkpoint copy in CPU training; GPU training keeps the copy in host memory, see `host_bytes`."""
 
     @property
     def total(self) -> int:
@@ -60,33 +59,34 @@ class Memory:
 
     @property
     def in_allocator(self) -> int:
-        """Return what of it PyTorch's allocator for GPUs counts: all but the driver's and NCCL's own."""
+        """Return the bytes counted by PyTorch's CUDA allocator: the total without framework and NCCL buffers."""
         return self.total - self.framework - self.exchange
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest micro-batch that fits, the effective batch unchanged."""
+    """The result of `largest`: the phase with the largest fitting micro-batch and an unchanged effective batch."""
 
     config: PhaseConfig
     memory: Memory
-    fits: bool  # False = not even one row with recomputation, which `memory` is of
+    fits: bool  # False: one row with recomputation does not fit; `memory` is for that row
     parallel: str = "ddp"  # layout of the model over the GPUs
     gpus: int = 1
 
     @property
     def accumulation(self) -> int:
-        """Return the passes of each GPU in a step."""
+        """Return the number of gradient accumulation passes per GPU and step."""
         return -(-self.config.rows // self.gpus // self.config.micro_rows)
 
 
 def estimate(
     config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers: int = 1, is_held: bool = False
 ) -> Memory:
-    """Return the bytes of one step of `config`; device: cuda or cpu; `auto` counts as bfloat16.
+    """Return the peak memory of one training step of `config` on one device.
 
-    The model is cut into so many parts (is_held: and together for all passes of a step), or each process has it whole
-    and so many share the optimizer's state.
+    device: `cuda` or `cpu`; dtype `auto` counts as bfloat16. parts: number of FSDP shards of the model. is_held: keep
+    the gathered parameters through all passes of a step. sharers: number of processes sharing the optimizer state, each
+    with the whole model.
     """
     model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
@@ -95,15 +95,16 @@ def estimate(
     in_blocks = model.num_matrix_params - model.vocab_size * d
     head = model.vocab_size * d
 
-    # What goes into a block, and what attention adds to it; q, k, v and the answer; gate and up, or up alone.
+    # Outputs of matrix products and attention per token: block input and residual after attention (2 d), q and the
+    # attention result (2 q), k and v (2 kv), gate and up or up alone (2 f or f).
     products = 2 * d + 2 * q + 2 * kv + (2 if model.has_gate else 1) * f
-    # Both norms' results; silu(gate) and its product with up, or relu(up) and its square. A compiler makes silu or relu
-    # again, and where a product is in 8 bits all of its inputs.
+    # Inputs of matrix products: both norm outputs (2 d); silu(gate) and silu(gate) * up, or relu(up) and relu(up)**2
+    # (2 f). The compiler recomputes silu or relu (f remains), and with float8 all of these inputs.
     compiled = device == "cuda" and config.pays_to_compile("cuda")
     inputs = 0 if compiled and config.dtype == "float8" else 2 * d + (1 if compiled else 2) * f
     block = products + inputs + (q + kv if model.qk_norm else 0)
     block += sum(one.kept_numbers(model) for one in model.features)
-    # Attention's sums and the norms' are float32, one number per head or token.
+    # Float32 statistics: one number per head (attention log-sum-exp, q and k norms), one per token for each block norm.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
     blocks = model.num_hidden_layers
@@ -111,40 +112,40 @@ def estimate(
         kept = blocks * (width * (products + (0 if compiled else 2 * d)) + 4 * model.num_attention_heads)
     else:
         kept = blocks * (d * width if config.recompute else per_token)
-    ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
-    copies = 0 if width == 4 and not model.has_masters else width * in_blocks  # each matrix as it was multiplied
+    ends = 3 * d * width  # embedding output, final norm output and gradient
+    copies = 0 if width == 4 and not model.has_masters else width * in_blocks  # cast copies of the matrices
     if config.recompute:
         copies //= model.num_hidden_layers
-    if config.dtype == "float8":  # both ways, for all passes of a step
+    if config.dtype == "float8":  # forward and transposed, for all passes of a step
         copies = 2 * in_blocks
 
     sliced = min(tokens, SLICE_TOKENS[device])
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))
-    waiting = 4 * head + (width * head if width == 2 else 0)  # the head's gradient, its matrix as it was multiplied
-    # Gradients inside of an MLP, a norm's float32: after the logits.
+    waiting = 4 * head + (width * head if width == 2 else 0)  # gradient of the head and cast copy of the head
+    # Temporary gradients inside an MLP and the float32 tensors of a norm; the slices of logits are freed by then.
     passing = tokens * width * (3 * f + 2 * d) if compiled else tokens * (4 * f * width + 3 * 4 * d)
     if device == "cpu" and config.micro_rows * model.num_attention_heads * config.sequence_len**2 <= SQUARES:
-        # four tensors of a quarter of the scores, where attention is in parts: before an MLP's turn, or after it
+        # Attention in parts holds four tensors of a quarter of the scores, never at the same time as the MLP gradients.
         passing = max(passing, width * config.micro_rows * model.num_attention_heads * config.sequence_len**2)
-    if config.recompute:  # one block's inner tensors, made again then
+    if config.recompute:  # recomputed tensors of one block
         passing += tokens * per_token
     activations = tokens * (kept + ends) + max(0, passing - slices)
     if model.tie_word_embeddings:
-        waiting += 4 * head  # the embedding's share of the same gradient is dense too
+        waiting += 4 * head  # the embedding part of the shared gradient is dense too
 
-    if parts > 1:  # a block comes together to compute, the next one already behind it; what is outside of them stays
+    if parts > 1:  # FSDP gathers one block and prefetches the next; parameters outside the blocks stay gathered
         ends_params, as_sent = model.num_params - in_blocks, 4 if model.has_masters else width
         together = as_sent * (2 * in_blocks // model.num_hidden_layers + ends_params)
-        reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
+        reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients under reduction
         copies = together + reduced
-        if is_held:  # all blocks, and their gradients
+        if is_held:  # all blocks and all block gradients
             copies += (as_sent + 4) * in_blocks
 
-    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # a frozen model's are in one piece
+    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # embedding and head stay gathered
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
-    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # bytes that travel together
-    owned = 4 * model.num_params // sharers if sharers > 1 else 0  # gradients of the rows that are changed here
+    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # bytes per communication unit
+    owned = 4 * model.num_params // sharers if sharers > 1 else 0  # reduced gradients of the rows owned by this process
     under_way = unit * (1 + 1 / sharers) if sharers > 1 else 0
     update = muon_bytes(config, device, max(parts, sharers)) + 2 * under_way
     free = activations + slices + waiting + copies + (4 * model.num_params - owned if sharers > 1 else 0)
@@ -164,7 +165,7 @@ def estimate(
 
 
 def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
-    """Return the bytes that Muon takes for the shape with the most numbers, its work shared by so many processes."""
+    """Return the temporary bytes of Muon for the largest group of equal shapes; `share` processes split the work."""
     model, width = config.model, 4 if config.dtype == "float32" else 2
     if not config.optimizer.muon_lr:
         return 0
@@ -174,19 +175,19 @@ def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
     by_shape = [shapes.count(one) * one[0] * one[1] for one in set(shapes)]
     numbers = max(by_shape) * model.num_hidden_layers // share
     at_once = min(numbers, MUON_AT_ONCE) if device == "cuda" else numbers
-    # the average ahead in float32, once as tensors and once as a stack; the products of Newton and Schulz
+    # Nesterov momentum in float32, as single tensors and as one stack; then the Newton-Schulz products.
     return max(8 * numbers, (4 + width) * numbers + 5 * width * at_once)
 
 
 def host_bytes(config: PhaseConfig, share: int = 1) -> int:
-    """Return the bytes of memory of the machine from which one process writes its checkpoints."""
+    """Return the bytes of host memory holding the checkpoint copy of one process: parameters and optimizer state."""
     by_muon = config.model.num_matrix_params - config.model.vocab_size * config.model.hidden_size
     state = 8 * config.model.num_params - (4 * by_muon if config.optimizer.muon_lr else 0)
     return (4 * config.model.num_params + state) // share
 
 
 def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
-    """Return the possible layouts of a model over so many GPUs, in the order of speed, each as `estimate` takes it."""
+    """Return the layouts of a model over `per_node * nodes` GPUs, fastest first, as arguments of `estimate`."""
     gpus = per_node * nodes
     found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
@@ -197,20 +198,23 @@ def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares
 
 
 def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
-    """Return the first of them that fits into GPUs of that size; the one that takes least, where none does."""
+    """Return the fastest layout fitting into `memory_bytes` per GPU, or the smallest layout when none fits."""
     found = ways(config, per_node, nodes)
     fitting = [way for way, spread in found.items() if estimate(config, **spread).total <= USABLE * memory_bytes]
     return fitting[0] if fitting else list(found)[-1]
 
 
 def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> bool:
-    """Return whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
+    """Return whether the phase fits unchanged into `memory_bytes` per GPU in any allowed layout."""
     spreads = ways(config, per_node, nodes).values()
     return any(estimate(config, **spread).total <= USABLE * memory_bytes for spread in spreads)
 
 
 def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
-    """Return advice after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
+    """Return settings, with estimated sizes, that avoid an out-of-memory error on a GPU of `memory_bytes`.
+
+    way: the layout in use, a key of `ways`.
+    """
     spread = ways(replace(config, parallel="auto"), per_node, nodes).get(way, {})
 
     def needs(**change: Any) -> int:
@@ -241,7 +245,7 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
 
 
 def cache_bytes(config: PhaseConfig) -> int:
-    """Return the bytes of keys and values of one answer with its prompt, as long as they may become."""
+    """Return the bytes of the KV cache of one sequence of `sequence_len` tokens."""
     model = config.model
     numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
     return numbers * (4 if config.dtype == "float32" else 2)
@@ -252,10 +256,10 @@ def gib(num_bytes: float) -> str:
 
 
 def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1, most: int = 1 << 30) -> Fit:
-    """Return the largest micro-batch of `config` on such GPUs, of no more than `most` rows.
+    """Return the largest micro-batch of `config` fitting into `memory_bytes` per GPU, at most `most` rows.
 
-    Cutting, then recomputing, only where one row does not fit. The effective batch stays: micro-batches are its
-    divisors.
+    Shard the model, and then recompute activations, only when one row does not fit. Micro-batch sizes are divisors of
+    `rows`, so the effective batch stays unchanged.
     """
     gpus = per_node * nodes
     sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]

@@ -1,8 +1,9 @@
-"""The frame of every phase around its training: inputs from the store, one locked run folder, one published artifact.
+"""The run of one training phase: verified inputs from the store, one locked run folder, one published artifact.
 
-In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spec>-<inputs>/` while it trains
-(`metrics.jsonl` in `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`,
-`samples.jsonl`.
+During training, checkpoints go to `<work>/checkpoints/<phase>-<spec>-<inputs>/` and `metrics.jsonl` to
+`<work>/runs/<phase>/`. The published artifact holds `step-<9 digits>/`, `hf/`, `metrics.jsonl` and `samples.jsonl`.
+
+`Making` and `PhaseConfig` -> `phase_run` -> `PhaseRun.train` -> `PhaseRun.publish` -> artifact in the store
 """
 
 import hashlib
@@ -44,12 +45,12 @@ from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in, kernels_of_node
 
-PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # files of a run that are published beside its checkpoint
+PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # run files published beside the checkpoint
 
 
 @dataclass
 class PhaseRun:
-    """One phase at work. Made by `phase_run`, which holds the lock."""
+    """A running phase. `phase_run` creates the instance and holds the lock of the run folder."""
 
     config: PhaseConfig
     making: Making
@@ -59,8 +60,8 @@ class PhaseRun:
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
     parallel: str  # `ddp`, `fsdp` or `hybrid`
-    before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
-    cut: FsdpCut = WHOLE  # cut of the model that is being trained
+    before: str = ""  # input role of the initial model; "" = initialize from the seed
+    cut: FsdpCut = WHOLE  # sharding of the trained model
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -71,10 +72,10 @@ class PhaseRun:
         return open_input(self.making, role)
 
     def first_model(self, fill: Callable[[Decoder], None] | None = None) -> Decoder:
-        """Return the model as this phase begins with it.
+        """Return the model with the initial weights of this phase.
 
-        It has the weights at the end of the phase before, or first ones from the seed, or those that `fill` gives it.
-        Raises Refused when it learned another vocabulary.
+        The weights come from `fill` if given, else from the model of the previous phase, else from the seed. Raises
+        Refused when the previous model was trained with a different vocabulary.
         """
         config = self.config
         first = (lambda model: self.fill_from(model, self.before)) if self.before else (
@@ -84,11 +85,11 @@ class PhaseRun:
         return model
 
     def frozen(self, role: str) -> Decoder:
-        """Return a second model to compare with, such as a teacher or a reference.
+        """Return a frozen second model, such as a teacher or a reference, loaded from the input `role`.
 
-        Its shape is its own, its parameters are in the dtype of activations, and nothing in it learns. Where models are
-        cut over processes, so is this one: call its `hidden` before its `head` is read. Raises Refused when it learned
-        another vocabulary.
+        The config of the input gives the shape. Parameters have the dtype of activations and need no gradients. FSDP
+        shards the frozen model like the trained model; call `hidden` before reading `head`. Raises Refused when the
+        model was trained with a different vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
         model, _ = self._model(shape, lambda model: self.fill_from(model, role), is_frozen=True)
@@ -98,15 +99,16 @@ class PhaseRun:
     def _model(
         self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
     ) -> tuple[Decoder, FsdpCut]:
-        """Return the model, whole or this process's part of it.
+        """Return a model and the sharding of the model; under FSDP the model holds the shards of this process.
 
-        The first process alone fills it; the others hear from it: of one that learns, as training begins.
+        Only the first process calls `fill`. The other processes receive the weights from the first process: at once for
+        sharded and frozen models, at the start of training for a whole trained model.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
         is_whole = self.parallel == "ddp"
         first_home = torch.device("cpu") if self.ranks.is_first else device
         model = unfilled(shape, dtype, first_home if is_whole and not is_frozen else "meta")
-        if is_frozen:  # in its dtype before it takes memory
+        if is_frozen:  # cast before allocating memory
             model.to(dtype).eval().requires_grad_(False)
         if is_whole:
             if is_frozen:
@@ -117,7 +119,7 @@ class PhaseRun:
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
             return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
-        # before slow work, since groups are made with a shorter time limit
+        # Shard before the slow `fill`: creating process groups has a shorter timeout.
         held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
         part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
         model.to_empty(device=device)
@@ -130,9 +132,9 @@ class PhaseRun:
         return model, part
 
     def fill_from(self, model: Decoder, role: str) -> None:
-        """Fill a model with the weights of an input. Raises Refused when they have learned another vocabulary."""
+        """Load the weights of the input `role` into a model. Raises Refused when the vocabularies differ."""
         folder = self.input(role)
-        if (folder / "config.json").is_file():  # somebody else's
+        if (folder / "config.json").is_file():  # an imported Hugging Face folder
             export.load(model, folder)
             return
         before = open_final(folder)
@@ -153,15 +155,16 @@ class PhaseRun:
         objective: Objective | None = None,
         sample: Callable[[], list[dict[str, str]]] | None = None,
     ) -> tuple[Decoder, Checkpoint] | None:
-        """Return the model as it was trained, whole, and its last checkpoint; None on all processes but the first.
+        """Train and return the whole model with its last checkpoint, or None on every process but the first.
 
-        See `Training.run`. objective: cross entropy unless given; sample: what the model is asked for the report.
+        objective: default cross entropy. sample: callable returning the sample answers for the report, default a
+        `Sampler`. `Training.run` lists the errors.
         """
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
         if (
             not self.ranks.is_first or not self.cut.is_whole
-        ):  # a model that is cut answers only when all its processes ask
+        ):  # a sharded model generates only when all processes call it
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -183,19 +186,19 @@ class PhaseRun:
         if final is None:
             return None
         learnt.check(self.metrics / "metrics.jsonl", self.config.phase)
-        if not self.cut.is_whole:  # the other parts are in processes that have ended
+        if not self.cut.is_whole:  # the other shards were in processes that have exited
             model = unfilled(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
 
     def _kernels(self) -> AbstractContextManager[None]:
-        """Keep what is compiled: on GPUs for all processes of a node and all runs on it, see `kernels_of_node`."""
+        """Return the context of the compile cache: on GPUs one cache per node, on a CPU one per process."""
         if self.machine.device.type == "cuda":
             return kernels_of_node(work_folder() / "kernels")
         return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
     def untrained(self, model: Decoder) -> Checkpoint:
-        """Return a checkpoint of step 0 of a model that this phase does not train; its run has no figures."""
+        """Save a checkpoint of step 0 for a phase that converts the model without training; write empty metrics."""
         facts = {
             **self._facts(),
             "config": asdict(self.config),
@@ -210,7 +213,7 @@ class PhaseRun:
         return self.checkpoints.save(0, {"model": model.state_dict()}, facts)
 
     def _facts(self) -> dict[str, Any]:
-        """Return the facts that every checkpoint of this run states."""
+        """Return the manifest entries common to every checkpoint of this run."""
         return {
             "run": run_id(),
             "phase": self.config.phase,
@@ -220,9 +223,9 @@ class PhaseRun:
         }
 
     def _context(self) -> dict[str, Any]:
-        """Return the settings for measuring held-out text, of this phase and of the model that it goes on from.
+        """Return the evaluation settings for held-out text, from this phase and the model before this phase.
 
-        That is the length of the longest rows, and whether a token sees its own document only.
+        `context` is the longest row length in tokens; `document_masks` is True when attention stays within documents.
         """
         config = self.config
         before = vocabulary.about_of(self.input(self.before)) if self.before else {}
@@ -231,7 +234,10 @@ class PhaseRun:
         return {"context": longest, **({"document_masks": True} if masked else {})}
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
-        """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
+        """Publish the artifact to the store, remove the run's checkpoints and return the facts about the artifact.
+
+        Raises Refused when the exported folder and the tokenizer do not match.
+        """
         about = {
             **about,
             **(learnt.about(self.metrics / "metrics.jsonl") if self.config.trains else {}),
@@ -245,7 +251,7 @@ class PhaseRun:
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
-        final.link_to(draft / final.folder.name, ("model", "source"))  # no other phase reads an optimizer
+        final.link_to(draft / final.folder.name, ("model", "source"))  # no later phase reads the optimizer state
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(
@@ -255,15 +261,16 @@ class PhaseRun:
             raise Refused(f"{self.making.name} was not published: {wrong}")
         whole = {**about, **self.making.provenance}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
-        remove(self.checkpoints.folder)  # the store has read its copy back
+        remove(self.checkpoints.folder)  # the store has verified its copy
         return about
 
 
 @contextmanager
 def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
-    """Lock the run folder, read the tokenizer and compare it with the model, the data with that of the other nodes.
+    """Yield a `PhaseRun` with the run folder locked and the inputs checked.
 
-    Raises Refused, StoreError, DataError, PeerLost, OutOfMemory for whatever is done with it.
+    Compare the vocabulary of the tokenizer with the model, and the data digests with the other nodes. Raises Refused,
+    StoreError, DataError, PeerLost, and OutOfMemory for a full GPU inside the block.
     """
     machine, before = prepare(config.deterministic), starts_from(config.phase, making.inputs)
     if config.adopted:
@@ -274,12 +281,12 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
     ids, known = config.model.vocab_size, tokenizer.vocab_size
-    if known > ids or known < ids and not config.adopted:  # many published models have rows to spare
+    if known > ids or known < ids and not config.adopted:  # many published models have spare rows
         raise Refused(
             f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
         )
     config = config.with_vocabulary(known)
-    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists on a pod only
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists only on a pod
     checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = how(config, ranks, machine)
@@ -287,7 +294,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     ranks.compare({**ours, **data_digests(making)})
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
+            shutil.rmtree(leftover, ignore_errors=True)  # another phase may be removing the same folder
         if tokenizer.chat is not None and tokenizer.chat.is_dated:
             tokenizer.chat.fix_date(first_day(checkpoints.folder, ranks))
         with memory_told(config, machine, parallel, ranks):
@@ -295,35 +302,37 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
-    """Return the folder `[<prefix>-]<phase>-<spec>-<inputs>`, after the parts of the fingerprint.
+    """Return the checkpoint folder of a run, `[<prefix>-]<phase>-<spec>-<inputs>` from the fingerprint.
 
-    A run that is configured otherwise, or begins from something else, has another one. The code is not in it: a mended
-    program goes on.
+    A different configuration or different inputs give a different folder. The code version is not part of the name, so
+    a fixed program resumes the same run.
     """
     spec, _, rest = making.fingerprint.partition("-")
     version, _, inputs = rest.rpartition("-")
-    remade = version.partition(".")[2]  # a remade artifact does not continue from what other code has left
+    remade = version.partition(".")[2]  # a remade artifact must not resume checkpoints of other code
     parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 
 
 def served_dtype(config: PhaseConfig) -> torch.dtype:
-    """Return the dtype of a published Hugging Face folder; the float32 masters are in the checkpoint beside it.
+    """Return the dtype of the published Hugging Face folder: bfloat16, or float32 where rounding would change results.
 
-    A model with masters is those, which whoever loads them rounds; a phase that says float32 means that.
+    Float32 holds for a phase with dtype float32 and for a model with masters, which the loader rounds. The checkpoint
+    beside the folder always holds float32 parameters.
     """
     return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
-    """Return the facts about the artifact, made now or before; its second name, if any, points to it, too.
+    """Return the facts about the artifact, calling `make` only when the store has no whole copy.
 
-    A kill can come between publishing and saying so.
+    Point the artifact's name and `second_name` (if given) at the fingerprint, because a previous process may have been
+    killed between publishing and naming.
     """
     store = Store(making.store)
     found = store.find(making.name, making.fingerprint)
     is_due = ranks.tell(bool(found.problem))
-    if ranks.is_first and not is_due:  # a kill may have come before its name stood for it
+    if ranks.is_first and not is_due:  # a kill may have come before the name was set
         store.point(making.name, making.fingerprint)
     about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
     if ranks.is_first and second_name:
@@ -333,14 +342,14 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], secon
 
 
 def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
-    """Return the second name of what a phase with an alias makes, by which recipes know it; "" of other phases."""
+    """Return the second store name of a phase with an alias, as recipes refer to the stage, or "" for other phases."""
     phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
     is_stage = phase.alias and model and folder == phase.folder
     return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""
 
 
 def open_input(making: Making, role: str) -> Path:
-    """Return the verified folder of an input. Raises Refused, StoreError."""
+    """Return the verified folder of an input. Raises Refused for an unknown role, StoreError."""
     if role not in making.inputs:
         raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
     one = making.inputs[role]
@@ -348,9 +357,9 @@ def open_input(making: Making, role: str) -> Path:
 
 
 def data_digests(making: Making) -> dict[str, str]:
-    """Return the digests of data that every node has made for itself, by name.
+    """Return a 12-digit digest by artifact name for the data inputs, which every node prepares locally.
 
-    Models of earlier phases are read by the first process alone.
+    Models of earlier phases are excluded: only the first process reads them.
     """
     store = Store(making.store)
     inputs = [one for role, one in making.inputs.items() if role not in model_roles()]
@@ -360,13 +369,13 @@ def data_digests(making: Making) -> dict[str, str]:
 
 
 def inputs_digest(making: Making) -> str:
-    """Return a digest of the inputs of a phase: data by content, models by fingerprint."""
+    """Return one sha256 over all inputs of a phase: data by content, models by fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 
 
 def run_id() -> str:
-    """Return the run's id, stable over every recovery; "" outside a run."""
+    """Return the run id from SLIPWAY_RUN_ID, stable across recoveries, or "" outside a run."""
     return os.environ.get("SLIPWAY_RUN_ID", "")
 
 

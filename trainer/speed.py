@@ -1,7 +1,7 @@
-"""The ways in which a phase uses its machine: which dtype, what is compiled, what is computed twice.
+"""Speed and memory options of a training phase: compilation, float8, activation recomputation and attention kernels.
 
-In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or smaller while it trains. Nothing here
-changes results by more than rounding, except float8, which a phase must name.
+`equipped` configures a decoder for the duration of training. Results change by rounding only, except with float8, which
+a phase must request.
 """
 
 import importlib.util
@@ -25,15 +25,15 @@ from trainer.model.decoder import Decoder, Linear
 
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 HOPPER, CUDNN_FIRST = 9, (9, 10)  # compute capability
-FLASH_3 = "flash_attn_interface"  # the module that FlashAttention 3 installs
-LEAST_THREADS = 2  # with one thread compiling takes twice as long, too, which is more than it saves a phase
+FLASH_3 = "flash_attn_interface"  # import name of FlashAttention 3
+LEAST_THREADS = 2  # with one thread, compilation takes twice as long and costs more than a phase saves
 
 
 @contextmanager
 def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequence[Decoder] = ()) -> Iterator[None]:
-    """Set up the model for training while inside, and frozen ones beside it for their part.
+    """Configure the model and the frozen models for training inside the block, and restore them afterwards.
 
-    Raises Refused for what this machine cannot do.
+    Raises Refused when this machine lacks float8 support or a working compiler.
     """
     if config.dtype == "float8" and (problem := float8.problem(machine.device)):
         raise Refused(f"{config.phase}: {problem}")
@@ -48,13 +48,13 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
-        if one.in_float8 and not hasattr(one.weight, "to_local"):  # otherwise it is gathered only for its own pass
+        if one.in_float8 and not hasattr(one.weight, "to_local"):  # a sharded weight is gathered per pass
             one.held = float8.Weight.of(one.weight)
     model.held = [one for one in matrices if one.held is not None]
     blocks = [block for one in (model, *frozen) for block in one.blocks]
     if compiled:
-        for block in blocks:  # all blocks are one piece of code: compiled once
-            block.compile(dynamic=not config.reads_text)  # otherwise a resumed run would meet lengths in another order
+        for block in blocks:  # all blocks share one code object: one compilation
+            block.compile(dynamic=not config.reads_text)  # a resumed run sees lengths in a different order
     try:
         with fast_attention(machine, config.deterministic, has_one_shape=config.reads_text):
             yield
@@ -71,13 +71,13 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
 
 @contextmanager
 def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = True) -> Iterator[str]:
-    """Have the quickest attention of a Hopper or Blackwell GPU come first while inside; its name.
+    """Prefer the fastest attention kernel of a Hopper or Blackwell GPU inside the block; yield the kernel's name.
 
-    "" = as PyTorch has it. On Hopper it is FlashAttention 3, where somebody has put that into the environment, else
-    cuDNN's, unless that is switched off (TORCH_CUDNN_SDPA_ENABLED=0). What it cannot do goes to the next one. None of
-    them adds up in the same order each time.
+    Hopper uses FlashAttention 3 if installed; Hopper and Blackwell otherwise use cuDNN, unless disabled with
+    TORCH_CUDNN_SDPA_ENABLED=0. Unsupported inputs fall back to the next backend. Yield "" for PyTorch's default order.
+    These kernels sum in a nondeterministic order and stay off with `deterministic`.
 
-    has_one_shape: all rows are of one length; cuDNN makes a plan for each further one, and has none for some.
+    has_one_shape: all rows have one length. cuDNN builds a plan per length and supports not all lengths.
     """
     from torch.nn import attention
 
@@ -104,10 +104,9 @@ def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = 
 
 @contextmanager
 def kernels_in(folder: Path) -> Iterator[None]:
-    """Keep what is compiled while inside in `folder`, which is emptied first when its last user was killed.
+    """Set the compile cache of this process to `folder` inside the block; empty the folder after a killed user.
 
-    The compiler takes a file that is there for a whole one; one that was being linked at a kill is not, and every
-    later start would fail on it.
+    The compiler trusts every cached file. A file half linked at a kill would fail every later start.
     """
     in_use = folder / "in-use"
     if in_use.exists():
@@ -127,10 +126,10 @@ def kernels_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def kernels_of_node(folder: Path) -> Iterator[None]:
-    """Keep what is compiled for GPUs while inside in a folder that all processes of a node share, over kills too.
+    """Set the GPU compile caches to `folder` inside the block, shared by all processes of a node and kept across kills.
 
-    Triton and Inductor write a kernel beside its place and rename it, and look it up by its code, their own version and
-    the GPU: half of one is never found, and two processes do not disturb each other.
+    Triton and Inductor write a kernel to a temporary file and rename, with code, version and GPU in the key. A partial
+    kernel is therefore never loaded, and concurrent processes do not conflict.
     """
     places = {KERNELS: folder, TRITON: folder / "triton"}
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +146,7 @@ def kernels_of_node(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def uncompiled(model: Decoder) -> Iterator[None]:
-    """Run blocks as they are written while inside: for shapes that are not worth compiling for, nor a plan of cuDNN."""
+    """Run the blocks uncompiled and without cuDNN inside the block, for shapes not worth a compilation or a plan."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     compiled = [block._compiled_call_impl for block in model.model.layers]
@@ -162,7 +161,7 @@ def uncompiled(model: Decoder) -> Iterator[None]:
 
 
 def attends_by_flex(config: PhaseConfig, machine: Machine) -> bool:
-    """Return whether a phase attends by flex attention there, which is compiled even where blocks are not."""
+    """Return whether a phase uses flex attention on this machine; flex attention is compiled even in eager blocks."""
     if machine.device.type != "cuda":
         return False
     in_documents = config.document_masks or config.is_packed("cuda")
@@ -171,13 +170,14 @@ def attends_by_flex(config: PhaseConfig, machine: Machine) -> bool:
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
-    """Return whether the blocks are compiled, the same at every start of a run.
+    """Return whether to compile the blocks; the decision is equal at every start of a run.
 
-    Raises Refused when told to and unable.
+    Raises Refused without a working compiler when `compile` is `always`, and on GPUs. On a CPU only emit a note.
     """
     kind = machine.device.type
     units = max(machine.threads, LEAST_THREADS) if kind == "cpu" else 1
-    # A CPU attends in blocks by parts whose sizes change with the batch: tracing them took 22 minutes of dlm at smoke.
+    # On a CPU an `OwnAttention` mask works on parts whose sizes change with the batch: tracing the parts took 22
+    # minutes for the phase dlm of the profile smoke.
     is_slow_to_trace = kind == "cpu" and config.has_own_mask
     if not config.pays_to_compile(kind, units) or config.compile == "auto" and is_slow_to_trace:
         return False
@@ -186,7 +186,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
         return True
     if config.compile == "always":
         raise Refused(f"{config.phase}: asked to compile, but {problem}")
-    if kind == "cuda":  # at the price of a GPU this should not happen by mistake
+    if kind == "cuda":  # GPU time is too expensive for an accidental slowdown
         raise Refused(
             f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "
             f"--set {config.phase}.compile=never"
@@ -196,13 +196,13 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
 
 
 def compiler_problem(kind: str) -> str:
-    """Return what torch.compile lacks on this machine; "" when it works."""
+    """Return the missing requirement of torch.compile on this machine in words, or "" when complete."""
     if kind == "cuda":
         try:
             import triton  # noqa: F401
         except ImportError:
             return "triton is not installed (the package triton, in the version that PyTorch asks for)"
-        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]  # as Triton looks for one
+        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]  # same search order as Triton
         if not any(map(shutil.which, named)):
             return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
     else:

@@ -1,12 +1,10 @@
-"""Checkpoints that are whole or not there.
+"""Atomic checkpoints: a `step-<9 digits>/` folder is either complete and verified, or absent.
 
-In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
-each file) written last; or the newest of them that verifies.
-
-A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. Where a model is cut over processes each writes
-its part there, files of its own, and the first one finishes; a tensor is its parts in the order of ranks, joined along
-the first dimension, so that any number of processes can read it. What does not verify becomes `.bad-*`; what is removed
-is `.trash-*` first. Only one run writes a folder at a time: `locked()`.
+A save builds `.tmp-<step>-<uuid>`, syncs the files, reads them back, writes `MANIFEST.json` (size and sha256 of each
+file) last and renames the folder. A checkpoint is immutable. Of a sharded model every process writes its own files and
+the first process finishes; readers join the shards in rank order along the first dimension, so any number of processes
+can load the checkpoint. A checkpoint failing verification is renamed to `.bad-*`; removal renames to `.trash-*` first.
+`Checkpoints.locked` allows one writing run per folder.
 """
 
 import errno
@@ -40,20 +38,20 @@ SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 KINDS = ("model", "optimizer", "rng", "source")
 STEP = re.compile(r"step-\d{9}")
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, None}  # to try again at once would not help
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, None}  # an immediate retry would not help
 
 
 class NonFinite(CheckpointError):
-    """A parameter is NaN or infinite: never published."""
+    """A parameter is NaN or infinite; such a checkpoint is never written."""
 
 
 class DiskFull(OSError):
-    """Less free space than a save needs, seen before writing."""
+    """The disk has less free space than a save needs; checked before writing."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One whole checkpoint: the folder verified, its facts read."""
+    """A verified checkpoint folder with the parsed manifest."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -63,9 +61,9 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     def tensors(self, kind: str) -> Mapping[str, Tensor]:
-        """Return the tensors of one of KINDS, {} where there is none; each is read when it is asked for.
+        """Return the tensors of one of KINDS as a lazy mapping, empty when the checkpoint has no such files.
 
-        Raises CheckpointError.
+        Each tensor is read on access. Raises CheckpointError for files in a format other than safetensors.
         """
         from safetensors import SafetensorError
 
@@ -77,7 +75,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: its {kind} files are not safetensors files: {error}") from None
 
     def link_to(self, folder: Path, kinds: Collection[str]) -> None:
-        """Make a checkpoint of those KINDS alone, of the same files, in a folder that is not there. Raises OSError."""
+        """Create a checkpoint with only the given KINDS in a new folder, as hard links. Raises OSError."""
         folder.mkdir(parents=True)
         files = [one for one in self.manifest["files"] if one["path"].rpartition("-rank")[0] in kinds]
         for one in files:
@@ -88,7 +86,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that is being made. What fails for another reason than a full disk is done afresh, once."""
+    """A checkpoint being written. Each operation is retried once after an error other than a full disk."""
 
     folder: Path
     target: Path
@@ -96,9 +94,9 @@ class Draft:
     def write(
         self, rank: int, tensors: Mapping[str, Mapping[str, Tensor]], rest: Callable[[], None] = lambda: None
     ) -> list[Written]:
-        """Write the part of one process: a file of each kind, synced and read back from the disk. Raises OSError.
+        """Write the files of one process, one per kind, and verify them by reading back from disk. Raises OSError.
 
-        rest: called after every block.
+        rest: called after every block, to throttle the writer.
         """
         paths = {kind: self.folder / file_of(kind, rank) for kind in tensors}
 
@@ -112,9 +110,9 @@ class Draft:
         return self._twice(once, list(paths.values()))
 
     def finish(self, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
-        """Write the manifest, as the parts of all `world` are written and listed, and rename the draft.
+        """Write the manifest and rename the draft to the target. Raises OSError.
 
-        Raises OSError.
+        Call after all `world` processes have written their parts; `files` lists the files of all processes.
         """
         about = {"schema": SCHEMA, "step": step_of(self.target), "world": world, "finite": True, "timestamp": _now()}
         manifest = {**facts, **about, "files": [asdict(file) for file in files]}
@@ -129,11 +127,14 @@ class Draft:
         return Checkpoint(self.target, manifest)
 
     def abandon(self) -> None:
-        """Remove the draft; what stays although it should go is swept when the run begins again."""
+        """Remove the draft, ignoring errors; the next start of the run sweeps leftovers."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _twice(self, once: Callable[[], T], made: Sequence[Path]) -> T:
-        """Write, and once more after an error. No descriptor is ever synced again: what was `made` goes first."""
+        """Call `once`, and retry once after an OSError outside FULL.
+
+        Unlink the files in `made` before the retry: a descriptor whose fsync failed must not be synced again.
+        """
         try:
             return once()
         except OSError as error:
@@ -146,19 +147,22 @@ class Draft:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder."""
+    """The checkpoint folder of one run: save, verify, rotate and find checkpoints."""
 
     def __init__(self, folder: Path, keeping: Keeping, acknowledged: Path | None = None) -> None:
-        """Open a run's folder of checkpoints.
+        """Open the checkpoint folder of a run, creating the folder if missing.
 
-        acknowledged: the file in which a pod's courier lists what is in the store.
+        acknowledged: file in which a pod's courier lists the checkpoints confirmed in the store.
         """
         self.folder, self.keeping, self.acknowledged = folder, keeping, acknowledged
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder as its one writer; sweep what a killed one left. Raises CheckpointError if it is locked."""
+        """Hold the writer lock of the folder and sweep leftovers of killed runs.
+
+        Raises CheckpointError when another trainer holds the lock.
+        """
         busy = CheckpointError(f"{self.folder}: another trainer is writing here; stop it first")
         with local_files.held(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
@@ -166,14 +170,14 @@ class Checkpoints:
             yield
 
     def steps(self) -> list[Path]:
-        """Return the folders of the steps, oldest first; not verified."""
+        """Return the `step-*` folders, oldest first, without verifying them."""
         return sorted(path for path in self.folder.iterdir() if STEP.fullmatch(path.name))
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Checkpoint:
-        """Write the checkpoint of `step` (how many are done), then remove the oldest beyond what is kept.
+        """Write the checkpoint after `step` completed steps, then remove the oldest checkpoints beyond the limit.
 
-        tensors: by kind. A whole checkpoint of that step is returned as it is.
-        Raises OSError (disk full: DiskFull or ENOSPC) with nothing left behind, NonFinite.
+        tensors: by kind, then by name. Return an existing whole checkpoint of the same step unchanged. Raises
+        NonFinite, and OSError (DiskFull or ENOSPC for a full disk) after removing the draft.
         """
         require_finite(step, tensors["model"])
         draft = self.begin(step, sum(t.nbytes for kind in tensors.values() for t in kind.values()))
@@ -182,29 +186,30 @@ class Checkpoints:
         try:
             return self.finish(draft, draft.write(0, tensors), 1, facts)
         except BaseException:
-            draft.abandon()  # the first error is the one to report
+            draft.abandon()  # report the first error, not a cleanup error
             raise
 
     def last_config(self) -> dict[str, Any]:
-        """Return the configuration that the newest checkpoint was made with, which is not verified; {} without one."""
+        """Return the phase configuration in the newest readable manifest, unverified, or {} without a checkpoint."""
         for folder in reversed(self.steps()):
             try:
                 return dict(_read_manifest(folder).get("config") or {})
             except (OSError, ValueError):
-                continue  # a run that goes on from it says what is wrong with it
+                continue  # the resuming run reports the damage
         return {}
 
     def has(self, step: int) -> bool:
-        """Return whether anything exists under that name; it is not verified."""
+        """Return whether a checkpoint folder of `step` exists, verified or not."""
         return self._target(step).exists()
 
     def _target(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
     def begin(self, step: int, num_bytes: int) -> Draft | Checkpoint:
-        """Return the draft of a checkpoint of `step`, or the whole one that is there already.
+        """Return a new draft for `step`, or the existing checkpoint of `step` when whole.
 
-        Raises OSError, DiskFull.
+        Rename a damaged checkpoint of the same step to `.bad-*`. num_bytes: size of the save, checked against the free
+        space. Raises OSError, DiskFull.
         """
         target = self._target(step)
         if target.exists():
@@ -224,7 +229,7 @@ class Checkpoints:
         return draft
 
     def finish(self, draft: Draft, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
-        """Publish it, now that all parts are there, and remove the oldest beyond what is kept. Raises OSError."""
+        """Rename a completely written draft into place, update LATEST and remove old checkpoints. Raises OSError."""
         made = draft.finish(files, world, facts)
         _sync_folder(self.folder)
         self._point_at(made.folder)
@@ -232,7 +237,7 @@ class Checkpoints:
         return made
 
     def _tidy(self) -> None:
-        """Keep the newest few, and of those that are known to be elsewhere the newest two: the way back, if need be."""
+        """Remove old checkpoints, keeping the newest `keep` (at least 2) and the newest two confirmed in the store."""
         steps = self.steps()
         kept = {*steps[-max(2, self.keeping.keep) :], *[one for one in steps if one.name in self._elsewhere()][-2:]}
         for old in steps:
@@ -240,17 +245,18 @@ class Checkpoints:
                 remove(old)
 
     def _elsewhere(self) -> set[str]:
-        """Return the names of our checkpoints that whoever carries them to a store has read back there."""
+        """Return the names of this run's checkpoints confirmed in the store by the courier."""
         try:
             known = outside.load(self.acknowledged) if self.acknowledged else {}
-        except (OSError, ValueError):  # it is written by somebody else, and only ever asks for more to be kept
+        except (OSError, ValueError):  # untrusted input; ignoring the list is safe, for the list only keeps more
             return set()
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest that verifies; bad ones met on the way are set aside. None: nothing was ever saved.
+        """Return the newest checkpoint passing verification, or None when the run never saved.
 
-        Raises CheckpointError, naming them, when some exist and none is whole: a lost run must not start afresh.
+        Rename damaged checkpoints on the way to `.bad-*`. Raises CheckpointError when checkpoints exist and none is
+        whole, naming them: a damaged run must not silently restart from step 0.
         """
         problems = []
         for folder in reversed(self.steps()):
@@ -259,7 +265,7 @@ class Checkpoints:
                 return Checkpoint(folder, _read_manifest(folder))
             log.warning("checkpoint of step %d unreadable (%s), trying the one before it", step_of(folder), problem)
             problems.append(f"{self._set_aside(folder).name} ({problem})")
-        if not problems:  # met by an earlier start, which set them aside
+        if not problems:  # an earlier start renamed the damaged checkpoints
             problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
         if problems:
             raise CheckpointError(
@@ -272,9 +278,9 @@ class Checkpoints:
         return folder.rename(folder.with_name(f".bad-{folder.name}-{uuid.uuid4().hex[:8]}"))
 
     def _require_space(self, size: int) -> None:
-        """Raise DiskFull where too little is free.
+        """Raise DiskFull unless 1.2 times `size` plus `reserve_bytes` are free.
 
-        A reserve of 0 asks for nothing: tests meet a full disk while writing.
+        A reserve of 0 disables the check, so that tests can fill the disk during a write.
         """
         reserve = self.keeping.reserve_bytes
         free = shutil.disk_usage(self.folder).free
@@ -282,9 +288,9 @@ class Checkpoints:
             raise DiskFull(f"{free} bytes free; a save of {size} must leave {reserve}")
 
     def _point_at(self, target: Path) -> None:
-        """Point LATEST at a checkpoint, as a hint for people.
+        """Write the name of a checkpoint to LATEST, as a hint for users.
 
-        What counts is the manifest, so a full disk here is no failed save.
+        Log an OSError and continue: the manifest decides, so a full disk here does not fail the save.
         """
         draft = self.folder / ".LATEST.draft"
         try:
@@ -295,7 +301,7 @@ class Checkpoints:
 
 
 def problem_of(folder: Path) -> str:
-    """Return the fault in a checkpoint, in words; "" when every byte is as its manifest says."""
+    """Return a description of the damage in a checkpoint, or "" when every file matches the manifest."""
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:
@@ -308,7 +314,7 @@ def problem_of(folder: Path) -> str:
 
 
 def open_final(folder: Path) -> Checkpoint:
-    """Return the one checkpoint inside a published artifact. Raises CheckpointError."""
+    """Return the single checkpoint of a published artifact. Raises CheckpointError unless exactly one whole exists."""
     found = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
     if len(found) != 1:
         raise CheckpointError(f"{folder}: expected one step-<9 digits> folder, found {len(found)}")
@@ -318,7 +324,10 @@ def open_final(folder: Path) -> Checkpoint:
 
 
 def masters(folder: Path) -> Mapping[str, Tensor] | None:
-    """Return the float32 parameters of a published phase; None for a folder without one. Raises CheckpointError."""
+    """Return the float32 parameters of a published phase, or None for a folder without a checkpoint.
+
+    Raises CheckpointError.
+    """
     has_some = folder.is_dir() and any(STEP.fullmatch(path.name) for path in folder.iterdir())
     return open_final(folder).tensors("model") if has_some else None
 
@@ -328,9 +337,9 @@ def file_of(kind: str, rank: int) -> str:
 
 
 def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:
-    """Raise NonFinite for a parameter that is no number.
+    """Raise NonFinite for a parameter with NaN or infinite values.
 
-    Looks at the smallest and the largest of each: one pass, no copy, and a GPU is waited for once.
+    Check the minimum and maximum of each tensor: one pass over memory, no copy, one synchronization with the GPU.
     """
     ends = {name: torch.stack(torch.aminmax(tensor)) for name, tensor in parameters.items() if tensor.numel()}
     finite = torch.stack(list(ends.values())).isfinite().all(dim=1).tolist() if ends else []
@@ -344,7 +353,7 @@ def step_of(folder: Path) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder: out of sight first, so that a kill half-way never leaves half a checkpoint under its name."""
+    """Remove a folder, renaming to `.trash-*` first so that a kill never leaves a partial checkpoint visible."""
     trash = folder.rename(folder.with_name(f".trash-{uuid.uuid4().hex}"))
     shutil.rmtree(trash)
 

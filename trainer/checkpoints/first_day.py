@@ -1,4 +1,4 @@
-"""The day on which a run began, beside its checkpoints: templates write it, and a run that goes on later keeps it."""
+"""The start date of a run, stored beside the checkpoints so that dated chat templates stay equal after a resume."""
 
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ NAME = ".first-day"
 
 
 def first_day(folder: Path, ranks: Ranks) -> datetime:
-    """Return the day on which the run with these checkpoints began, the same on all processes."""
+    """Return the start date of the run with these checkpoints, equal on all processes; write the date on first use."""
     file = folder / NAME
     if ranks.is_first and not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)

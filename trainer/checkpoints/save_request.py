@@ -1,18 +1,18 @@
-"""The request of a pod's guard that a training saves now and goes on: most of a limit is used.
+"""The guard's request for a checkpoint: the trainer saves and continues, because most of a limit is used.
 
-In: a file, which the guard writes once for each limit. Out: True, once for each time it is written.
+The guard writes a file once per limit; polling the request returns True once per write.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-VARIABLE = "SLIPWAY_SAVE_REQUEST"  # path of the file; the agent of a pod sets it
+VARIABLE = "SLIPWAY_SAVE_REQUEST"  # path of the file, set by the agent of the pod
 
 
 @dataclass
 class SaveRequest:
-    """The file as it was seen last."""
+    """Poll the modification time of the request file; calling returns True after each write."""
 
     path: Path
     written_ns: int = field(init=False)
@@ -32,7 +32,7 @@ class SaveRequest:
 
 
 def of(environ: Mapping[str, str]) -> Callable[[], bool]:
-    """Return the request of the pod in which this process works; one that never comes outside of a pod."""
+    """Return the request poll of this pod from VARIABLE in `environ`, or `never` outside a pod."""
     path = environ.get(VARIABLE)
     return SaveRequest(Path(path)) if path else never
 

@@ -1,11 +1,11 @@
-"""Saving beside the training: a copy of everything is taken between two steps, and written while the next ones run.
+"""Background saving: copy all tensors between two steps, then write the copy in a thread while training continues.
 
-In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
-copy. At most one save is under way. Among several processes each writes the part that it has, and says how that went
-between two steps, when all are there; once all parts are whole the first one finishes, or all abandon. Who does not see
-the first one's disk sends it the part. Where training computes on the CPU, the writer rests thirty times as long as it
-computes, so that a step grows by a thirtieth, and by its share of the copy; when somebody waits for it, it hurries. (A
-low priority would starve it on a busy machine, and nobody could raise it again.)
+`Saver` produces the same checkpoints as `Checkpoints.save`; training pays only for the copy. At most one save runs at a
+time. Each process writes its own part, or sends the part to the first process when the disk of the first process is not
+mounted. All processes exchange outcomes between two steps; then the first process finishes, or all processes abandon.
+
+On CPU training the writer sleeps 30 times as long as it computes, so a step grows by 1/30 plus the copy. A waiting
+caller cancels the sleep. (A low thread priority would starve the writer on a busy machine and cannot be raised again.)
 """
 
 import errno
@@ -26,37 +26,37 @@ from trainer.tensor_file import Written
 
 log = logging.getLogger(__name__)
 RESTS = 30.0  # pause as a multiple of the CPU time spent
-ALIGNED = 64  # bytes, which every dtype begins at
-PULSE_S = 0.5  # interval at which processes that wait for a save report that they are alive
+ALIGNED = 64  # bytes; alignment of every copied tensor
+PULSE_S = 0.5  # seconds between liveness exchanges while processes wait for a save
 
 
 class Saver:
     def __init__(self, checkpoints: Checkpoints, ranks: Ranks = ALONE) -> None:
         self.checkpoints, self.ranks = checkpoints, ranks
-        self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
+        self._copies: dict[tuple[str, str], Tensor] = {}  # reused: allocating costs more than copying
         self._arena = Arena()
         self._hurry = threading.Event()
         self._draft: Draft | None = None  # draft of the save under way
         self._facts: Mapping[str, Any] = {}
-        self._at_work: Future[Any] = Future()  # the part of this process, then, on the first one, the whole
+        self._at_work: Future[Any] = Future()  # writing the part of this process; later, on rank 0, finishing
         self._is_finishing = False
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a save is under way, which all processes say alike."""
+        """Return whether a save is running; equal on all processes."""
         return self._draft is not None
 
     def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
-        """Copy the tensors that this process is to save, none on some, and write on; False when it is saved already.
+        """Copy `tensors` and start writing in the background; return False when `step` is already saved.
 
-        All processes call it together; the save before must have been collected. Raises OSError on all when there is
-        no room, PeerLost.
+        All processes call `begin` together, after collecting the previous save. tensors: the part of this process, may
+        be empty. Raises OSError on all processes for a full disk, PeerLost.
         """
         assert not self.is_busy, "one save at a time"
         size = sum(one.nbytes for named in tensors.values() for one in named.values())
         sizes, has_some = zip(*self.ranks.tell_all((size, self.checkpoints.has(step))), strict=True)
         opened = self._open(step, sum(sizes))
-        # to verify one that is there may take long, and only the first one does
+        # Only the first process verifies an existing checkpoint, which may take long: use the patient group.
         said = self.ranks.tell(opened) if has_some[0] else self.ranks.tell_all(opened)[0]
         if "error" in said:
             raise OSError(said["errno"], said["error"])
@@ -67,7 +67,7 @@ class Saver:
         copies = {kind: {name: self._copy(kind, name, one) for name, one in named.items()}
                   for kind, named in tensors.items()}  # fmt: skip
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the copies were only begun
+            torch.cuda.synchronize()  # the copies are asynchronous
         self._hurry.clear()
         draft, rest = self._draft, self._rester()
         if self.ranks.size > 1:
@@ -81,14 +81,15 @@ class Saver:
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until this process has done what it can for now, in a hurry."""
+        """Wait, at most `timeout_s` seconds, for the background work of this process, without throttling the writer."""
         self._hurry.set()
         wait([self._at_work], timeout_s)
 
     def collect(self) -> bool:
-        """Return whether the save under way has ended well; raises OSError on all when it has failed.
+        """Return whether the running save has completed, without waiting for the writers.
 
-        Waits for no writing. All processes call it together while a save is under way. Raises PeerLost.
+        All processes call `collect` together while a save is running. Raises OSError on all processes when a process
+        has failed, PeerLost.
         """
         if self._draft is None or self.ranks.total(self._at_work.done())[0] < self.ranks.size:
             return False
@@ -112,7 +113,10 @@ class Saver:
         return False
 
     def leave(self) -> None:
-        """Leave after a failure: nobody waits for the others any more. Alone, what is under way is ended first."""
+        """Stop saving when training ends. A single process finishes the running save; several processes drop the save.
+
+        After a failure the other processes may be gone, so a process of several must not wait for them.
+        """
         if self.ranks.size > 1:
             self._draft = None
             return
@@ -124,7 +128,7 @@ class Saver:
                 log.warning("a checkpoint was not saved: %s", error)
 
     def _open(self, step: int, num_bytes: int) -> dict[str, Any]:
-        """Return the first process's message to all about the draft that it has made."""
+        """Create the draft on the first process and return the message for the others: names, or the error."""
         if not self.ranks.is_first:
             return {}
         try:
@@ -138,9 +142,10 @@ class Saver:
     def _write_or_send(
         self, draft: Draft, copies: Mapping[str, Mapping[str, Tensor]], far: Sequence[bool], rest: Callable[[], None]
     ) -> list[Written]:
-        """Return the files of this process, and on the first one those of all who are `far`.
+        """Write the copies of this process, or send them to the first process when `far[rank]` is True.
 
-        Raises OSError, PeerLost.
+        Return the written files. The first process also receives and writes the parts of all `far` processes. Raises
+        OSError, PeerLost.
         """
         if far[self.ranks.rank]:
             self.ranks.send({f"{kind}/{name}": one for kind, named in copies.items() for name, one in named.items()})
@@ -148,7 +153,7 @@ class Saver:
         failed: OSError | None = None
         files: list[Written] = []
         for rank in [self.ranks.rank, *(rank for rank, is_far in enumerate(far) if is_far and self.ranks.is_first)]:
-            # what is sent is received even after a failure, or the sender would wait for ever
+            # Receive even after a failed write, else the sender waits forever.
             tensors = copies if rank == self.ranks.rank else _by_kind(self.ranks.receive(rank))
             try:
                 files += draft.write(rank, tensors, rest) if failed is None else []
@@ -159,7 +164,7 @@ class Saver:
         return files
 
     def _outcome(self) -> dict[str, Any]:
-        """Return the outcome of this process, for all. Raises what is no trouble with the disk."""
+        """Return the written files or the OSError of this process as plain values. Re-raise any other error."""
         try:
             done = self._at_work.result()
         except OSError as error:
@@ -167,7 +172,7 @@ class Saver:
         return {"files": [asdict(file) for file in done] if isinstance(done, list) else []}
 
     def _work(self, name: str, work: Any) -> None:
-        """Work in a thread, which ends with the process: where another one has gone, nothing is waited for."""
+        """Run `work` in a daemon thread, so that a lost peer cannot keep this process from exiting."""
         at_work: Future[Any] = Future()
         self._at_work = at_work
 
@@ -180,8 +185,8 @@ class Saver:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _rester(self) -> Any:
-        """Return the function that the writer calls after every block."""
-        if torch.cuda.is_available():  # CPUs have little else to do
+        """Return the throttle called by the writer after every block."""
+        if torch.cuda.is_available():  # the CPU is mostly idle
             return _go_on
         computed_s: list[float] = []
 
@@ -193,7 +198,7 @@ class Saver:
         return rest
 
     def _copy(self, kind: str, name: str, tensor: Tensor) -> Tensor:
-        """Return a copy on the CPU; from a GPU through memory that it writes to by itself."""
+        """Copy a tensor into a reused CPU buffer and return the buffer; from a GPU via pinned memory."""
         is_cuda = tensor.device.type == "cuda"
         held = self._copies.get((kind, name))
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
@@ -204,9 +209,9 @@ class Saver:
 
 
 class Arena:
-    """Memory of the CPU that a GPU writes to by itself (pinned), taken a gigabyte at a time.
+    """An allocator of pinned CPU memory in chunks of `chunk_bytes` (default 1 GiB).
 
-    PyTorch rounds every piece of it up to a power of two: tensor by tensor that is two fifths more.
+    PyTorch rounds every pinned allocation up to a power of two; one allocation per tensor would take 2/5 more memory.
     """
 
     def __init__(self, chunk_bytes: int = 1 << 30, is_pinned: bool = True) -> None:
@@ -214,9 +219,9 @@ class Arena:
         self.chunk, self.used = torch.empty(0, dtype=torch.uint8), 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uint8, that nobody else has."""
+        """Return an unused uint8 tensor of `num_bytes` bytes."""
         if self.used + num_bytes > len(self.chunk):
-            size = max(self.chunk_bytes, 1 << (num_bytes - 1).bit_length())  # what it is rounded up to is used, too
+            size = max(self.chunk_bytes, 1 << (num_bytes - 1).bit_length())  # use the rounding too
             self.chunk, self.used = torch.empty(size, dtype=torch.uint8, pin_memory=self.is_pinned), 0
         found = self.chunk[self.used : self.used + num_bytes]
         self.used += num_bytes + -num_bytes % ALIGNED
