@@ -1,10 +1,9 @@
-"""Attention over whole rows, over the documents of packed rows, and over a cache.
+"""Attention over whole rows, over documents in packed rows, and over a KV cache.
 
-In: queries, keys, values, and who may see whom. Out: what attention gives. On a GPU documents go through the kernel for
-rows of any length, one after the other (`DocumentBounds`), or, in float32, through flex attention with a compiled block
-mask; both skip what nobody may see. On a CPU they go through a mask: the same sums. Where a CPU trains, rows that are
-not too long go through plain products of matrices (`InParts`): PyTorch's own kernel for CPUs takes 1.2 times as long as
-they do when each is run by itself, and 3 times as long once a compiler has joined what lies between them.
+`attend` selects the kernel. On a GPU, packed documents use the variable-length kernel (`DocumentBounds`) or, in
+float32, flex attention with a compiled block mask; both skip masked blocks. On a CPU, packed documents use a dense mask
+with the same result. CPU training on rows of moderate length uses plain matrix products (`InParts`): PyTorch's CPU
+kernel takes 1.2 times as long eagerly, and 3 times as long compared with compiled products.
 """
 
 from collections.abc import Iterator
@@ -18,35 +17,36 @@ from torch import Tensor
 
 from trainer.memory import SQUARES
 
-PARTS = 4  # parts of a row's queries: the last sees all keys, the first a quarter, so that 5 of 8 products are made
-SHORT = 256  # tokens of a row that is not worth cutting
-VARLEN_SINCE = (8, 0)  # compute capability of flash attention
+PARTS = 4  # query parts per row: the first needs 1/4 of the keys, the last all, so 5/8 of the products remain
+SHORT = 256  # rows below this many tokens stay in one part
+VARLEN_SINCE = (8, 0)  # minimum compute capability of flash attention
 MOST_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
 class DocumentBounds:
-    """Documents one after the other: each token sees its own up to itself."""
+    """A causal mask over concatenated documents: a token attends to earlier tokens of the same document and itself."""
 
     bounds: Tensor
-    """int32 (N + 1,): where each begins in the flattened rows, then the end; empty ones may follow."""
+    """int32 (N + 1,): start offsets of the documents in the flattened rows, then the end; may be padded with empty
+    ones."""
     longest: int
-    """No document has more tokens."""
+    """Upper bound of the document length in tokens."""
 
 
 class OwnAttention:
-    """A mask with attention of its own, which a pack has for its objective."""
+    """A mask with a custom attention function, defined by a pack for the pack's objective."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
+        """Return the attention output (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
         raise NotImplementedError
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -> Tensor:
-    """Return (B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
+    """Return the attention output (B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
-    mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
-    gave, or an `OwnAttention`. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
+    mask: None for no mask beyond `is_causal`; bool (B, 1, T, S), True for allowed pairs; the result of
+    `documents_mask`; or an `OwnAttention`. is_causal: requires S = T and a mask that already excludes later keys.
     """
     if isinstance(mask, DocumentBounds):
         return one_after_another(q, k, v, mask)
@@ -64,7 +64,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
 
 
 def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
-    """Return the same (B, H, T, D) for rows of documents, S = T; bfloat16 or float16 on a GPU."""
+    """Return the attention output (B, H, T, D) of concatenated documents, S = T, in bfloat16 or float16 on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
     rows, heads, length, size = q.shape
@@ -73,22 +73,21 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds
         q, k, v, documents.bounds, documents.bounds, documents.longest, documents.longest, window_size=(-1, 0),
         enable_gqa=heads != k.shape[1],
     )  # fmt: skip
-    assert isinstance(found, Tensor)  # not with the norms of the scores, which are not asked for
+    assert isinstance(found, Tensor)  # the log-sum-exp is returned only on request
     return found.view(rows, length, heads, size).transpose(1, 2)
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `DocumentBounds` can be attended to there."""
+    """Return whether the variable-length kernel supports the device, dtype and head dimension."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return head_dim % 8 == 0 and head_dim <= MOST_HEAD_DIM and torch.cuda.get_device_capability(device) >= VARLEN_SINCE
 
 
 def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the same for one query (B, H, 1, D), mask (B, 1, 1, S).
+    """Return the attention output for one query per row, q (B, H, 1, D) and mask (B, 1, 1, S), on a CPU.
 
-    Products of matrices, one for each row and head of keys, take a third to a half of the time of PyTorch's own kernel
-    for CPUs.
+    One matrix product per row and key head takes a third to a half of the time of PyTorch's CPU kernel.
     """
     shape, heads = q.shape, k.shape[1]
     scores = (q.view(shape[0], heads, -1, shape[3]) @ k.mT).float().mul_(shape[3] ** -0.5)  # (B, KV, H / KV, S)
@@ -97,19 +96,17 @@ def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class InParts(torch.autograd.Function):
-    """Attention for training on a CPU, some queries at a time: those of a part meet the keys up to its last.
+    """Causal attention for CPU training, computed in parts of queries with the keys up to the end of each part.
 
-    Kept for the way back: what came in, the answer, one number per query; scores are made again. They are in the dtype
-    of q, as products of matrices come, and their softmax in fp32. Source of the way back: Dao et al., arXiv 2205.14135,
-    appendix B.
+    Save inputs, output and one log-sum-exp per query for backward, and recompute the scores. Scores have the dtype of q
+    and the softmax is fp32. Source of the backward formulas: Dao et al., arXiv 2205.14135, appendix B.
     """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Return (B, H, T, D), the heads of a token side by side in memory: as the next product takes them.
+        """Return the output (B, H, T, D), stored with the heads of a token adjacent, as the next product reads them.
 
-        q, k, v (B, H, T, D); mask bool (B, 1, T, T), of which nothing above the diagonal is True, None = all of the
-        rest.
+        q, k, v: (B, H, T, D). mask: bool (B, 1, T, T), False above the diagonal; None for plain causal attention.
         """
         rows, heads, length, size = q.shape
         q, k, v = (one.reshape(-1, length, size) for one in (q, k, v))  # (B * H, T, D), once for all parts
@@ -128,8 +125,8 @@ class InParts(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Return the gradients of q, k and v.
 
-        Scores are transposed on purpose: else a compiler takes them for those of the forward pass (common
-        subexpressions) and keeps them for each layer. The products that need them transposed are quicker, too.
+        Compute the scores transposed on purpose: otherwise the compiler recognizes the forward scores (common
+        subexpression elimination) and saves them for each layer. Products with transposed scores are also faster.
         """
         q, k, v, mask, answer, norm = ctx.saved_tensors
         shape, (_, length, size) = answer.shape, q.shape
@@ -152,29 +149,32 @@ class InParts(torch.autograd.Function):
 
 
 def parts_of(length: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last of the queries that are worked on together.
+    """Yield the (start, end) query range of each part.
 
-    How many parts does not hang on the length but for one bound, so that a compiler needs no code for each.
+    The number of parts is 1 below SHORT tokens, else PARTS, so the compiler needs only two code versions.
     """
     count = PARTS if length >= SHORT else 1
     return ((length * number // count, length * (number + 1) // count) for number in range(count))
 
 
 def unseen(mask: Tensor | None, heads: int, start: int, end: int) -> Tensor:
-    """Return bool (end - start, end) or (B * H, end - start, end), True where a query of that part may not look."""
+    """Return the inverted mask of the queries start to end, True for forbidden pairs.
+
+    The shape is (end - start, end) without a mask, else (B * H, end - start, end).
+    """
     if mask is None:
         return torch.ones((end - start, end), dtype=torch.bool).triu(start + 1)
     return ~mask[:, :, start:end, :end].expand(-1, heads, -1, -1).flatten(0, 1)
 
 
 def shared_by(x: Tensor, heads: int) -> Tensor:
-    """Return (B, KV * heads, S, D) for x (B, KV, S, D): each head that came `heads` times in a row."""
+    """Repeat each head of x (B, KV, S, D) `heads` times consecutively; return (B, KV * heads, S, D)."""
     return x if heads == 1 else x.repeat_interleave(heads, dim=1)
 
 
 @cache
 def block_masks(compiled: bool) -> Any:
-    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    """Return `create_block_mask`, compiled if `compiled`; the eager version builds the full mask several times."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return torch.compile(create_block_mask) if compiled else create_block_mask
@@ -182,17 +182,18 @@ def block_masks(compiled: bool) -> Any:
 
 @cache
 def flex(compiled: bool) -> Any:
-    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
+    """Return `flex_attention`, compiled if `compiled`; the eager version materializes all scores and is for tests."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention) if compiled else flex_attention
 
 
 def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) -> Any:
-    """Return a mask by which each token sees its own document up to itself; for `attend`.
+    """Return the causal within-document mask for `attend`.
 
-    documents: (B, T), a number that changes where a document begins. flex: for flex attention, else a plain mask.
-    bounds: int32 (N + 1,), where each begins in the flattened rows, then their end; for the kernel that takes that.
+    documents: (B, T), a number changing at the start of each document. bounds: if given, int32 (N + 1,) start offsets
+    in the flattened rows plus the end, returned as `DocumentBounds`. flex: return a block mask for flex attention;
+    otherwise a bool mask (B, 1, T, T).
     """
     rows, length = documents.shape
     if bounds is not None:
@@ -209,7 +210,7 @@ def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) 
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """Return (B, T): how many tokens of the same document stand before each; documents as above."""
+    """Return the position (B, T) of each token within its document; documents as in `documents_mask`."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]

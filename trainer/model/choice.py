@@ -1,11 +1,11 @@
-"""Choose the next token: the likeliest, or a sampled one."""
+"""Choice of the next token from logits: greedy, or sampled with temperature and top-k."""
 
 import torch
 from torch import Tensor
 
 
 def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
-    """Return one id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
+    """Return one token id (B,) per row of fp32 logits (B, V); temperature 0 is greedy, top_k 0 disables the limit."""
     if temperature <= 0:
         return logits.argmax(dim=-1)
     if 0 < top_k < logits.shape[-1]:

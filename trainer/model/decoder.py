@@ -1,8 +1,8 @@
-"""One decoder with the shapes of Llama, Qwen2 and Qwen3, in plain PyTorch, under Hugging Face's parameter names.
+"""A decoder-only transformer covering Llama, Qwen2 and Qwen3, in plain PyTorch with Hugging Face parameter names.
 
-In: token ids. Out: hidden states, logits or a summed loss. Weights stay fp32; they are cast where they are
-used to `compute_dtype`, so gradients and their accumulation are fp32 too.
-Source: the transformers definitions of LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM; nanochat's of GPT.
+`Decoder` maps token ids to hidden states, logits or a summed loss. Weights stay fp32 and are cast to `compute_dtype` at
+use, so gradients and gradient accumulation are fp32 too.
+Source: LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM in transformers; GPT in nanochat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,29 +27,29 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions and the mask that attention needs."""
+    """Rotary embeddings and mask for attention."""
 
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor
     mask: Any = None  # mask for `attend`
-    is_causal: bool = True  # True if no token attends to a later one
+    is_causal: bool = True  # True if no token attends to later tokens
 
 
 class Kept(Protocol):
-    """Keys and values of earlier passes."""
+    """A KV cache: keys and values of earlier passes."""
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def advance(self, count: int) -> None: ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
-        """Add k and v (B, KV, T, D) of new tokens; return what their queries q (B, H, T, D) find in all, as q."""
+        """Append k and v (B, KV, T, D) of new tokens; return the attention of q (B, H, T, D) over all tokens."""
         return attend(q, *self.put(layer, k, v), at.mask, at.is_causal)
 
 
 @dataclass
 class Cache(Kept):
-    """Keys and values of every layer; rows may begin later than 0 because prompts are padded on the left."""
+    """A dense KV cache of all layers. Prompts are padded on the left, so a row may start at an index above 0."""
 
     keys: Tensor  # (L, B, KV, S, D)
     values: Tensor  # (L, B, KV, S, D)
@@ -63,23 +63,23 @@ class Cache(Kept):
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k and v (B, KV, T, D) of new tokens; return those of all tokens, (B, KV, S, D)."""
+        """Append k and v (B, KV, T, D) of new tokens; return keys and values (B, KV, S, D) of all tokens."""
         end = self.length + k.shape[2]
         self.keys[layer, :, :, self.length : end] = k
         self.values[layer, :, :, self.length : end] = v
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def advance(self, count: int) -> None:
-        """Record that all layers have written so many tokens."""
+        """Advance the length by `count` tokens, after all layers have written them."""
         self.length += count
 
 
 class Linear(nn.Linear):
-    """Computes in the dtype of its input, or in 8 bits; a bias is added in the dtype of the input."""
+    """A linear layer computing in the dtype of the input, or in 8 bits; the bias is added in the dtype of the input."""
 
     in_float8 = False
-    held: float8.Weight | None = None  # the weight in 8 bits, for all passes of a step
-    laid_out: Tensor | None = None  # the weight as oneDNN reads it best, as long as nothing changes it
+    held: float8.Weight | None = None  # cached 8-bit weight for all passes of a step
+    laid_out: Tensor | None = None  # weight in oneDNN's blocked layout; valid while the weight stays unchanged
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -95,13 +95,13 @@ class Linear(nn.Linear):
 
 
 def matrix(config: ModelConfig, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """Return one of the matrices inside a block, as the config has them."""
+    """Return a linear layer for a block: the pack's layer for a feature of the config, else `Linear`."""
     made = (one.matrix(config, inputs, outputs) for one in hooks.of(config))
     return next((one for one in made if one is not None), None) or Linear(inputs, outputs, bias)
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), computed in fp32, times a gain."""
+    """RMSNorm: x / rms(x) computed in fp32, times a learned gain."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class RMSNorm(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The same, keeping for the way back only what came in; PyTorch's own on a CPU keeps two fp32 copies beside it."""
+    """RMSNorm saving only input and scale for backward; PyTorch's CPU version also saves two fp32 copies."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -136,7 +136,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def rotate(x: Tensor, at: Positions) -> Tensor:
-    """Return x after RoPE on halves: x * cos + (-x2, x1) * sin."""
+    """Apply RoPE to x (B, H, T, D) in half-split form: x * cos + (-x2, x1) * sin."""
     first, second = x.chunk(2, dim=-1)
     return x * at.cos + torch.cat((-second, first), dim=-1) * at.sin
 
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         self.has_sub_norm = config.sub_norm
 
     def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys and values (B, KV, T, D), rotated, of normed x (B, T, d)."""
+        """Return rotated queries (B, H, T, D), rotated keys and values (both (B, KV, T, D)) of normed x (B, T, d)."""
         rows, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
@@ -202,12 +202,12 @@ PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten._scaled_mm.default", 
 
 
 def kept_or_not(about: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
-    """Keep products of matrices and what attention gives; the rest is quicker to compute again."""
+    """Return the checkpoint policy: save outputs of matrix products and attention, recompute cheap operations."""
     return CheckpointPolicy.MUST_SAVE if str(operator) in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Block(nn.Module):
-    keeps_products = False  # on the way back, and nothing else from inside; see `PhaseConfig.keep_products`
+    keeps_products = False  # save only products for backward; see `PhaseConfig.keep_products`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -217,11 +217,11 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
+        """Return queries, keys and values of unnormed x (B, T, d); see `Attention.projected`."""
         return self.self_attn.projected(self.input_layernorm(x), at)
 
     def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
-        if self.keeps_products and torch.is_grad_enabled():  # in here, so that a compiler sees which are kept
+        if self.keeps_products and torch.is_grad_enabled():  # inside the block, visible to the compiler
             contexts = partial(create_selective_checkpoint_contexts, kept_or_not)
             given = (x, at, cache, layer)
             return checkpoint(self.through, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -243,10 +243,10 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
+    """The complete language model, with fp32 parameters and activations in `compute_dtype`."""
 
-    recompute = False  # each block's inner activations, on the way back
-    held: Sequence[Any] = ()  # matrices of which `Linear.held` is made once a step
+    recompute = False  # recompute the activations inside each block during backward
+    held: Sequence[Any] = ()  # layers with a `Linear.held` refreshed once per step
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -259,28 +259,28 @@ class Decoder(nn.Module):
 
     @property
     def blocks(self) -> list[Block]:
-        """Return its layers, the first one first."""
+        """Return the layers in order."""
         return cast(list[Block], list(self.model.layers))
 
     @property
     def head(self) -> Tensor:
-        """Return (V, d): what turns hidden states into logits."""
+        """Return the output matrix (V, d) mapping hidden states to logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
         self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, bounds: Tensor | None = None, *,
         at: Positions | None = None, capture: Sequence[int] = (),
     ) -> Any:  # fmt: skip
-        """Return (B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
+        """Return hidden states (B, T, d) in `compute_dtype` for ids (B, T), after the final norm.
 
-        With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
-        a document begins, each token sees its own document only; bounds as `documents_mask` takes them. at: where the
-        tokens stand and what they see, as `positions` makes it; nothing is derived then. capture: numbers of layers,
-        from 0; the list holds what goes into each of them, (B, T, d); their count stands for what leaves the last one,
-        before the norm.
+        cache: the ids continue the cached tokens, and their keys and values are appended. documents: (B, T), a number
+        changing at the start of each document; tokens attend within their document only. bounds: see `documents_mask`.
+        at: explicit positions and mask from `positions`, replacing the default ones. capture: layer indices from 0;
+        with `capture` return a pair of the hidden states and a list with the input (B, T, d) of each layer. The index
+        `num_hidden_layers` stands for the output of the last layer before the norm.
         """
         if at is None:
-            assert cache is None or isinstance(cache, Cache)  # of any other kind only whoever made it knows the places
+            assert cache is None or isinstance(cache, Cache)  # for other cache kinds the caller passes `at`
             at = self._positions(ids, cache, documents, bounds)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         if self.config.embed_norm:
@@ -290,7 +290,7 @@ class Decoder(nn.Module):
             if layer in capture:
                 seen[layer] = x
             if self.recompute and torch.is_grad_enabled():
-                # nothing here is random, so no state of a generator has to be brought back
+                # The block uses no random numbers, so no generator state is restored.
                 x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, at, cache, layer)
@@ -300,19 +300,19 @@ class Decoder(nn.Module):
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 
     def begin_step(self) -> None:
-        """Record that the weights stay as they are for all passes of a step."""
+        """Refresh the cached 8-bit weights once per step; call before the first pass."""
         for one in self.held:
             one.held.take(one.weight)
 
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
-        """Return the argument of `hidden` for tokens at the positions `index` (B or 1, T).
+        """Return the argument `at` of `hidden` for tokens at positions `index` (B or 1, T).
 
-        mask: who sees whom, as `attend` takes it; is_causal: whether no token sees a later one in its row.
+        mask: as in `attend`. is_causal: True if no token attends to later tokens of the row.
         """
         return Positions(*rotations(index, self.config, self.compute_dtype), mask, is_causal)
 
     def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
-        """Return fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
+        """Return fp32 logits (B, T, V) for ids (B, T), or (B, 1, V) of the last position with `last_only`."""
         hidden = self.hidden(ids, cache)
         logits = F.linear(hidden[:, -1:] if last_only else hidden, self.head.to(self.compute_dtype)).float()
         return capped(logits, self.shape.softcap)
@@ -321,25 +321,25 @@ class Decoder(nn.Module):
         self, ids: Tensor, targets: Tensor, documents: Tensor | None = None, bounds: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count.
+        """Return the summed cross entropy in nats as an fp32 scalar, ignoring targets (B, T) of -1.
 
-        documents, bounds: as above. counted: (N,), where the targets that count stand in the flattened rows; whoever
-        does not say has it looked for, which waits for a GPU.
+        documents, bounds: see `hidden`. counted: (N,), indices of the counted targets in the flattened rows; computing
+        them here, if None, synchronizes with the GPU.
         """
         hidden, targets = self.hidden(ids, None, documents, bounds).flatten(0, 1), targets.flatten()
         if counted is None:
             counted = (targets != IGNORED).nonzero().squeeze(1)
-        if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
+        if len(counted) < len(targets):  # compute logits of counted tokens only; chat rows have few
             hidden, targets = hidden.index_select(0, counted), targets[counted]
-        # A function of autograd is told that a parameter may learn, whether or not anything learns just now.
+        # An autograd function sees `requires_grad` of a parameter even under `no_grad`, so detach the head explicitly.
         head = self.head if torch.is_grad_enabled() else self.head.detach()
         return SummedCrossEntropy.apply(hidden, head, targets, self.shape)
 
     def through(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return `objective.loss` of this model.
 
-        What trains calls it through here: where the model is cut over processes, all that lies outside of its blocks is
-        put together before, and gradients are added up after.
+        Training must call the objective through this method: FSDP hooks the method to gather the parameters outside the
+        blocks before the call and to reduce gradients after the backward pass.
         """
         return objective.loss(self, batch)
 
@@ -357,17 +357,17 @@ class Decoder(nn.Module):
             seen = torch.arange(past + length, device=ids.device)  # (S,)
             real = seen[None, None, :] >= cache.starts[:, None, None]
             causal = seen[None, None, :] <= index[:, :, None]
-            itself = seen[None, None, :] == index[:, :, None]  # padding sees itself, else its softmax is empty
+            itself = seen[None, None, :] == index[:, :, None]  # padding attends to itself, else softmax has no entry
             mask = ((real & causal) | itself)[:, None]  # (B, 1, T, S)
             index = (index - cache.starts[:, None]).clamp(min=0)
         return self.positions(index, mask, is_causal=cache is None)
 
 
-DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)  # by which PyTorch's modules fill parameters
+DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)  # initializers called by PyTorch modules
 
 
 class Undrawn(TorchFunctionMode):
-    """Modules made within it keep their parameters as they were allocated, and draw none."""
+    """A mode in which new modules skip random initialization and keep uninitialized parameters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in DRAWS:
@@ -378,19 +378,20 @@ class Undrawn(TorchFunctionMode):
 def unfilled(
     config: ModelConfig, compute_dtype: torch.dtype = torch.float32, device: torch.device | str = "meta"
 ) -> Decoder:
-    """Return a decoder whose parameters whoever knows them fills. On no device, `to_empty` gives it one.
+    """Return a decoder with uninitialized parameters for the caller to fill; on `meta`, call `to_empty` first.
 
-    PyTorch would draw random ones first, on one core, which takes a minute for some billions; on no device it would
-    load its compiler for that, and `to_empty` would load sympy: 1.5 s of each process.
+    Skipping PyTorch's random initialization saves a minute on one core for a few billion parameters. On `meta`, random
+    initialization would import PyTorch's compiler, and `to_empty` would import sympy: 1.5 s per process.
     """
     with torch.device(device), Undrawn():
         return Decoder(config, compute_dtype)
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill the parameters from `seed`.
+    """Initialize the parameters from `seed`.
 
-    Matrices that write to the residual stream and biases begin at zero, gains at one.
+    Biases and matrices writing to the residual stream (o_proj, down_proj) are zero, gains one, embeddings normal with
+    std 0.02, other matrices normal with std 1/sqrt(inputs).
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

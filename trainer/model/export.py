@@ -1,6 +1,7 @@
-"""Hugging Face folders to and from our decoder; the parameter names are theirs, so weights pass unchanged.
+"""Read and write Hugging Face model folders; the decoder uses the same parameter names, so weights pass unchanged.
 
-Out: config.json, generation_config.json, safetensors files and the tokenizer's: what transformers and vLLM load.
+A written folder holds config.json, generation_config.json, safetensors files and the tokenizer files, as transformers
+and vLLM load them.
 """
 
 import json
@@ -48,9 +49,10 @@ def write(
     dtype: torch.dtype = torch.float32,
     said: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused.
+    """Write a model folder; `folder` must not exist. Raises Refused.
 
-    said: entries of config.json that say how the weights are stored, where these are not the parameters.
+    tokenizer: folder of the tokenizer files to copy. said: extra config.json entries describing the storage format, for
+    weights in a form other than plain parameters.
     """
     words = tokenizers.load(tokenizer)
     bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
@@ -71,9 +73,9 @@ def write(
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, most: int = SHARD_BYTES) -> None:
-    """Write one file, or several of at most `most` bytes with an index, written last.
+    """Write the weights as one safetensors file, or as shards of at most `most` bytes and an index written last.
 
-    A larger tensor has a file of its own.
+    A tensor above `most` bytes gets a shard of its own.
     """
     shards: list[dict[str, Tensor]] = []
     size = total = 0
@@ -100,9 +102,9 @@ def _in(dtype: torch.dtype, one: Tensor) -> Tensor:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the shape of the model in `folder`. Of the weights only the headers are read.
+    """Return the shape of the model in `folder`, checking the headers of the weight files.
 
-    Raises Refused when it holds no model, one that our decoder cannot be, or one whose files are of another.
+    Raises Refused for a folder without a model, an unsupported model, or weight files not matching config.json.
     """
     try:
         config = model_config(model_files.load(folder))
@@ -118,23 +120,23 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise Refused when the tokenizer beside a model is not the one that it was trained with."""
+    """Raise Refused when the tokenizer in a model folder differs from the tokenizer of the training."""
     if wrong := vocabulary.problem_in(folder):
         raise Refused(f"{folder}: {wrong}; make the model again: inv train --phase ..., or put the right file there")
 
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
-    """Return the model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
+    """Load the model of a Hugging Face folder on the CPU with fp32 parameters. Raises Refused."""
     model = unfilled(read_config(folder), compute_dtype, "cpu")
     load(model, folder)
     return model
 
 
 def opened(folder: Path, machine: Machine) -> Decoder:
-    """Open the model in a Hugging Face folder where this machine computes, to answer and not to learn.
+    """Load the model of a Hugging Face folder for inference on the device of this machine. Raises Refused.
 
-    It is in the fast dtype of a GPU, on a CPU in float32. Masters stay float32, since how they are rounded hangs on
-    their last bits. Raises Refused in words.
+    Use the fast dtype on a GPU and float32 on a CPU. Master weights stay float32, because their rounding depends on the
+    last bits.
     """
     is_gpu = machine.device.type != "cpu"
     model = read(folder, machine.fast if is_gpu else torch.float32).eval().requires_grad_(False)
@@ -144,7 +146,7 @@ def opened(folder: Path, machine: Machine) -> Decoder:
 
 
 def load(model: Decoder, folder: Path) -> None:
-    """Load the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
+    """Load the weights of a Hugging Face folder into a model, one file in memory at a time. Raises Refused."""
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     files = _weight_files(folder)
     is_only_head = only_head(model.config, {name for file in files for name in model_files.header(file)})
@@ -204,14 +206,14 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def folder_of_model(folder: Path) -> Path:
-    """Return the Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
+    """Return the Hugging Face folder: `hf/` inside a published artifact, else `folder`."""
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 
 def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tensor] | None = None) -> None:
-    """Copy the model of `source` to a new Hugging Face folder, in another dtype if asked. Raises Refused.
+    """Copy the model of `source` to the new Hugging Face folder `out` in `dtype`. Raises Refused.
 
-    masters: its parameters in full precision, where they are known; its Hugging Face folder holds them rounded.
+    masters: full-precision parameters, if known; the Hugging Face folder of `source` holds rounded weights.
     """
     source = folder_of_model(source)
     check_tokenizer(source)

@@ -1,7 +1,7 @@
-"""Matrices multiplied in 8 bits: forward in e4m3, gradients in e5m2, each tensor with one scale of its own.
+"""Float8 linear layers: e4m3 in the forward pass, e5m2 for gradients, one dynamic scale per tensor.
 
-In: bf16 activations (N, K), a weight (M, K). Out: bf16 (N, M). Source: Micikevicius et al., arXiv 2209.05433; dynamic
-tensorwise scaling as in torchao and nanochat.
+`linear` multiplies bf16 activations (N, K) with a weight (M, K) and returns bf16 (N, M). Source: Micikevicius et al.,
+arXiv 2209.05433; dynamic tensorwise scaling as in torchao and nanochat.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SINCE = (8, 9)  # compute capability that has the units
-DIVISOR = 16  # every side of a matrix must be a multiple of this
+SINCE = (8, 9)  # minimum compute capability
+DIVISOR = 16  # required divisor of every matrix dimension
 
 
 def problem(device: torch.device) -> str:
-    """Return why a device cannot do it; "" when it can."""
+    """Return the reason a device does not support float8, or "" for a supported device."""
     if device.type != "cuda":
         return "dtype float8 needs an NVIDIA GPU of the Ada or Hopper kind or later; this machine computes on its CPU"
     found = torch.cuda.get_device_capability(device)
@@ -28,14 +28,14 @@ def fits(*sides: int) -> bool:
 
 
 def quantised(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x in `dtype`, and the fp32 scale that gives it back."""
+    """Quantize x to `dtype`; return the quantized tensor and the fp32 factor for dequantization."""
     most = x.abs().amax().float().clamp(min=1e-12)
     scale = torch.finfo(dtype).max / most
     return (x.float() * scale).to(dtype), scale.reciprocal()
 
 
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> Tensor:
-    """Return a (N, K) times the transpose of b (M, K), both quantised: bf16 (N, M)."""
+    """Return a @ b.T as bf16 (N, M), for quantized a (N, K) and b (M, K) with their scales."""
     return torch._scaled_mm(
         a[0].contiguous(), b[0].contiguous().t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16,
         use_fast_accum=fast,
@@ -44,12 +44,12 @@ def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> T
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight (M, K) in 8 bits, as the ways there and back multiply it."""
+    """An 8-bit weight (M, K) in the layouts of the forward and the backward product."""
 
     there: Tensor
-    """(M, K)"""
+    """(M, K), for the forward pass."""
     back: Tensor
-    """(K, M), in the order of its own rows."""
+    """(K, M), row-major, for the backward pass."""
     scale: Tensor
 
     @staticmethod
@@ -58,7 +58,7 @@ class Weight:
         return Weight(there, there.t().contiguous(), scale)
 
     def take(self, weight: Tensor) -> None:
-        """Hold another weight from now on, in the same memory: compiled code goes on with it."""
+        """Quantize a new weight in place, so that compiled code keeps using the same memory."""
         new = Weight.of(weight)
         self.there.copy_(new.there)
         self.back.copy_(new.back)
@@ -83,9 +83,9 @@ class Float8Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, held: Weight | None = None) -> Tensor:
-    """Return (..., M) for x (..., K); the rows of x all together must be a multiple of 16.
+    """Return x @ weight.T, (..., M), for x (..., K); the total number of rows of x must be a multiple of 16.
 
-    held: the weight in 8 bits, where somebody has made it already.
+    held: the cached 8-bit weight; quantize `weight` if None.
     """
     held = held or Weight.of(weight)
     flat = Float8Linear.apply(x.flatten(0, -2), weight, held.there, held.back, held.scale)

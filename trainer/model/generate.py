@@ -1,7 +1,6 @@
-"""Tokens out of a model: batched, with a KV cache, greedy or sampled.
+"""Batched token generation with a KV cache, greedy or sampled.
 
-In: prompts as ids. Out: ids, step by step. Padding is on the left, and attention never sees it, so a row of a batch
-says what it would say alone.
+Prompts are padded on the left and attention masks the padding, so a row of a batch generates the same tokens as alone.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +22,7 @@ def steps(
     top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the next id of every row (B,), again and again, at most `max_new` times or until the positions end."""
+    """Yield the next token id of every row (B,), at most `max_new` times or up to `max_position_embeddings`."""
     longest, device = max(map(len, prompts)), model.head.device
     starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # (B, T)
@@ -44,7 +43,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
+    """Return the continuation of each prompt, up to and excluding the first id in `stop`."""
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     own = decoding(model, prompts, stop, max_new, temperature, top_k, generator)
@@ -69,7 +68,7 @@ def decoding(
     model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
     top_k: int, generator: torch.Generator | None,
 ) -> Iterator[list[list[int]]] | None:  # fmt: skip
-    """Return the new final ids of each prompt, pass by pass, of a model that a pack decodes; None for any other."""
+    """Return an iterator over new final ids per prompt and pass from a pack's decoding, or None for a plain decoder."""
     how = (prompts, stop, max_new, temperature, top_k, generator)
     found = (one.decoding(model, *how) for one in hooks.of(model.config))
     return next((one for one in found if one is not None), None)
@@ -79,7 +78,7 @@ def stream(
     model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
     top_k: int = 0, generator: torch.Generator | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """Yield the continuation of a prompt, id by id, up to the first of `stop`, which is left out."""
+    """Yield the continuation of a prompt id by id, up to and excluding the first id in `stop`."""
     own = decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
     if own is not None:
         found = (token for new in own for token in new[0])

@@ -1,6 +1,6 @@
-"""The code of packs in torch that computes with models of one feature, such as matrices of 1.58 bits.
+"""Torch hooks of packs for model features, such as 1.58-bit matrices.
 
-ModelConfig.features  ->  ModelFeature.hooks  ->  of(config): the decoder and the reader of files ask each
+`ModelConfig.features` -> `ModelFeature.hooks` -> `of(config)`; the decoder and the file reader call every hook.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,49 +15,52 @@ from trainer.records.model_config import ModelConfig
 
 
 class StoredWeights:
-    """The weights of a model in files whose names or numbers are not those of our decoder."""
+    """A reader for weight files with names or values different from the decoder's parameters."""
 
     def tensors(self, file: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a file as our decoder has them. Raises Refused."""
+        """Convert the tensors of a file to decoder parameters. Raises Refused."""
         raise NotImplementedError
 
     def unused(self) -> list[str]:
-        """Return the names of what belongs to none of the tensors that were asked for."""
+        """Return the names of stored tensors used by no converted parameter."""
         return []
 
 
 class ModelHooks:
-    """The differences of models with one feature; None = as in other models."""
+    """The overrides for models with one feature; None means the default behaviour."""
 
     def matrix(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
-        """Return a matrix inside a block."""
+        """Return the linear layer for a matrix inside a block, or None for the default."""
         return None
 
     def align(self, config: ModelConfig) -> int:
-        """Return the number of tokens at whose multiples an answer begins."""
+        """Return the token alignment of answers: an answer begins at a multiple of this number."""
         return 1
 
     def decoding(
         self, model: Any, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
         top_k: int, generator: torch.Generator | None,
     ) -> Iterator[list[list[int]]] | None:  # fmt: skip
-        """Yield the new final ids of each prompt after each forward pass of the `Decoder`; a stop is the last one."""
+        """Yield the new final ids per prompt after each forward pass, the stop id last, or None for the default."""
         return None
 
     def nats(self, model: Any, ids: Tensor, targets: Tensor) -> Tensor | None:
-        """Return what each target costs under the `Decoder`, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+        """Return the nats of each target, fp32 (B, T), 0 for targets of -1, or None for the default.
+
+        ids, targets: (B, T).
+        """
         return None
 
     def stored(self, folder: Path, files: Sequence[Path]) -> StoredWeights | None:
-        """Return the weights of a model folder. Raises Refused."""
+        """Return the weight reader for a model folder, or None for the default. Raises Refused."""
         return None
 
 
 def align(config: ModelConfig) -> int:
-    """Return the number of tokens at whose multiples an answer of such a model begins."""
+    """Return the token alignment of answers for a model: the maximum over features, at least 1."""
     return max((one.align(config) for one in of(config)), default=1)
 
 
 def of(config: ModelConfig) -> list[ModelHooks]:
-    """Return the code for each feature of a model."""
+    """Return the hooks of each feature of a model."""
     return [packs.load(one.hooks)() for one in config.features]

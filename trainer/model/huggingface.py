@@ -1,6 +1,7 @@
-"""Conversion between a Hugging Face `config.json` and our records. Light to import: no torch here.
+"""Conversion between a Hugging Face `config.json` and `ModelConfig`. No torch import.
 
-In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model.
+`model_config` parses the content of a config.json and raises ConfigError for models the decoder does not support;
+`written` produces the content.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "bitnet": "BitNetForCausalLM",
 }
-OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's
+OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes unknown to transformers
 SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -34,9 +35,9 @@ SHAPE = (
     "rms_norm_eps",
     "tie_word_embeddings",
 )
-IN_BLOCKS = "block_diffusion"  # model_type of what decodes in blocks, so that nobody reads it as one that does not
-SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
-MOST = {  # limits some powers of two above any decoder: a config of somebody else allocates nothing by itself
+IN_BLOCKS = "block_diffusion"  # model_type of block-diffusion models; left-to-right loaders must refuse them
+SOFTCAP = "final_logit_softcapping"  # Gemma's key; Llama and Qwen3 in transformers ignore the key
+MOST = {  # limits well above any real decoder: an untrusted config must not cause huge allocations
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
@@ -48,7 +49,7 @@ MOST = {  # limits some powers of two above any decoder: a config of somebody el
     "head_dim": 1 << 12,
 }
 COMMON: dict[str, Any] = {
-    **dict.fromkeys(SHAPE[:5]),  # these five must be said
+    **dict.fromkeys(SHAPE[:5]),  # these five are required
     **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10_000.0},
 }
 UNSAID: dict[str, dict[str, Any]] = {
@@ -56,9 +57,9 @@ UNSAID: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
     "bitnet": {"num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
 }
-"""Values of `transformers` where a config says none: those of all kinds, and by kind those that differ."""
+"""Defaults of `transformers` by model_type, overriding COMMON."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-RANGES = {  # above the first, up to the second
+RANGES = {  # exclusive minimum, inclusive maximum
     "rms_norm_eps": (0.0, 1.0),
     "rope_theta": (0.0, 1e12),
     SOFTCAP: (0.0, 1e6),
@@ -68,10 +69,10 @@ RANGES = {  # above the first, up to the second
 
 
 def kind_of(config: ModelConfig) -> str:
-    """Return the model_type that `transformers` knows such a shape by; OURS for one that it does not know.
+    """Return the model_type in `transformers` for a shape, or OURS for an unsupported shape.
 
-    Its `bitnet` has norms in front of two matrices, none on queries and keys, and heads that together are as wide as
-    the model.
+    `bitnet` in transformers has norms before two matrices (o_proj and down_proj), no norms on queries and keys, and a
+    total head width equal to the model width.
     """
     if any(one.odd_parts(config) for one in config.features):
         return OURS
@@ -85,7 +86,7 @@ def kind_of(config: ModelConfig) -> str:
 
 
 def odd_parts(config: ModelConfig) -> str:
-    """Return the parts of a shape that no class of transformers has, in words."""
+    """Return a comma-separated description of the parts of a shape missing in transformers."""
     parts = {
         "an MLP of relu(x)**2": config.mlp != "swiglu",
         "a norm behind the embedding": config.embed_norm,
@@ -97,7 +98,7 @@ def odd_parts(config: ModelConfig) -> str:
 
 
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
-    """Return the content of config.json. The spelling of newer releases stands beside the classic one."""
+    """Return the content of config.json, with the RoPE keys of both old and new transformers releases."""
     kind = kind_of(config)
     extra: dict[str, Any] = {} if kind in ("bitnet", OURS) else {"mlp_bias": False, "pretraining_tp": 1}
     if kind in ("qwen2", "qwen3"):
@@ -137,7 +138,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Return our shape of the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
+    """Parse the content of a config.json. Raises ConfigError for a model the decoder does not support."""
     raw = model_layouts.spelt(raw)
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
@@ -164,7 +165,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     unsaid = {"num_key_value_heads": heads, **COMMON, **UNSAID.get(kind, {})}
-    if "num_key_value_heads" in raw:  # null: one for each head
+    if "num_key_value_heads" in raw:  # null means one per head
         unsaid["num_key_value_heads"] = heads
     shape: dict[str, Any] = {name: unsaid[name] if raw.get(name) is None else raw[name] for name in SHAPE}
     return ModelConfig(
@@ -183,7 +184,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that only a shape of ours may have. Raises ConfigError."""
+    """Return the fields specific to model_type OURS. Raises ConfigError."""
     mlp, embed_norm = raw.get("mlp", "swiglu"), raw.get("embed_norm", False)
     if type(mlp) is not str or type(embed_norm) is not bool:
         raise ConfigError(f"mlp is {shown(mlp)}, embed_norm {shown(embed_norm)}; expected a text, and true or false")
@@ -191,9 +192,9 @@ def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config's settings of positions. Raises ConfigError where its two spellings differ.
+    """Return the RoPE settings of a config. Raises ConfigError when the two spellings contradict each other.
 
-    Older releases of transformers write `rope_scaling`, newer ones `rope_parameters`.
+    Old transformers releases write `rope_scaling`, new releases `rope_parameters`.
     """
     found: list[Mapping[str, Any]] = []
     for name in ("rope_parameters", "rope_scaling"):
@@ -248,7 +249,7 @@ def _refuse_odd(said: Mapping[str, Any]) -> None:
 
 
 def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every parameter, as the files of such a model have them."""
+    """Yield the name and shape of every parameter in the files of a model."""
     d, f, hd = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
     yield "model.embed_tokens.weight", (config.vocab_size, d)
@@ -276,14 +277,14 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
-    """Return the differences between a model's file headers and its config.json, in words. Nothing is allocated."""
+    """Compare file headers with a config; return differences as text, [] for a match. Reads no tensors."""
     for feature in config.features:
         headers = map(feature.stored, headers)
     found = {name: one.shape for header in headers for name, one in header.items()}
     if only_head(config, found):
         found[EMBEDDING] = found.pop(HEAD)
     stored = {name: shape for name, shape in found.items() if not is_spare(name, config)}
-    # a few more than there are tensors, however many layers the config promises
+    # Bound the number of expected names: an untrusted config may claim any number of layers.
     wanted = dict(islice(shapes(config), len(stored) + 100))
     odd = [f"{name} is unknown" for name in stored if name not in wanted]
     odd += [f"{name} is missing" for name in wanted if name not in stored]
@@ -292,12 +293,12 @@ def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) ->
 
 
 def only_head(config: ModelConfig, names: Collection[str]) -> bool:
-    """Return whether files hold tied weights under the name of the head alone, as some writers of safetensors do."""
+    """Return whether tied weights are stored only under the name of the head, as some safetensors writers do."""
     return config.tie_word_embeddings and HEAD in names and EMBEDDING not in names
 
 
 def is_spare(name: str, config: ModelConfig) -> bool:
-    """Return whether a tensor is redundant: the embedding once more, or values that config.json has."""
+    """Return whether a tensor is redundant: a copy of a tied embedding, or values derived from config.json."""
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 
 

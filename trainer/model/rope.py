@@ -1,8 +1,7 @@
-"""Rotary positions: where a token stands, as angles.
+"""Rotary position embeddings (RoPE) with linear, llama3 and YaRN scaling.
 
-In: positions, a `ModelConfig`. Out: cos and sin for attention, stretched as the model says. Sources: Su et al., arXiv
-2104.09864 (RoPE); Peng et al., arXiv 2309.00071 (YaRN); Llama 3.1's published code (llama3); spelling and edge cases:
-`transformers.modeling_rope_utils`.
+`rotations` maps positions to cos and sin for attention. Sources: Su et al., arXiv 2104.09864 (RoPE); Peng et al., arXiv
+2309.00071 (YaRN); Llama 3.1's published code (llama3); spelling and edge cases: `transformers.modeling_rope_utils`.
 """
 
 import math
@@ -14,7 +13,7 @@ from trainer.records.model_config import ModelConfig, RopeScaling
 
 
 def rotations(index: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin (B, 1, T, D) in `dtype` of the positions `index` (B, T); angles are computed in fp32."""
+    """Return cos and sin (B, 1, T, D) in `dtype` for positions `index` (B, T); angles are computed in fp32."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=index.device)
     frequencies, magnitude = config.rope_theta ** (-half / config.head_dim), 1.0
     if config.rope_scaling is not None:
@@ -25,13 +24,13 @@ def rotations(index: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[T
 
 
 def scaled(frequencies: Tensor, config: ModelConfig, scaling: RopeScaling) -> tuple[Tensor, float]:
-    """Return stretched frequencies (D/2,), and what cos and sin are multiplied by."""
+    """Return scaled frequencies (D/2,) and the factor for cos and sin."""
     slow = frequencies / scaling.factor
     if scaling.kind == "linear":
         return slow, 1.0
     before = scaling.original_max_position_embeddings
     if scaling.kind == "llama3":
-        turns = before * frequencies / (2 * math.pi)  # within the positions that were trained
+        turns = before * frequencies / (2 * math.pi)  # rotations within the trained context
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         share = ((turns - low) / (high - low)).clamp(0, 1)
         return slow + share * (frequencies - slow), 1.0
@@ -42,7 +41,7 @@ def scaled(frequencies: Tensor, config: ModelConfig, scaling: RopeScaling) -> tu
     first, last = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.truncate else ends
     first, last = max(first, 0), min(last, config.head_dim - 1)
     if first == last:
-        last += 0.001  # the ramp is a step
+        last += 0.001  # avoid division by zero: the ramp becomes a step
     share = ((torch.arange(len(frequencies), device=frequencies.device) - first) / (last - first)).clamp(0, 1)
     magnitude = scaling.attention_factor
     if magnitude is None:

@@ -1,9 +1,9 @@
-"""Losses per token, each with a gradient of its own; computed in slices, so that a batch's logits never exist at once.
+"""Per-token log-probabilities and distillation losses, computed in slices so that the full logits never exist.
 
-In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
-distribution. In the backward pass the logits of a slice are made again, since the gradient of a token is not known
-before; where they are few, they are kept. Beside a teacher: cross entropy and divergence, summed, whose gradients are
-made with them.
+`logprobs_and_entropy` returns one log-probability and one entropy per token. The backward pass recomputes the logits of
+each slice, because the per-token gradients are unknown in the forward pass; a small set of logits on a CPU is saved
+instead. `sliced_kl` returns summed cross entropy and divergence from a teacher, with gradients computed in the forward
+pass.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.model.losses import ROWS_CPU, ROWS_GPU, Shape, capped
 
-KEPT_BYTES = 64 << 20  # bytes of logits that wait in a CPU's memory for the backward pass
+KEPT_BYTES = 64 << 20  # maximum bytes of probabilities saved for backward on a CPU
 
 
 def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0) -> Tensor:
@@ -25,9 +25,9 @@ def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, 
 def logprobs_and_entropy(
     hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return ln p of each target, and the entropy of its distribution in nats, without a gradient; both fp32 (N,).
+    """Return ln p of each target and the entropy of the distribution in nats, both fp32 (N,).
 
-    temperature: what logits are divided by, as they were for sampling.
+    The entropy has no gradient. temperature: divisor of the logits, as in sampling.
     """
     found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, head, targets, shape.softcap, temperature)
     return found
@@ -82,7 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def slices(hidden: Tensor) -> list[slice]:
-    """Return the slices of rows that are processed together."""
+    """Return consecutive row slices of ROWS_GPU or ROWS_CPU tokens."""
     rows = ROWS_GPU if hidden.is_cuda else ROWS_CPU
     return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 
@@ -100,11 +100,11 @@ def sliced_kl(
     hidden: Tensor, head: Tensor, targets: Tensor, teacher: Teacher, weights: Tensor, temperature: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return `weights[0] * nats + weights[1] * divergence`, then both alone, detached: fp32 scalars, sums over tokens.
+    """Return (`weights[0] * nats + weights[1] * divergence`, nats, divergence), fp32 scalars summed over tokens.
 
-    hidden: (N, d); head: (V, d); targets: (N,), all of which count. The nats are those of the cross entropy, the
-    divergence is KL(teacher || student) of softmax(logits / temperature), times temperature**2 when the weight says so.
-    weights: (2,), on the device of hidden. Gradients go to hidden and head.
+    nats: cross entropy, detached. divergence: KL(teacher || student) of softmax(logits / temperature), detached; the
+    caller includes a factor temperature**2 in the weight if wanted. hidden: (N, d); head: (V, d); targets: (N,), all
+    counted; weights: (2,), on the device of hidden. Gradients go to hidden and head.
     Source: Hinton et al., arXiv 1503.02531.
     """
     total, nats, divergence = _CrossEntropyAndKL.apply(hidden, head, targets, teacher, weights, temperature, softcap)
@@ -112,7 +112,7 @@ def sliced_kl(
 
 
 class _CrossEntropyAndKL(torch.autograd.Function):
-    """Both from the same logits; gradients are made while the logits of a slice are at hand."""
+    """Cross entropy and KL divergence from shared logits, with gradients computed per slice in the forward pass."""
 
     @staticmethod
     def forward(

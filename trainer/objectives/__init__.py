@@ -1,8 +1,7 @@
-"""Objectives: each turns a model and a batch into a summed loss, which a phase minimises.
+"""Training objectives: an objective maps a model and a micro-batch to a summed loss and summed metrics.
 
-In: a decoder, a batch as named arrays. Out: the sum of the loss over the rows at hand, and figures of it. The loop
-divides both by the objective's `count` of the whole batch, so that a step is the same whatever number of micro-batches
-and processes its rows are dealt to.
+The training loop divides loss and metrics by the objective's `count` of the whole batch, so a step does not depend on
+the number of micro-batches and processes.
 """
 
 from collections.abc import Mapping
@@ -14,34 +13,34 @@ from torch import Tensor
 from trainer.model.decoder import IGNORED, Decoder
 
 Batch = Mapping[str, np.ndarray]
-"""Arrays by name, each (rows, ...): `ids` and `targets` (rows, T), int64, a target of -1 is not counted; `documents`
-where a token sees its own document only; and what an objective asks for, floats too. Where the rows do not come out
-even over micro-batches and processes there are some more, with -1 in `targets` and 0 in all else: they must add
-nothing."""
+"""Arrays by name, each (rows, ...): `ids` and `targets` (rows, T), int64, where targets of -1 are ignored; `documents`
+(rows, T) for attention within documents; and further arrays required by an objective. To divide the rows evenly over
+micro-batches and processes, the loop adds rows with -1 in `targets` and 0 in all other arrays; such rows must add 0 to
+the loss."""
 
 
 class Objective(Protocol):
-    """One way to learn from batches. Made once by its phase; pure but for what `at` sets."""
+    """A training objective, created once per phase and stateless except for values set by `at`."""
 
     def count(self, batch: Batch) -> float:
-        """Return the divisor of the loss of all rows of a step; 0 divides nothing."""
+        """Return the divisor of the loss for all rows of a step, such as the number of targets; 0 means no division."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss (fp32 scalar) and the figures (scalars, detached, the same names for every batch).
+        """Return the loss (fp32 scalar) and metrics by name (detached scalars), summed over the rows of a micro-batch.
 
-        All of them are sums over the rows of this micro-batch.
+        The metric names must be equal for every batch.
         """
 
     def at(self, step: int) -> None:
-        """Make ready for the step after so many.
+        """Prepare for the step with index `step`, counted from 0.
 
-        What changes from step to step is kept in tensors without dimensions and changed in place: compiled code takes a
-        number for a constant, and is compiled again for each.
+        Store values varying by step in 0-dimensional tensors and update them in place: compiled code treats a Python
+        number as a constant and recompiles for every value.
         """
 
 
 class CrossEntropy:
-    """The next token, or whichever `targets` says: nats per token that counts."""
+    """Cross entropy of the ids in `targets` (next-token prediction): nats per counted token."""
 
     def count(self, batch: Batch) -> float:
         return float((batch["targets"] != IGNORED).sum())

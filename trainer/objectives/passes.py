@@ -1,8 +1,8 @@
-"""A batch, cut into the passes of a step: what each of them reads lies on the device before the first one begins.
+"""Micro-batches of a step, copied to the device before the first pass begins.
 
-In: named arrays of all rows of this process. Out: tensors for each pass; beside what the batch has, `counted`, the
-places of the targets that count in its flattened rows, and on GPUs `bounds`, where documents begin and the last one
-ends. Both are known here, so that nothing has to ask the GPU for them, and wait until it has come to that.
+`passes` splits the arrays of this process into tensors per pass and adds `counted`, the indices of counted targets in
+the flattened rows, and on GPUs `bounds`, the document offsets. Computing both on the CPU avoids a synchronization with
+the GPU.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from trainer.model.attention import has_varlen
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.objectives import Batch
 
-BOUNDS_BY = 64  # documents: their number is filled up with empty ones, so that passes have few shapes
+BOUNDS_BY = 64  # pad the number of documents to a multiple with empty documents: fewer tensor shapes
 
 
 def passes(batch: Batch, micro_rows: int, model: Decoder) -> list[dict[str, Tensor]]:
     """Return the inputs of each pass of at most `micro_rows` rows, on the device of the model.
 
-    From a CPU's memory that a GPU reads by itself (pinned): the copies are begun, and nobody waits for them.
+    Copies to a GPU run asynchronously from pinned CPU memory.
     """
     device, found = model.head.device, list[dict[str, Tensor]]()
     by_bounds = "documents" in batch and has_varlen(device, model.compute_dtype, model.config.head_dim)
@@ -37,14 +37,14 @@ def passes(batch: Batch, micro_rows: int, model: Decoder) -> list[dict[str, Tens
 
 
 def evenly(rows: int, most: int) -> int:
-    """Return the number of rows of a pass, at most so many: all passes but the last have as many, that few less."""
+    """Return the rows per pass, at most `most`, for passes of nearly equal size; the last pass may be smaller."""
     return -(-rows // -(-rows // most))
 
 
 def bounds(documents: np.ndarray) -> np.ndarray:
-    """Return int32 (N + 1,): where each document begins in the flattened rows (B, T), then their end, repeated.
+    """Return int32 (N + 1,): start offsets of the documents in the flattened rows (B, T), then the end as padding.
 
-    No document goes on from one row into the next.
+    A document never continues in the next row.
     """
     begins = np.ones(documents.shape, bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -54,7 +54,7 @@ def bounds(documents: np.ndarray) -> np.ndarray:
 
 
 def seen_len(documents: np.ndarray) -> int:
-    """Return the mean length over all tokens of a token's document, from which the cost of attention follows."""
+    """Return the mean document length over all tokens, the effective row length for the cost of attention."""
     sizes = np.diff(bounds(documents)).astype(np.int64)
     return round(int((sizes * sizes).sum()) / documents.size)
 
@@ -65,7 +65,7 @@ def sent(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def counted_in(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return (N,): where in the flattened rows of a pass the targets stand that count."""
+    """Return the indices (N,) of counted targets in the flattened rows of a pass."""
     if "counted" in batch:
         return batch["counted"]
     return (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)

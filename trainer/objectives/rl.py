@@ -1,8 +1,8 @@
-"""The loss of reinforcement learning with groups of answers: DAPO, GRPO, Dr. GRPO, GSPO and nanochat's plain one.
+"""Policy-gradient losses over groups of answers: DAPO, GRPO, Dr. GRPO, GSPO and nanochat's plain loss.
 
-In: answers as rows with their advantages. Out: the summed loss and summed figures; `RlConfig` says which loss. Rows
-carry what they weigh (`row_weights`), which is why answers that nothing can be learnt from may be left out of a batch,
-and why a token that several answers share is one term: at one ratio, their terms differ in the advantage alone.
+`PolicyLoss` maps rows of answers with advantages to a summed loss and summed metrics; `RlConfig.loss` selects the loss.
+Rows carry weights (`row_weights`), so a batch may omit answers without a learning signal. A token shared by several
+answers is a single term: at equal probability ratios, the terms of the answers differ only in the advantage.
 """
 
 from collections.abc import Mapping
@@ -22,30 +22,31 @@ WORTH = ("better", "worse", "weights", "times")
 
 
 class PolicyLoss:
-    """The objective of learning from what answers are worth.
+    """The policy-gradient objective.
 
-    A batch has what `as_rows` gives, and of the answers that a target belongs to (rows, T), see `worth`: `better` and
-    `worse`, the sums of their positive and of their negative advantages times what they weigh; `weights`, the sum of
-    what they weigh; `times`, how many they are. And, all of them ln p (rows, T) of the targets, `old` of the policy
-    that answered, as the trainer computes it, or the engine where nobody else knows it (absent = it is the policy that
-    is changed), `sampled` as the engine computed it, and `reference` of the model that the phase began with.
+    A batch holds the arrays of `as_rows` and, from `worth`, sums over the answers sharing a target, each (rows, T):
+    `better` and `worse`, positive and negative advantages times weights; `weights`, the weights; `times`, the number of
+    answers. Further arrays hold ln p (rows, T) of the targets: `old` under the policy of the rollout, computed by the
+    trainer or, if unavailable, by the engine (absent when the rollout policy is the current policy); `sampled` as
+    computed by the engine; `reference` under the initial model of the phase.
     """
 
     def __init__(self, config: RlConfig) -> None:
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """Return the number of tokens, of all answers, that figures are means over."""
+        """Return the number of tokens over all answers, the divisor of loss and metrics."""
         return float(batch["times"].sum())
 
     def at(self, step: int) -> None:
-        """Do nothing: it does not hang on the step."""
+        """Do nothing: the loss does not depend on the step."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over tokens, and sums of the figures.
+        """Return the loss summed over tokens, and summed metrics.
 
-        They are `entropy` (nats), `clipped` (tokens whose gradient was cut off, for one of their answers at least),
-        `mismatch` (|ln p| between engine and trainer), `moved` (|ln p| since the policy that answered) and `kl` (nats).
+        Metrics: `entropy` (nats), `clipped` (tokens with a clipped gradient for at least one answer), `mismatch`
+        (|difference of ln p| between engine and trainer), `moved` (|difference of ln p| since the rollout policy) and
+        `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
         counted = counted_in(batch)
@@ -89,10 +90,10 @@ class PolicyLoss:
 
 
 def of_answers(each: Tensor, answer: Tensor, most: int) -> Tensor:
-    """Return, for each token, the mean over its answer, without a gradient: that goes through the token's own alone.
+    """Return, for each token, the detached mean of `each` over the tokens of the same answer.
 
-    answer: a number below `most` for each token.
-    Source of the gradient: GSPO-token, arXiv 2507.18071, equation 14; at one advantage a row it is that of GSPO.
+    The caller adds the gradient through the token's own ln p. answer: index of the answer per token, below `most`.
+    Source: GSPO-token, arXiv 2507.18071, equation 14; with a single advantage per row the gradient equals GSPO.
     """
     sums = torch.zeros(most, device=each.device).index_add_(0, answer, each.detach())
     sizes = torch.zeros(most, device=each.device).index_add_(0, answer, torch.ones_like(each.detach()))
@@ -100,7 +101,7 @@ def of_answers(each: Tensor, answer: Tensor, most: int) -> Tensor:
 
 
 def k3(now: Tensor, reference: Tensor) -> Tensor:
-    """Return an estimate of KL(now || reference) for ids that `now` has drawn: never negative, unbiased.
+    """Return the k3 estimate of KL(now || reference) per token from ids sampled by `now`: non-negative and unbiased.
 
     Source: Schulman, "Approximating KL divergence" (2020).
     """
@@ -109,7 +110,10 @@ def k3(now: Tensor, reference: Tensor) -> Tensor:
 
 
 def advantages(rewards: np.ndarray, config: RlConfig) -> np.ndarray:
-    """Return the advantage of each answer over its group: fp32 (prompts, group) for rewards of that shape."""
+    """Return the advantages fp32 (prompts, group): rewards of the same shape minus the group mean.
+
+    Divide by the group's standard deviation if `divides_by_spread`. Groups with equal rewards have advantage 0.
+    """
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     if config.divides_by_spread:
         centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-4)
@@ -117,16 +121,17 @@ def advantages(rewards: np.ndarray, config: RlConfig) -> np.ndarray:
 
 
 def has_signal(rewards: np.ndarray) -> np.ndarray:
-    """Return for which groups answers differ in what they are worth: bool (prompts,)."""
+    """Return bool (prompts,), True for groups with differing rewards."""
     return np.ptp(rewards, axis=1) > 1e-6
 
 
 def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.ndarray:
-    """Return the weight of a token of each answer, fp32 (rows,).
+    """Return the weight of each token of an answer, fp32 (rows,).
 
-    The sum over the tokens that are kept, divided by their number, is then the loss over all answers.
+    With these weights, the sum over the kept tokens divided by the number of kept tokens equals the loss over all
+    answers.
 
-    lengths: tokens of each answer that count; kept: bool, which answers are in the batch.
+    lengths: counted tokens per answer. kept: bool (rows,), True for answers in the batch.
     """
     tokens, rows = float(lengths[kept].sum()), len(lengths)
     if config.loss in ("dapo", "plain"):
@@ -139,9 +144,9 @@ def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.n
 
 
 def worth(targets: np.ndarray, spots: Spots, advantages: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays of a batch for `PolicyLoss`, from the answers that its targets belong to.
+    """Return the arrays `better`, `worse`, `weights` and `times` for `PolicyLoss`, each fp32 (rows, T).
 
-    advantages, weights: (answers,), of each answer; targets, spots: as `as_rows` gave them.
+    advantages, weights: (answers,). targets, spots: from `as_rows`.
     """
     weighted = advantages * weights
     each = {"better": np.maximum(weighted, 0), "worse": np.minimum(weighted, 0), "weights": weights,

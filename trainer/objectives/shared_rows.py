@@ -1,8 +1,8 @@
-"""Answers as rows of tokens, in which what several of them begin with stands once and is computed once.
+"""Prefix sharing for answers: rows of tokens in which a common prefix of several answers is stored and computed once.
 
-In: prompts and answers as ids. Out: arrays for a batch, and where each id of each answer is a target in them. A row is
-a tree, written down branch after branch: `ends` says where the branches that go on from a token end, so that a token
-sees another one exactly if it stands before that one's end.
+`as_rows` converts prompts and answers to batch arrays and the target positions of each answer. A row is a prefix tree
+in depth-first order. `ends` holds the end of the subtree of each token: token i attends to an earlier token j exactly
+if i < ends[j].
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from trainer.model.decoder import IGNORED, Decoder
 
 Spots = list[np.ndarray]
-"""The places of each answer's ids as targets in the flattened rows: int64, (its length,)."""
+"""Per answer, the indices of the answer's ids as targets in the flattened rows: int64, (length of the answer,)."""
 
 
 class _Row:
-    """A row in the making. A token of an answer is read once for each id that is found to follow it."""
+    """A row under construction. A token is repeated for each different next id: a position has one target."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -29,19 +29,19 @@ class _Row:
         self.parts: list[int] = []
         self.prompt: Sequence[int] | None = None
         self.begin = 0  # start of the prompt
-        self.last: Sequence[int] = ()  # answer, and ...
-        self.path: list[int] = []  # ... where it stands
+        self.last: Sequence[int] = ()  # last answer
+        self.path: list[int] = []  # positions of the last answer
         self.count = 0  # number of answers
 
     def shared(self, prompt: Sequence[int], answer: Sequence[int], merged: bool) -> int:
-        """Return the number of ids that the answer shares with the one before it; -1 if it has another prompt."""
+        """Return the length of the common prefix with the previous answer, or -1 for a different prompt."""
         if self.prompt != prompt:
             return -1
         pairs = zip(self.last, answer, strict=False) if merged else ()
         return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(self.last), len(answer)) * merged)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int], shared: int) -> list[int]:
-        """Write down what of an answer is not there yet; where its ids are targets."""
+        """Append the answer without the `shared` prefix (-1: append the prompt too); return the target positions."""
         if shared < 0:
             self.begin, self.prompt, self.path, shared = len(self.ids), prompt, [], 0
             self._put(prompt[:-1], [IGNORED] * (len(prompt) - 1), 0)
@@ -67,17 +67,18 @@ def as_rows(
     prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int, multiple: int = 16, room: int = 0,
     merged: bool = True,
 ) -> tuple[dict[str, np.ndarray], Spots]:  # fmt: skip
-    """Return `ids` and `targets`, int64 (rows, T), prompts with their answers, whose ids alone are targets; and spots.
+    """Return (batch, spots): prompts with answers as arrays `ids` and `targets`, int64 (rows, T), and target positions.
 
-    Answers to the same prompt, which follow one another, share what they begin with; rows have up to `room` tokens,
-    more only for one answer alone. With a room of 0 those share a row that are the same, and no others. Where a row is
-    no plain sequence there are `ends`, and `places`: where each token stands in its own prompt and answer. A prompt's
-    last id is read where its first target follows.
+    Only answer ids are targets. Consecutive answers to the same prompt share their common prefix. A row has at most
+    `room` tokens, more only for a single answer; with room 0 only identical answers share a row. Rows with branches
+    also have `ends` and `places`, the position of each token within prompt and answer. The last id of a prompt is
+    stored with the answer, as input of the first target.
 
-    merged: whether answers share more than their prompt; else `parts` counts the answers of each row.
+    pad: id of padding. multiple: T is a multiple of this. merged: share prefixes of answers beyond the prompt;
+    otherwise share only prompts and return `parts`, the number of the answer within the row.
     """
     rows: list[_Row] = []
-    at: list[tuple[int, list[int]]] = [(0, [])] * len(answers)  # row of each answer, and its places there
+    at: list[tuple[int, list[int]]] = [(0, [])] * len(answers)  # row and positions of each answer
     for prompt, numbers in groupby(range(len(answers)), lambda number: prompts[number]):
         for number in sorted(numbers, key=lambda number: tuple(answers[number])) if merged else numbers:
             answer = answers[number]
@@ -101,19 +102,19 @@ def as_rows(
 
 
 def hidden_of(model: Decoder, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return hidden states (rows, T, d) of what `as_rows` gave: each token sees its prompt and its own answer."""
+    """Return hidden states (rows, T, d) of a batch from `as_rows`; tokens attend within prompt and own answer."""
     if "ends" not in batch:
         return model.hidden(batch["ids"])
     index = torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
     sees = index[:, None] < batch["ends"][:, None, :]  # (rows, T, T)
-    sees |= index[:, None] == index  # padding sees itself, else its softmax is empty
+    sees |= index[:, None] == index  # padding attends to itself, else softmax has no entry
     return model.hidden(batch["ids"], at=model.positions(batch["places"], sees.tril()[:, None], is_causal=True))
 
 
 def at_targets(targets: np.ndarray, spots: Spots, values: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the values of each answer's ids where these are targets, fp32 (rows, T), 0 elsewhere.
+    """Scatter per-token values of the answers to the target positions; return fp32 (rows, T), 0 elsewhere.
 
-    Of ids that answers share the value of one of them counts.
+    At a shared position, the last answer's value wins.
     """
     found = np.zeros(targets.shape, np.float32)
     for here, some in zip(spots, values, strict=True):
@@ -122,7 +123,7 @@ def at_targets(targets: np.ndarray, spots: Spots, values: Sequence[Sequence[floa
 
 
 def added_up(targets: np.ndarray, spots: Spots, values: Sequence[float]) -> np.ndarray:
-    """Return, fp32 (rows, T), the sum of the values of all answers that a target belongs to, one value for each."""
+    """Add one value per answer to all target positions of the answer; return the sums, fp32 (rows, T)."""
     found = np.zeros(targets.size, np.float64)
     for here, value in zip(spots, values, strict=True):
         found[here] += value

@@ -1,7 +1,7 @@
-"""Sources of batches.
+"""Sources of training batches.
 
-In: the step, and the model for a source that learns from what it says. Out: a `Batch`. Most sources are pure functions
-of the step, and a thread makes their batches ahead of it; one that sees the model is asked between two steps.
+A source returns the `Batch` of a step. Most sources are pure functions of the step, prefetched in a thread. A source
+using the model, such as rollouts, is called synchronously between two steps.
 """
 
 import time
@@ -17,40 +17,41 @@ from trainer.objectives import Batch
 
 
 class Source:
-    """Batches, step by step; `batch` is called as batch(step), or as batch(step, model) if it sees the model."""
+    """A source of batches. The loop calls `batch(step)`, or `batch(step, model)` if `sees_model`."""
 
     sees_model = False
-    """True if `batch` is given the model as it is after `step` steps, on the main thread of every process."""
+    """True if `batch` receives the model after `step` steps, on the main thread of every process."""
     is_dealt = False
-    """True if `batch` returns this process's rows only, as many on each; else it returns all rows, the same on each."""
+    """True if `batch` returns only this process's rows, equally many per process; False if all rows, equal
+    everywhere."""
 
     def batch(self, step: int, *model: Decoder) -> Batch:
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:
-        """Return figures of the last batch by name, for metrics.jsonl; the first process's counts."""
+        """Return metrics of the last batch by name, written to metrics.jsonl by the first process."""
         return {}
 
     def conversations(self) -> TalkCounts | None:
-        """Return the counts of the conversations that it draws from, None where it draws from none."""
+        """Return the counts of the source's conversations, or None for a source without conversations."""
         return None
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return the position in the data where `step` begins, for a checkpoint, as plain values."""
+        """Return the data position at the start of `step` as plain values, for a checkpoint."""
         return {}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
-        """Go on from there. Raises DataError for a place in other data."""
+        """Continue from a cursor. Raises DataError for a cursor of different data."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: for sources that see the model, all that does not follow from the step.
+        """Return tensors for a checkpoint: the state of a `sees_model` source beyond the step number.
 
-        The first process's counts for all.
+        The checkpoint holds the state of the first process.
         """
         return {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` gave; not called where a checkpoint has none."""
+        """Restore the result of `state()`; not called for a checkpoint without source state."""
 
 
 class Made(Source):
@@ -67,13 +68,13 @@ class Made(Source):
 
 
 class Asked:
-    """The batches of a source that sees the model, as `data.prefetch.Ahead` gives those of others."""
+    """Synchronous batches of a `sees_model` source, with the interface of `data.prefetch.Ahead`."""
 
     def __init__(self, source: Source, model: Decoder, first: int) -> None:
         self.source, self.model, self.next = source, model, first
 
     def take(self) -> tuple[Batch, float]:
-        """Return the next batch, and how many seconds it took."""
+        """Return the next batch and the seconds spent computing the batch."""
         began = time.perf_counter()
         made = self.source.batch(self.next, self.model)
         self.next += 1

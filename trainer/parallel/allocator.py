@@ -1,4 +1,4 @@
-"""The way in which PyTorch takes a GPU's memory: said before PyTorch is imported. No torch here."""
+"""Settings of PyTorch's CUDA allocator, applied before importing PyTorch. No torch import."""
 
 import os
 
@@ -6,9 +6,9 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def let_segments_grow() -> None:
-    """Have PyTorch enlarge the pieces of a GPU's memory that it has, unless somebody has said how it takes them.
+    """Enable expandable segments in PyTorch's CUDA allocator, unless the user configured the allocator.
 
-    Rows of many lengths leave holes that a larger one does not fit into, else.
+    Without expandable segments, rows of many lengths fragment GPU memory.
     """
     if not set(SETTINGS) & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

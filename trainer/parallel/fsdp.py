@@ -1,12 +1,11 @@
-"""One model cut over several processes, so that none has to hold it whole: PyTorch's FSDP2.
+"""Fully sharded training with PyTorch's FSDP2: parameters, gradients and optimizer state are sharded over processes.
 
-In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over those of each node, every node a copy).
-Out: the decoder changed in place, and an `FsdpCut`: which rows of every parameter this process has. Of a parameter of
-N rows that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
-together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
-whole through the forward and the backward pass, in the same dtype. Where memory allows (`is_held`) all of it comes
-together once a step, and gradients travel on its last pass only. Source of the order of things: torchtitan's
-`parallelize` for dense decoders.
+`cut` shards a decoder in place, over all processes (`fsdp`) or within each node with replicas across nodes (`hybrid`),
+and returns an `FsdpCut` describing the rows of this process: chunk `rank` of `torch.chunk(N, size)` for a parameter of
+N rows. FSDP gathers a block in the dtype of activations just before use and frees the copy afterwards; parameters
+outside the blocks stay gathered through forward and backward. With `is_held`, all parameters stay gathered for the
+whole step, and gradients are reduced on the last pass only. Source of the wrapping order: torchtitan's `parallelize`
+for dense decoders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,29 +22,29 @@ from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, time
 
 @dataclass(frozen=True)
 class FsdpCut:
-    """The piece of the model that this process has, and the number of pieces. One of one: the model is whole here."""
+    """The shard of the model in this process. `size` 1 means an unsharded model."""
 
     rank: int = 0
     size: int = 1
-    copies: int = 1  # hybrid: in how many places each piece is
-    group: Any = None  # the processes that make up one copy, in the order of their pieces
-    is_held: bool = False  # parameters stay together for all passes of a step
+    copies: int = 1  # number of replicas of each shard (hybrid)
+    group: Any = None  # process group of one replica, in shard order
+    is_held: bool = False  # keep parameters gathered for all passes of a step
 
     @property
     def is_whole(self) -> bool:
-        """Return whether every process has the parameters whole, whatever else is cut."""
+        """Return whether every process has whole parameters; the optimizer state may still be sharded."""
         return self.size == 1
 
     def part(self, tensor: Tensor) -> Tensor:
-        """Return the rows of a parameter that this process changes; they share their memory with it."""
+        """Return a view of the rows of a parameter updated by this process."""
         return part_of(tensor)
 
     def grad(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient of these rows, summed over all processes; None where there is none."""
+        """Return the gradient of this process's rows, summed over all processes, or None without a gradient."""
         return None if parameter.grad is None else part_of(parameter.grad)
 
     def before_pass(self, model: Any, is_last: bool) -> None:
-        """Make ready for a pass of a step: gradients need to be the sums over all processes after the last one only."""
+        """Configure FSDP for a pass of a step: delay gradient reduction across processes until the last pass."""
         if self.size > 1:
             model.set_requires_all_reduce(is_last)
         if self.is_held:
@@ -53,26 +52,26 @@ class FsdpCut:
             model.set_reshard_after_backward(is_last)
 
     def reduced(self) -> None:
-        """Wait until the gradients are summed over all processes. Raises PeerLost."""
+        """Wait until gradients are summed over all processes; no-op under FSDP. Raises PeerLost."""
 
     def changed(self) -> None:
-        """Give the others the rows that the optimizer has changed here, and take theirs. Raises PeerLost."""
+        """Exchange updated rows between processes after an optimizer step; no-op under FSDP. Raises PeerLost."""
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Drop stored gradients; no-op under FSDP."""
 
     def rows(self, num_rows: int) -> slice:
-        """Return the rows of a parameter of so many that are here."""
+        """Return the row range of this process for a parameter of `num_rows` rows."""
         each = -(-num_rows // self.size)
         return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
 
     def sizes(self, num_rows: int) -> list[int]:
-        """Return the number of rows of each process."""
+        """Return the number of rows per process for a parameter of `num_rows` rows."""
         each = -(-num_rows // self.size)
         return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
 
     def norm(self, mine: Tensor) -> Tensor:
-        """Return the norm of the whole, where `mine` (a scalar) is that of the pieces here. Raises PeerLost."""
+        """Return the global norm from the norm of this process's shards, `mine` (a scalar). Raises PeerLost."""
         if self.size == 1:
             return mine
         squares = mine.square()
@@ -81,12 +80,12 @@ class FsdpCut:
         return squares.sqrt()
 
     def whole(self, pieces: Tensor, num_rows: int) -> Tensor:
-        """Return the share of this process of some matrices, whole: (its N, num_rows, columns).
+        """Distribute N matrices over the processes; return the whole matrices of this process, (n, num_rows, columns).
 
-        pieces: (N, rows here, columns).
+        pieces: (N, rows, columns), this process's rows of all N matrices; n is the share from `_shares`.
         """
         n, _, columns = pieces.shape
-        mine, sizes = self._shares(n), self.sizes(num_rows)  # numbers of matrices and of rows of each process
+        mine, sizes = self._shares(n), self.sizes(num_rows)  # matrices and rows per process
         got = self._swap(
             pieces.flatten(),
             [count * pieces[0].numel() for count in mine],
@@ -96,7 +95,7 @@ class FsdpCut:
         return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
 
     def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
-        """Return the inverse of `whole`: (N, rows here, columns) of (its N, rows, columns)."""
+        """Invert `whole`: return this process's rows of all `n` matrices, (n, rows_here, columns)."""
         mine, (_, num_rows, columns) = self._shares(n), whole.shape
         parts = whole.split(self.sizes(num_rows), dim=1)
         got = self._swap(
@@ -107,21 +106,22 @@ class FsdpCut:
         return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
 
     def _shares(self, n: int) -> list[int]:
-        """Return the number of whole matrices, out of n, of each process."""
+        """Return the number of whole matrices per process, out of `n`."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 
     def _swap(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
-        """Give each process its section of everybody's `given`; `out` and `back` are the sections' lengths."""
+        """Run an all-to-all exchange of `given`; `out` and `back` are the sent and received lengths per process."""
         got = given.new_empty(sum(back))
         with passing():
             torch.distributed.all_to_all_single(got, given, back, out, group=self.group)
         return list(got.split(back))
 
     def deal(self, mine: Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: Ranks) -> None:
-        """Fill the pieces here from what the first process has whole, one tensor at a time. Raises PeerLost.
+        """Fill the shards of all processes from the whole tensors of the first process. Raises PeerLost.
 
-        whole: read on the first process only. A tensor without rows, or with as many as are here, is taken as it is.
+        mine: shards to fill in place. whole: read on the first process only, one tensor in memory at a time. A
+        0-dimensional tensor is copied whole.
         """
         shapes = ranks.tell({name: list(whole[name].shape) for name in mine} if ranks.is_first else None)
         for name, part in mine.items():
@@ -138,7 +138,7 @@ WHOLE = FsdpCut()
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """Return the rows of a parameter, or of its gradient, that are here; they share their memory with it."""
+    """Return the local shard of a parameter or gradient, detached and sharing memory."""
     found = tensor.detach()
     return found.to_local() if hasattr(found, "to_local") else found
 
@@ -148,11 +148,11 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> FsdpCut:
-    """Cut it in place, with parameters that are yet to be filled where it lies on no device.
+    """Shard a decoder in place with FSDP2. Parameters on `meta` stay uninitialized. Raises PeerLost on a timeout.
 
-    method: of the model, by which it is called: what lies outside of blocks comes together as that begins. is_held:
-    keep it together from the first pass of a step to the last: as much memory as the whole has in the dtype of
-    activations, and its gradients. Raises PeerLost when the others do not come.
+    parallel: `fsdp` or `hybrid`. method: the entry method of the model, at which FSDP gathers the parameters outside
+    the blocks. is_held: keep parameters gathered from the first pass of a step to the last, which takes the memory of
+    the whole model in the dtype of activations plus unreduced gradients.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -166,8 +166,8 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
         mesh = DeviceMesh.from_group([columns, rows], kind, ids, mesh_dim_names=("copies", "pieces"))
     else:
         mesh = DeviceMesh.from_group(rows, kind, ids[0])
-    # the mean is taken over counted tokens, not over processes, so gradients are only summed: see `ranks`
-    # masters come together in float32: where they are rounded hangs on their last bits
+    # Gradients are summed, not averaged: the loss is already divided by the counted tokens of all processes.
+    # Masters are gathered in float32, because their rounding depends on the last bits.
     is_wide = model.compute_dtype == torch.float32 or model.config.has_masters
     width = None if is_wide else model.compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -180,7 +180,7 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:
-    """Return the group that this process is in; every process makes all of them, in the same order."""
+    """Create all process groups, in the same order on every process, and return the group containing `rank`."""
     made = [
         torch.distributed.new_group(list(one), timeout=timedelta(seconds=timeout_s(FIRST_TIMEOUT_S))) for one in members
     ]

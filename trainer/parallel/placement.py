@@ -1,7 +1,7 @@
-"""The placement of a phase on the GPUs that are there: how it is spread, and how many rows each takes at a time.
+"""Placement of a phase on the available GPUs: the parallel layout and the micro-batch size, from `trainer.memory`.
 
-In: the phase, the `Ranks`, the machine; the estimate of `trainer.memory` decides. Out: the phase with what was chosen,
-a way of spreading it; where the estimate was wrong, an error with numbers that would fit.
+`PhaseConfig`, `Ranks` and `Machine` -> `fitted` and `how` -> `PhaseConfig` and layout. After an out-of-memory error,
+`memory_told` raises an error listing settings that fit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,14 @@ from trainer.errors import OutOfMemory, Refused
 from trainer.parallel.process_group import Ranks
 
 FITTED = ("micro_rows", "recompute")
-PASS_TOKENS = 1 << 16  # more at once brings nothing: what a pass costs beside its tokens is a hundredth of it by then
+PASS_TOKENS = 1 << 16  # larger passes gain nothing: fixed costs per pass are 1 % at this size
 
 
 def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
-    """Return `ddp`, `fsdp` or `hybrid`: what the phase says, or the first that fits into the memory of each GPU."""
+    """Return `ddp`, `fsdp` or `hybrid`: the configured layout, or for `auto` the first layout fitting into GPU memory.
+
+    Raises Refused for `hybrid` without several nodes of several processes.
+    """
     if ranks.size == 1:
         return "ddp"
     nodes = ranks.size // ranks.per_node
@@ -40,11 +43,11 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
 
 
 def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[str, Any]) -> PhaseConfig:
-    """Return the phase with as many rows in a pass as fit into the GPU, by estimate; on a CPU as it is.
+    """Return the phase with the largest micro-batch fitting into the GPU by estimate; unchanged on a CPU.
 
-    A run keeps to what it began with, so that one that was stopped comes to the same bits: `before` is the phase as the
-    first process finds it in the newest checkpoint, {} where there is none. A GPU too small for that has it fitted
-    anew. Rollouts take memory that no estimate counts: `rl` is as its recipe says.
+    A resumed run keeps the micro-batch of its start and so ends with the same bits. before: the configuration in the
+    newest checkpoint, given on the first process, {} without one. Fit again when the GPU is too small for the old
+    values. The phase rl is unchanged, because the estimates do not include rollouts.
     """
     if machine.device.type == "cpu" or not config.fit or config.rl is not None:
         return config
@@ -67,9 +70,9 @@ def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[
 
 
 def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bool:
-    """Return whether there is room to keep a model that is cut together for all passes of a step, of which it has some.
+    """Return whether to keep a sharded model gathered for all passes of a step, gathering once per step.
 
-    Then it travels once, else once for each pass.
+    False for `ddp`, on a CPU, with a single pass per step, or when the gathered parameters exceed GPU memory.
     """
     each = -(-config.rows // ranks.size)
     if way == "ddp" or machine.device.type == "cpu" or each <= config.micro_rows:
@@ -81,7 +84,7 @@ def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bo
 
 @contextmanager
 def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
-    """Surround what may take more memory than there is. Raises OutOfMemory, with numbers that would fit."""
+    """Convert a CUDA out-of-memory error inside the block to OutOfMemory with settings that fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -92,10 +95,10 @@ def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ran
 
 
 def counted(config: PhaseConfig, machine: Machine) -> PhaseConfig:
-    """Return the phase as estimates of this machine take it: `auto` is what it comes to here."""
+    """Return the phase for memory estimates, with dtype `auto` resolved to the machine's fast dtype."""
     return replace(config, dtype=str(machine.fast).removeprefix("torch.")) if config.dtype == "auto" else config
 
 
 def gpu_bytes(machine: Machine) -> int:
-    """Return the bytes of memory of the GPU that is computed on."""
+    """Return the total memory of the machine's GPU in bytes."""
     return int(torch.cuda.get_device_properties(machine.device).total_memory)

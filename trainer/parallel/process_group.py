@@ -1,9 +1,8 @@
-"""The processes that train one model together, as torchrun starts them.
+"""Communication between the processes training one model, as started by torchrun.
 
-Every process computes the same batch and takes its share of the rows; gradients are added up over all, so that a step
-is the same whatever their number, to the last few bits. What the first process has read, the others hear from it. One
-process needs none of this, and nothing is set up for it. Where none holds the model whole, `trainer.parallel.fsdp`
-comes on top.
+Every process prepares the same batch and computes a share of the rows. Gradients are summed over all processes, so a
+step is equal for any number of processes up to the last bits. The first process reads files and broadcasts the
+contents. A single process sets up no process group. `trainer.parallel.fsdp` adds model sharding.
 """
 
 import json
@@ -21,41 +20,41 @@ from torch import Tensor
 
 from trainer.errors import PeerLost, Refused
 
-# Timeouts of one exchange. Until the first step is done, others may compile, read a model or set up NCCL; afterwards a
-# silent process is gone. SLIPWAY_GROUP_TIMEOUT_S replaces both.
+# Timeouts of a collective operation in seconds. Before the end of the first step, processes may compile, read a model
+# or set up NCCL; afterwards a silent process is considered lost. SLIPWAY_GROUP_TIMEOUT_S overrides both.
 FIRST_TIMEOUT_S, STEP_TIMEOUT_S = 600.0, 100.0
-WRITE_TIMEOUT_S = 3600.0  # while the others wait for what the first one reads or writes
+WRITE_TIMEOUT_S = 3600.0  # seconds, while the first process reads or writes files
 
 
-# Messages of backends when a process at the other end has gone or is silent, inside of a pass through the model.
+# Error messages of the backends when a peer is lost or silent during a pass through the model.
 GONE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, and the number of processes."""
+    """The rank of this process and the process groups. The default is a single process."""
 
     rank: int = 0
     size: int = 1
-    per_node: int = 1  # number of processes on this node, and on each other one
-    words: Any = None  # the group for words of those who may have to read, write or answer for long
-    quick: Any = None  # the group for words of all, who are there at the same time
+    per_node: int = 1  # number of processes on each node
+    words: Any = None  # gloo group with the long timeout, for waits during file access
+    quick: Any = None  # gloo group with the short timeout, for processes in step
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def share(self, rows: np.ndarray, fill: int) -> np.ndarray:
-        """Return the part of this process of the rows of a batch.
+        """Return this process's share of the rows of a batch, padded with `fill` to equal length on all processes.
 
-        With rows of `fill` it is as long as that of any other, so that all pass the model equally often.
+        Equal lengths give every process the same number of passes.
         """
         mine = np.array_split(rows, self.size)[self.rank]
         missing = -(-len(rows) // self.size) - len(mine)
         return np.concatenate([mine, np.full((missing, *rows.shape[1:]), fill, rows.dtype)]) if missing else mine
 
     def add_up(self, figures: Tensor) -> Tensor:
-        """Return their sums over all processes, float64, where they lie: nobody waits for a GPU. Raises PeerLost."""
+        """Return the sums over all processes in float64, on the same device without synchronizing. Raises PeerLost."""
         sums = figures.detach().double()
         if self.size > 1:
             with _others():
@@ -63,7 +62,7 @@ class Ranks:
         return sums
 
     def total(self, *figures: float) -> list[float]:
-        """Return their sums over all processes. Raises PeerLost."""
+        """Return the sum of each figure over all processes. Raises PeerLost."""
         if self.size == 1:
             return list(figures)
         sums = torch.tensor(figures, dtype=torch.float64)
@@ -72,7 +71,7 @@ class Ranks:
         return sums.tolist()
 
     def tell(self, words: Any = None) -> Any:
-        """Return the first process's words, as JSON, heard by all. Raises PeerLost."""
+        """Broadcast a JSON value from the first process to all; return the value. Raises PeerLost."""
         if self.size == 1:
             return words
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -84,9 +83,9 @@ class Ranks:
         return json.loads(bytes(said.tolist()))
 
     def tell_all(self, words: Any, is_patient: bool = False) -> list[Any]:
-        """Return the words of each process, as JSON, heard by all. Raises PeerLost.
+        """Gather a JSON value from each process on all processes, in rank order. Raises PeerLost.
 
-        is_patient: one of them may have much to do before it speaks.
+        is_patient: use the group with the long timeout, when a process may arrive late.
         """
         if self.size == 1:
             return [words]
@@ -102,14 +101,14 @@ class Ranks:
         return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
 
     def spread(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the first one's values, in place. Raises PeerLost."""
+        """Broadcast tensors from the first process to all, in place. Raises PeerLost."""
         if self.size > 1:
             with _others():
-                for tensor in tensors:  # nccl knows no tensors of the CPU
+                for tensor in tensors:  # NCCL does not support CPU tensors
                     torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
     def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the CPU's tensors that the first process has, heard by all, whatever they are. Raises PeerLost."""
+        """Broadcast CPU tensors by name from the first process, names and shapes included. Raises PeerLost."""
         if self.size == 1:
             return dict(tensors)
         about = {name: (str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()}
@@ -120,7 +119,7 @@ class Ranks:
         return mine
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Send tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
+        """Send CPU tensors to the first process, which must call `receive`; safe in a thread. Raises PeerLost."""
         about = [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()]
         said = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
         with _others():
@@ -128,7 +127,7 @@ class Ranks:
                 torch.distributed.send(_as_bytes(one), 0, group=self.words)
 
     def receive(self, rank: int) -> dict[str, Tensor]:
-        """Return the tensors that process sends. Raises PeerLost."""
+        """Receive the tensors sent by process `rank`. Raises PeerLost."""
         with _others():
 
             def fill(one: Tensor) -> Tensor:
@@ -140,9 +139,9 @@ class Ranks:
             return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
 
     def hurry(self, *groups: Any) -> None:
-        """Give up sooner from now on: a step is done, and nothing slow lies ahead. groups: more of them than these.
+        """Shorten the collective timeout to STEP_TIMEOUT_S after the first step. groups: further groups to change.
 
-        PyTorch has no public name for it; torchtitan calls the same function.
+        PyTorch has no public function for this; torchtitan calls the same private function.
         """
         if self.size > 1:
             patience = timedelta(seconds=timeout_s(STEP_TIMEOUT_S))
@@ -150,7 +149,7 @@ class Ranks:
                 torch.distributed.distributed_c10d._set_pg_timeout(patience, group)
 
     def compare(self, digests: Mapping[str, str]) -> None:
-        """Raise Refused when a process has something else than the first one, naming both. Raises PeerLost."""
+        """Raise Refused on a process whose digests differ from the first process, and PeerLost on the others."""
         if self.size == 1:
             return
         theirs = self.tell(digests)
@@ -171,13 +170,13 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the others, when torchrun has started more than one. Raises PeerLost when they do not come."""
+    """Join the process group if torchrun started several processes. Raises PeerLost when a process does not join."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks()
         return
     if os.environ["RANK"] != "0":
-        os.environ.pop("SLIPWAY_RECORDS", None)  # one process tells how it goes
+        os.environ.pop("SLIPWAY_RECORDS", None)  # only the first process writes events
     with _others():
         patience = timedelta(seconds=timeout_s(FIRST_TIMEOUT_S))
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=patience)
@@ -185,7 +184,7 @@ def joined() -> Iterator[Ranks]:
         quick = torch.distributed.new_group(backend="gloo", timeout=patience)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     yield Ranks(torch.distributed.get_rank(), size, per_node, words, quick)
-    torch.distributed.destroy_process_group()  # after a failure it would wait for the others; the process ends anyway
+    torch.distributed.destroy_process_group()  # skipped on errors, where destroying would wait for lost peers
 
 
 ALONE = Ranks()
@@ -206,9 +205,9 @@ def node() -> str:
 
 @contextmanager
 def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
-    """Raise PeerLost for what PyTorch raises when a process at the other end has gone: a RuntimeError of many names.
+    """Convert PyTorch's RuntimeErrors for lost peers to PeerLost.
 
-    only: what its words must have in them, where other things may fail too.
+    only: a pattern the message must match, for blocks where other RuntimeErrors may occur.
     """
     try:
         yield
@@ -219,5 +218,5 @@ def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
 
 
 def passing() -> AbstractContextManager[None]:
-    """Turn what comes out of a pass through a model whose parts other processes have into PeerLost."""
+    """Convert communication errors during a pass through a sharded model to PeerLost."""
     return _others(GONE)

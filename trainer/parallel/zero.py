@@ -1,10 +1,9 @@
-"""A model that is whole in every process, and an optimizer that none has whole: ZeRO's first stage.
+"""ZeRO stage 1: every process holds the whole model, and the optimizer state is sharded by rows.
 
-In: a decoder, the `Ranks`. Out: an `FsdpCut` of rows: all processes have all parameters, and each changes some rows. In
-the backward part of a step's last pass the gradients of a block are sent off as soon as they are all there, added up by
-their owners while the blocks before it compute, and dropped; after the update each process is given the rows of the
-others. That moves as many bytes as adding all gradients up everywhere, and keeps one part of the optimizer's state.
-Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's DistributedDataParallel.
+`shared` returns an `FsdpCut` in which every process updates some rows of each parameter. During the backward pass of a
+step's last micro-batch, the gradients of a block are reduce-scattered once complete, overlapping with the remaining
+backward pass, and freed. After the update, an all-gather distributes the new rows. The traffic equals an all-reduce of
+the gradients. Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's DistributedDataParallel.
 """
 
 import weakref
@@ -22,43 +21,43 @@ from trainer.parallel.process_group import Ranks, passing
 
 @dataclass
 class Unit:
-    """Parameters whose gradients travel together, and where each begins in what one process has of them."""
+    """A communication bucket: parameters with jointly reduced gradients."""
 
     parameters: list[nn.Parameter]
-    missing: int = 0  # gradients that are not there yet
-    under_way: tuple[Any, Tensor, Tensor] | None = None  # the work, what is sent, what comes of it
+    missing: int = 0  # number of gradients not computed yet
+    under_way: tuple[Any, Tensor, Tensor] | None = None  # handle, send buffer, receive buffer
 
 
 @dataclass(frozen=True)
 class Shared(FsdpCut):
-    """The rows of every parameter that this process updates. Its model is whole."""
+    """The rows of every parameter updated by this process; the model itself is whole."""
 
-    units: list[Unit] = field(default_factory=list)  # in the order in which gradients are made
+    units: list[Unit] = field(default_factory=list)  # in backward order
     owner: dict[nn.Parameter, Unit] = field(default_factory=dict)
-    grads: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # summed, of the rows here
-    waiting: list[Unit] = field(default_factory=list)  # to be sent off, in an order that is the same everywhere
+    grads: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # summed gradients of this process's rows
+    waiting: list[Unit] = field(default_factory=list)  # units to reduce, in equal order on all processes
 
     @property
     def is_whole(self) -> bool:
         return True
 
     def part(self, tensor: Tensor) -> Tensor:
-        """Return the rows of a parameter that this process changes; they share their memory with it."""
+        """Return a view of the rows of a parameter updated by this process."""
         return tensor.detach()[self.rows(len(tensor))]
 
     def grad(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient of these rows, summed over all processes; None before `reduced`."""
+        """Return the summed gradient of this process's rows, or None before `reduced`."""
         return self.grads.get(parameter)
 
     def before_pass(self, model: Any, is_last: bool) -> None:
-        """Make ready: on the last pass gradients are sent off as they come."""
+        """Queue all units for reduction before the last pass of a step."""
         if is_last:
             self.waiting[:] = self.units
             for unit in self.units:
                 unit.missing = len(unit.parameters)
 
     def arrived(self, parameter: nn.Parameter) -> None:
-        """Note that a gradient is there, and send off what is complete; the backward pass calls it."""
+        """Count a finished gradient and start the reduction of complete units; called by the backward hook."""
         if not self.waiting:
             return
         self.owner[parameter].missing -= 1
@@ -66,7 +65,7 @@ class Shared(FsdpCut):
             self._send(self.waiting.pop(0))
 
     def reduced(self) -> None:
-        """Wait until the gradients of the rows here are summed over all processes. Raises PeerLost."""
+        """Wait until the gradients of this process's rows are summed over all processes. Raises PeerLost."""
         with passing():
             while self.waiting:
                 self._send(self.waiting.pop(0))
@@ -80,10 +79,10 @@ class Shared(FsdpCut):
                     self.grads[parameter] = piece
 
     def changed(self) -> None:
-        """Give the others the rows that were changed here, and take theirs. Raises PeerLost."""
+        """Distribute the updated rows of every process with an all-gather. Raises PeerLost."""
         begun: list[tuple[Unit, Any, Tensor, Tensor]] = []
         with passing():
-            for unit in reversed(self.units):  # in the order of the next pass; two are under way at a time
+            for unit in reversed(self.units):  # in forward order, two all-gathers in flight
                 mine = unit.parameters[0].new_zeros(sum(self._widths(unit)))
                 for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
                     piece.copy_(self.part(parameter))
@@ -96,12 +95,12 @@ class Shared(FsdpCut):
                 self._take(*one)
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Drop the summed gradients and the queue."""
         self.grads.clear()
         self.waiting.clear()
 
     def _take(self, unit: Unit, work: Any, mine: Tensor, every: Tensor) -> None:
-        """Wait for the rows of the others, and put them where they belong."""
+        """Wait for an all-gather and copy the rows into the parameters of the unit."""
         work.wait()
         for parameter, place in zip(unit.parameters, self._places(unit, every), strict=True):
             whole = parameter.detach()
@@ -112,7 +111,7 @@ class Shared(FsdpCut):
                     whole[start : start + rows] = piece
 
     def _send(self, unit: Unit) -> None:
-        """Begin to add the gradients of a unit up, each process those of its rows, and drop them here."""
+        """Start the reduce-scatter of a unit's gradients and free the local gradients."""
         first = unit.parameters[0]
         given = first.new_zeros(self.size * sum(self._widths(unit)))
         for parameter, place in zip(unit.parameters, self._places(unit, given), strict=True):
@@ -129,21 +128,21 @@ class Shared(FsdpCut):
         unit.under_way = (work, given, mine)
 
     def _widths(self, unit: Unit) -> list[int]:
-        """Return how many numbers of each parameter every process has, padded to the same."""
+        """Return the elements per process of each parameter, padded to equal size on all processes."""
         return [-(-len(one) // self.size) * (one.numel() // len(one)) for one in unit.parameters]
 
     def _places(self, unit: Unit, every: Tensor) -> Sequence[Tensor]:
-        """Return each parameter's place, (size, width), in what all processes have of a unit."""
+        """Return the view (size, width) of each parameter in the buffer of all processes."""
         return every.view(self.size, -1).split(self._widths(unit), dim=1)
 
     def _pieces(self, unit: Unit, mine: Tensor) -> Iterator[Tensor]:
-        """Yield the rows of each parameter in what this process has of a unit."""
+        """Yield the view of each parameter's rows in the buffer of this process."""
         for parameter, flat in zip(unit.parameters, mine.split(self._widths(unit)), strict=True):
             rows = self.sizes(len(parameter))[self.rank]
             yield flat[: rows * (parameter.numel() // len(parameter))].view(rows, *parameter.shape[1:])
 
     def _by_rank(self, whole: Tensor, place: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield for each process the number of its rows, the first of them, and their place."""
+        """Yield (number of rows, first row, buffer view) of a parameter for each process."""
         start = 0
         for rank, rows in enumerate(self.sizes(len(whole))):
             yield rows, start, place[rank, : rows * (whole.numel() // len(whole))].view(rows, *whole.shape[1:])
@@ -151,10 +150,10 @@ class Shared(FsdpCut):
 
 
 def shared(model: Decoder, ranks: Ranks) -> FsdpCut:
-    """Share the work of the optimizer over all processes."""
+    """Shard the optimizer state over all processes and register the gradient hooks of the model."""
     units = [Unit(some) for some in _units(model) if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})
-    its = weakref.ref(cut)  # Python's collector does not free a parameter whose hook leads back to it
+    its = weakref.ref(cut)  # a strong reference from the hook would form a cycle that is never freed
 
     def arrived(parameter: nn.Parameter) -> None:
         if found := its():
@@ -166,7 +165,7 @@ def shared(model: Decoder, ranks: Ranks) -> FsdpCut:
 
 
 def _units(model: Decoder) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters as the way back reaches them; a tied head is the embedding, at the end."""
+    """Yield the parameters in backward order, by unit; a tied head belongs to the embedding, the last unit."""
     trunk = model.model
     first = [] if model.config.tie_word_embeddings else list(model.lm_head.parameters())
     yield [*first, *trunk.norm.parameters()]
