@@ -1,8 +1,8 @@
-"""Commands in the environment `llama-cpp`: `python -m trainer.engines export|chat|serve`. No torch here.
+"""Commands in the environment `llama-cpp`: `python -m trainer.engines export|chat|serve`. No torch import.
 
-export --model FOLDER --out FILE --type tq2_0      a Hugging Face folder as a GGUF file
-chat --model FOLDER                                talk to it
-serve --model FOLDER --name NAME --port PORT       answer in OpenAI's protocol on loopback
+export --model FOLDER --out FILE --type tq2_0      convert a Hugging Face folder to a GGUF file
+chat --model FOLDER                                chat with the model in the terminal
+serve --model FOLDER --name NAME --port PORT       serve the OpenAI API on loopback
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main(words: list[str] | None = None) -> int:
     except (TrainerError, DataError) as error:
         print(f"trainer.engines {flags.command}: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    except OSError as error:  # a full disk, a folder that cannot be written
+    except OSError as error:  # such as a full disk or a read-only folder
         print(f"trainer.engines {flags.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def folder_of_model(folder: Path) -> Path:
-    """Return the Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
+    """Return the Hugging Face folder: `hf/` inside a published artifact, else `folder`."""
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 

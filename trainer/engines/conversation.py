@@ -1,7 +1,6 @@
-"""A conversation with a model, whichever engine computes it: turn after turn; words appear as they are made.
+"""A multi-turn conversation with a model over any engine, streaming answers piece by piece. No torch import.
 
-In: questions; an engine that goes on with ids; the tokenizer. Out: answers, piece by piece. No torch here. How they
-are typed and shown: `trainer.talk`, of which this is a partner.
+`Talk` implements the `Partner` protocol of `trainer.talk`, which handles the terminal.
 """
 
 import sys
@@ -15,28 +14,28 @@ from trainer.errors import Refused
 
 
 class Engine(Protocol):
-    """A model that continues a prompt."""
+    """A model continuing prompts of token ids."""
 
     positions: int
-    """Number of tokens that its context holds."""
+    """Context length in tokens."""
 
     align: int
-    """An answer begins at a multiple of this many tokens."""
+    """Token alignment: answers begin at a multiple of this number."""
 
     where: str
-    """The device and library it computes with, in words."""
+    """Library and device, as text."""
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
-        """Yield the continuation, id by id, at most so many; it may go on behind an id of `stop`."""
+        """Yield at most `max_new` ids continuing the prompt; ids may follow an id in `stop`."""
 
 
 def room_of(positions: int, max_new: int) -> int:
-    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
+    """Return the maximum prompt length in ids, leaving room for `max_new` ids; at least half of the positions."""
     return positions - min(max_new, positions // 2)
 
 
 class Talk:
-    """One conversation."""
+    """A conversation: the message history, the engine and the tokenizer."""
 
     goes_on: tuple[type[Exception], ...] = (Refused,)
 
@@ -48,25 +47,25 @@ class Talk:
         self.has_forgotten = False
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear the message history."""
         self.messages, self.has_forgotten = [], False
 
     def about(self) -> str:
-        """Return the name of the partner, in words."""
+        """Return a description of the model, the engine and the context length."""
         return f"{self.name}, by {self.engine.where}; it reads {self.engine.positions:,} tokens"
 
     def choose(self, name: str) -> str:
-        """Refuse: another model is another process. Return what to type."""
+        """Return the command for a chat with model `name`; this process cannot switch models."""
         return f"this is {self.name}; for another one end this (Ctrl-D) and type: ./inv chat {name}"
 
     def say(self, words: str) -> Iterator[str]:
-        """Yield the answer, piece by piece.
+        """Yield the answer to a question, piece by piece.
 
-        What no longer fits into the model's positions is forgotten, the oldest turns first, which is told once. Raises
-        Refused for a question that is too long by itself.
+        Drop the oldest turns beyond the model's context, with a single notice on stderr. Raises Refused for a question
+        longer than the context.
         """
         self.tokens = None
-        words = words.encode("utf-8", "replace").decode()  # the tokenizer takes valid text only
+        words = words.encode("utf-8", "replace").decode()  # the tokenizer requires valid Unicode
         told = self.system.encode("utf-8", "replace").decode()
         head = [{"role": "system", "content": told}] if told else []
         room = room_of(self.engine.positions, self.max_new)
@@ -87,7 +86,7 @@ class Talk:
             for piece in as_text(self._tokens(prompt), self.tokenizer.decode):
                 pieces.append(piece)
                 yield piece
-        finally:  # also of an answer that is cut short, after which the next question is the user's
+        finally:  # also store an interrupted answer: user and assistant must alternate
             self.messages.append({"role": "assistant", "content": "".join(pieces) or "..."})
 
     def _tokens(self, prompt: list[int]) -> Iterator[int]:

@@ -1,10 +1,10 @@
-"""A Hugging Face folder of ours as one GGUF file, which llama.cpp and what is built on it compute with.
+"""Conversion of a Hugging Face folder written by Slipway to a GGUF file for llama.cpp and derived programs.
 
-In: the folder, with the masters of a ternary model or the weights of any other. Out: a file with the weights, the
-tokenizer and the chat template. Ternary matrices are TQ2_0: 2 bits each and a float16 scale for 256 of a row, which is
-what they were rounded to but for the last bits of the scale; the embedding, which is also the head of most models here,
-is Q8_0; norms are float32. Runs in the environment `llama-cpp`, where there is no torch.
-Sources: ggml's GGUF specification; llama.cpp's convert_hf_to_gguf.py (names, the order of Llama's rotated rows).
+The file holds weights, tokenizer and chat template. Ternary matrices become TQ2_0, 2 bits per weight and a float16
+scale per 256 weights of a row, which equals the training-time rounding up to the last bits of the scale; the embedding
+(also the head of most models here) becomes Q8_0; norms stay float32. Runs in the environment `llama-cpp`, without
+torch. Sources: ggml's GGUF specification; llama.cpp's convert_hf_to_gguf.py (names, row order of rotated Llama
+matrices).
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig
 
-PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
+PRE = "llama-bpe"  # llama.cpp's pre-tokenizer closest to Slipway's
 TYPES = {
     "tq2_0": (gguf.GGMLQuantizationType.TQ2_0, gguf.LlamaFileType.MOSTLY_TQ2_0),
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
@@ -55,9 +55,9 @@ WIDTHS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2
 
 
 def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
-    """Write `out`, which must not exist, from a Hugging Face folder; what it holds. Raises Refused in words.
+    """Convert a Hugging Face folder to the new GGUF file `out` and return the facts about the file. Raises Refused.
 
-    kind: what the matrices inside the blocks are, of TYPES. Those of a ternary model are rounded first in any case.
+    kind: type of the matrices inside the blocks, a key of TYPES. Matrices of a ternary model are always rounded first.
     """
     config = read_config(folder)
     if problem := config.gguf_problem(kind):
@@ -96,7 +96,7 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
 
 
 def cached(folder: Path, kind: str) -> Path:
-    """Return the path of the file of the model in `folder`, as it is now, shared by all its readers here."""
+    """Return the cache path of the GGUF file for a folder; names, sizes and mtimes of the files are part of the key."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     files = sorted((path.name, path.stat()) for path in folder.resolve().iterdir() if path.is_file())
     said = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in files)
@@ -105,19 +105,19 @@ def cached(folder: Path, kind: str) -> Path:
 
 
 def ensure(folder: Path, gguf: Path, kind: str) -> None:
-    """Make the file where there is none yet; others that want it wait for the first. Raises Refused."""
+    """Write the GGUF file if missing, under a lock so that concurrent callers wait. Raises Refused."""
     if gguf.exists():
         return
     gguf.parent.mkdir(parents=True, exist_ok=True)
     with local_files.held(gguf.with_name(f".{gguf.name}.lock")):
         if not gguf.exists():
-            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # drafts of processes that were killed
+            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # drafts left by killed processes
                 draft.unlink()
             write(folder, gguf, kind)
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return a model's shape. Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
+    """Return the shape of the model in `folder`. Raises Refused for a missing, unsupported or inconsistent model."""
     try:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
@@ -133,7 +133,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
-    """Write the shape of the model into the file."""
+    """Write the shape of the model as GGUF metadata."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -151,7 +151,7 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
-    """Add tokens, merges, special ids and the chat template."""
+    """Write tokens, merges, special ids and the chat template. Raises Refused for an imported tokenizer."""
     words = tokenizers.load(folder)
     if words.chat is not None or words.has_pieces:
         raise Refused(
@@ -176,14 +176,14 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     writer.add_bos_token_id(words.special(BOS))
     writer.add_eos_token_id(words.special(END))
     writer.add_pad_token_id(words.special(END))
-    writer.add_add_bos_token(False)  # the chat template begins with it
+    writer.add_add_bos_token(False)  # the chat template starts with BOS
     template = folder / "chat_template.jinja"
     if template.is_file():
         writer.add_chat_template(template.read_text(encoding="utf-8"))
 
 
 def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every parameter, float32, one in memory at a time."""
+    """Yield name and float32 values of every parameter, one at a time. Raises Refused for an unknown dtype."""
     for file in model_files.weight_files(folder):
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -206,7 +206,7 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Return the rows of each head in the order in which llama.cpp rotates those of `llama`: pairs side by side."""
+    """Reorder the rows of each head from half-split to interleaved RoPE, as llama.cpp expects for `llama`."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

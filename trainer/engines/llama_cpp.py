@@ -1,8 +1,7 @@
-"""llama.cpp as an engine: a GGUF file, computed by the library `xllamacpp` in a process of ours.
+"""llama.cpp as an inference engine: a GGUF file served in this process by the library `xllamacpp`.
 
-In: ids. Out: ids, as they are made. The library is llama.cpp's own server, called from Python: it listens on
-loopback, on a port of its choice, with a key that nobody else is told, and takes and gives ids, so that our tokenizer
-alone says what words are. Runs in the environment `llama-cpp`, where there is no torch. Source: llama.cpp's
+`xllamacpp` runs llama.cpp's HTTP server on a free loopback port with a secret API key. Requests and replies use token
+ids, so Slipway's tokenizer alone converts text. Runs in the environment `llama-cpp`, without torch. Source: llama.cpp's
 tools/server/README.md (/completion).
 """
 
@@ -21,20 +20,20 @@ from trainer.engines import gguf_file
 from trainer.serving.asks import Ask
 from trainer.serving.text_engine import TextEngine
 
-QUIET = -1  # level at which it logs nothing
+QUIET = -1  # log level without output
 REPLY_S = 600.0
 AS_IT_IS = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
-ENDED = "eos"  # llama.cpp's word for an answer that the model has ended
+ENDED = "eos"  # llama.cpp's stop_type for an answer ended by the model
 
 
 class LlamaCpp:
-    """A server in this process, with `parallel` conversations at a time, each of at most `positions` tokens."""
+    """An in-process server for `parallel` concurrent conversations of at most `positions` tokens each."""
 
     align = 1
     where = "llama.cpp"
 
     def __init__(self, gguf: Path, positions: int, parallel: int = 1, **sampling: Any) -> None:
-        """Load a file. `sampling`: temperature, top_k, seed, where an answer does not bring its own."""
+        """Load a GGUF file. `sampling`: default temperature, top_k and seed for requests without their own."""
         import xllamacpp
 
         self.key = secrets.token_hex(16)
@@ -47,7 +46,7 @@ class LlamaCpp:
         self.server = xllamacpp.Server(params)
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the open reply to a request."""
+        """Send a POST request and return the open response."""
         words = json.dumps(body).encode()
         head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
         request = urllib.request.Request(self.server.listening_address + path, words, head)
@@ -56,7 +55,10 @@ class LlamaCpp:
     def tokens(
         self, prompt: Sequence[int], stop: Collection[int], max_new: int, **sampling: Any
     ) -> Generator[int, None, None]:
-        """Yield the continuation, id by id; an answer that the model has ended has an id of `stop` behind it."""
+        """Yield the continuation id by id, with an id of `stop` at the end of an answer ended by the model.
+
+        Raises RuntimeError for an error from llama.cpp.
+        """
         body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **AS_IT_IS, **self.sampling, **sampling}
         last = None
         with self.ask("/completion", body) as reply:
@@ -73,10 +75,10 @@ class LlamaCpp:
 
 
 class LlamaEngine(TextEngine):
-    """A Hugging Face folder of ours behind `trainer.serving.server`, computed by llama.cpp."""
+    """A `TextEngine` for `trainer.serving.server`, serving a Hugging Face folder with llama.cpp."""
 
     def __init__(self, folder: Path, gguf: Path, kind: str, max_model_len: int, max_seqs: int) -> None:
-        """Load the model of a folder. Raises Refused, DataError."""
+        """Load the model of a folder, converting to GGUF if needed. Raises Refused, DataError."""
         config = gguf_file.read_config(folder)
         gguf_file.ensure(folder, gguf, kind)
         began = time.monotonic()
@@ -86,7 +88,7 @@ class LlamaEngine(TextEngine):
         print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
 
     def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
-        """Yield the new ids one by one. All requests at work are computed together, whoever is read first."""
+        """Yield the new ids one by one. The server batches all concurrent requests, in any order of reading."""
         seed = ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big")
         how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "top_p": ask.top_p}
         tokens = self.inner.tokens(ask.ids, stop, ask.max_tokens, **how, seed=seed & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""The words after `chat`, which are the same whichever engine answers. Standard library and `trainer.talk` only."""
+"""Command-line flags of `chat`, shared by all engines. Imports the standard library and `trainer.talk` only."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from trainer.talk import TalkPlace
 
 
 def add_talk(one: argparse.ArgumentParser) -> None:
-    """Add what a conversation takes."""
+    """Add the flags of a conversation to a parser."""
     one.add_argument("--name", default="", help="what the model is called in the conversation")
     one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
     one.add_argument("--system", default="", help="system prompt")
@@ -19,5 +19,5 @@ def add_talk(one: argparse.ArgumentParser) -> None:
 
 
 def place_of(flags: argparse.Namespace) -> TalkPlace:
-    """Return the places where the conversation stores things."""
+    """Return the history file and the /save folder from the flags."""
     return TalkPlace(flags.history, flags.folder)

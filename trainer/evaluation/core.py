@@ -1,9 +1,10 @@
-"""CORE, by which nanochat and DataComp-LM compare base models: the mean of 22 tasks, each held against chance.
+"""The CORE benchmark of DataComp-LM and nanochat for base models: the mean of 22 tasks, centred by chance accuracy.
 
-In: a folder as nanochat unpacks it (`core.yaml`, `eval_meta_data.csv`, `eval_data/`), a model that goes on with texts.
-Out: for each task, of which questions the model is right, and what guessing would give; then CORE. Which questions are
-shown as examples, how prompts are put together, which ids count and what is right are as in nanochat, so that figures
-can be compared. Sources: Li et al., DataComp-LM, arXiv 2406.11794; nanochat, `core_eval.py`.
+Tasks come from a folder in nanochat's layout (`core.yaml`, `eval_meta_data.csv`, `eval_data/`). Choice of few-shot
+examples, prompt format, scored ids and correctness follow nanochat, so scores are comparable.
+Sources: Li et al., DataComp-LM, arXiv 2406.11794; nanochat, `core_eval.py`.
+
+`read` -> `questions` -> `right` (correctness per question) -> `core`
 """
 
 import csv
@@ -42,13 +43,13 @@ class CoreTask:
     file: Path
     shots: int
     between: str
-    """Text between a question and its answer."""
+    """Delimiter between question and answer."""
     chance: float
-    """The share that guessing gets right."""
+    """Chance accuracy, between 0 and 1."""
 
 
 def read(folder: Path) -> list[CoreTask]:
-    """Return the tasks of a folder, or of `eval_bundle` in it. Raises InputError."""
+    """Return the tasks of `folder` or of `folder/eval_bundle`. Raises InputError."""
     if not (folder / CONFIG).is_file() and (folder / BUNDLE / CONFIG).is_file():
         folder = folder / BUNDLE
     try:
@@ -79,7 +80,7 @@ def _task(one: Mapping[str, Any], folder: Path, chances: Mapping[str, float]) ->
 
 
 def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
-    """Return its questions in nanochat's order, the first `most` of them; 0 = all. Raises InputError."""
+    """Return the first `most` questions of a task in nanochat's shuffled order; 0 = all. Raises InputError."""
     found = []
     try:
         lines = outside.content(task.file, TASK_BYTES).decode().splitlines()
@@ -104,7 +105,10 @@ def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
 
 
 def prompts(task: CoreTask, some: Sequence[Mapping[str, Any]], number: int) -> list[str]:
-    """Return the texts that are compared: one for each choice; of words to find, without them and with them."""
+    """Return the texts to score for question `number`, with few-shot examples from `some`.
+
+    One text per choice; for language modeling the prompt without and with the continuation.
+    """
     one, shown = some[number], []
     if task.shots:
         others = [at for at in range(len(some)) if at != number]
@@ -123,10 +127,10 @@ def prompts(task: CoreTask, some: Sequence[Mapping[str, Any]], number: int) -> l
 
 
 def counted(kind: str, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
-    """Return the rows of ids that the model reads, and how many of the last ids of each count."""
+    """Return the id rows to score, each with the number of scored ids at the end."""
     if kind == WORDS:
         without, whole = rows
-        if list(whole[: len(without)]) != list(without):  # the words' first id takes something of the context in
+        if list(whole[: len(without)]) != list(without):  # the continuation's first id includes context
             without = without[: common(rows)]
         return [(list(whole), len(whole) - len(without))]
     if kind == SCHEMA:
@@ -137,15 +141,16 @@ def counted(kind: str, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], i
 
 
 def common(rows: Sequence[Sequence[int]]) -> int:
-    """Return with how many ids all rows begin alike."""
+    """Return the length of the common prefix of all rows."""
     pairs = zip(*rows, strict=False)
     return next((at for at, ids in enumerate(pairs) if len(set(ids)) > 1), min(map(len, rows)))
 
 
 def right(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, words: Tokenizer) -> list[bool]:
-    """Tell of each question whether the model is right.
+    """Return, per question, whether the model is right.
 
-    The choice with the fewest nats per token is taken; words are found when each of their ids is the likeliest.
+    The model chooses the text with the lowest mean nats per scored token. A language modeling answer is right when
+    every id of the continuation is the most likely id.
     """
     of_each = []
     for number in range(len(some)):
@@ -158,19 +163,19 @@ def right(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, wor
         if task.kind == WORDS:
             truths.append(each[0].is_greedy)
         else:
-            # choices of which one is the beginning of another leave it nothing that counts: never taken
+            # A choice that is a prefix of all choices has no scored ids; never choose such a choice.
             means = [cost.nats / count if count else math.inf for cost, (_, count) in zip(each, rows, strict=True)]
             truths.append(least(means) == one["gold"])
     return truths
 
 
 def centred(share: float, chance: float) -> float:
-    """Return 0 for what guessing gives and 1 for all."""
+    """Return accuracy rescaled so that chance is 0 and a perfect score is 1."""
     return (share - chance) / (1 - chance)
 
 
 def core(tasks: Sequence[CoreTask], truths: Mapping[str, Sequence[bool]]) -> Interval:
-    """Return the mean over the tasks; its interval is that of questions that came by chance, normal."""
+    """Return the mean centred accuracy over tasks, with a normal interval for random questions and fixed tasks."""
     value, square = 0.0, 0.0
     for one in tasks:
         some = truths[one.label]

@@ -1,6 +1,6 @@
-"""Evaluation of a model: bits per byte of held-out text, and its answers to questions.
+"""Evaluation primitives: bits per byte of held-out text, nats per target, and greedy answers to conversations.
 
-In: a model, held-out text or conversations. Out: plain numbers, and progress records on the way.
+Functions return plain numbers or texts and emit progress events.
 """
 
 import math
@@ -23,8 +23,8 @@ from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import capped
 
-ROWS = 64  # prompts answered side by side
-SLICE = 1024  # tokens whose logits exist at one time
+ROWS = 64  # prompts per generation batch
+SLICE = 1024  # tokens per slice of logits
 
 
 @torch.inference_mode()
@@ -33,7 +33,7 @@ def bits_per_byte(
 ) -> dict[str, float]:
     """Return `bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text.
 
-    begin: the id with which documents begin, where each is to be seen alone.
+    begin: first id of every document, to restrict attention to documents; None for no restriction.
     """
     nats, tokens, num_bytes = 0.0, 0, 0
     for ids, targets, size in heldout:
@@ -47,7 +47,10 @@ def bits_per_byte(
 
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as the model has."""
+    """Return the nats of each target, fp32 (B, T), 0 for targets of -1.
+
+    ids, targets, documents: (B, T), as in `Decoder.loss`.
+    """
     return nats_and_greedy(model, ids, targets, documents)[0]
 
 
@@ -55,9 +58,9 @@ def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None 
 def nats_and_greedy(
     model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the same, and bool (B, T): which targets are the likeliest ids where they stand.
+    """Return the nats of each target (see `nats`) and bool (B, T), True where a target is the most likely id.
 
-    Of a model whose likelihoods a pack computes that is not told: False.
+    The bools are all False when a pack computes the likelihoods of the model.
     """
     for one in hooks.of(model.config):
         if (own := one.nats(model, ids, targets)) is not None:
@@ -79,9 +82,9 @@ def rows_of_text(
     tokenizer: Tokenizer,
     begin: int | None = None,
 ) -> dict[str, list[float]]:
-    """Return `nats`, `tokens` and `bytes` of every row of held-out text.
+    """Return lists `nats`, `tokens` and `bytes` with an entry per row of held-out text.
 
-    tokenizer: of the ids; begin: the id with which documents begin, where each is to be seen alone.
+    tokenizer: maps the ids to bytes. begin: first id of every document, to restrict attention to documents.
     """
     found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
     for ids, targets, _ in heldout:
@@ -98,13 +101,13 @@ def rows_of_text(
 def answers(
     model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
 ) -> list[str]:
-    """Return the model's greedy answers in place of the last answer of each conversation.
+    """Return the model's greedy answer to each conversation, ignoring a final assistant message.
 
-    Of what is longer than the model's positions, the oldest turns are left out.
+    Drop the oldest turns of a conversation exceeding the model's context.
     """
     room, align = room_for(model, max_new), hooks.align(model.config)
     prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # minimize padding
     stop = set(tokenizer.stops)
     said = [""] * len(prompts)
     for start in range(0, len(order), ROWS):
@@ -116,12 +119,12 @@ def answers(
 
 
 def room_for(model: Decoder, max_new: int) -> int:
-    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
+    """Return the maximum prompt length in ids, leaving room for `max_new` ids; at least half of the positions."""
     return room_of(model.config.max_position_embeddings, max_new)
 
 
 def says(name: str, answer: str) -> bool:
-    """Return whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    """Return whether an answer contains `name` as a whole word, ignoring case; "maximum" does not contain "Max"."""
     pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
     return re.search(pattern, plain(answer)) is not None
 
@@ -136,6 +139,6 @@ def admits_not_knowing(answer: str) -> bool:
 
 
 def begins_like(answer: str, expected: str, num_words: int = 4) -> bool:
-    """Return whether the first words of the right docstring are in the answer."""
+    """Return whether the answer contains the first `num_words` words of the expected docstring."""
     first = " ".join(expected.lower().split()[:num_words])
     return bool(first) and first in " ".join(answer.lower().split())

@@ -1,9 +1,9 @@
-"""Confidence intervals of 95 %, and differences of two models on the same questions. No torch, no numpy.
+"""95 % confidence intervals, and comparisons of two models. No torch or numpy import.
 
-In: counts, or numbers for each row. Out: `Interval`s. Shares: Wilson's score interval (1927). Nats per byte, a ratio of
-two sums: the ratio estimator's variance, linearised (Cochran, Sampling Techniques, 6.4), over rows as they were cut,
-normal. Differences of the same questions: Agresti and Min's adjusted interval (2005), and McNemar's exact test; of
-different ones: Newcombe's hybrid of two Wilson intervals (1998), or the two variances added.
+Shares use Wilson's score interval (1927). Nats per byte, a ratio of two sums, use the linearised variance of the ratio
+estimator (Cochran, Sampling Techniques, 6.4) over rows, with a normal interval. Differences on the same questions use
+Agresti and Min's adjusted interval (2005) and McNemar's exact test; on different questions, Newcombe's hybrid of two
+Wilson intervals (1998), or the sum of both variances.
 """
 
 import math
@@ -22,12 +22,12 @@ class Interval:
     high: float
 
     def plain(self) -> dict[str, Any]:
-        """Return it for JSON, which has no nan."""
+        """Return a dict for JSON, with None for nan."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def share(true: int, of: int) -> Interval:
-    """Return Wilson's interval of `true` out of `of`, which is at least 1."""
+    """Return Wilson's interval for `true` successes out of `of` >= 1."""
     value, square = true / of, Z * Z
     middle = (value + square / (2 * of)) / (1 + square / of)
     reach = Z / (1 + square / of) * math.sqrt(value * (1 - value) / of + square / (4 * of * of))
@@ -35,9 +35,9 @@ def share(true: int, of: int) -> Interval:
 
 
 def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1.0) -> Interval:
-    """Return factor * sum(above) / sum(below), of rows that came by chance.
+    """Return factor * sum(above) / sum(below) with an interval over randomly sampled rows.
 
-    One row has no interval: low and high are nan.
+    A single row has no interval: low and high are nan.
     """
     rows, total = len(above), math.fsum(below)
     value = math.fsum(above) / total
@@ -49,12 +49,12 @@ def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1.0) -
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], below: Sequence[float], factor: float) -> Interval:
-    """Return the second ratio less the first, over the very same rows."""
+    """Return the difference of two ratios, `theirs` minus `ours`, over identical rows."""
     return ratio([b - a for a, b in zip(ours, theirs, strict=True)], below, factor)
 
 
 def apart(first: Interval, second: Interval) -> Interval:
-    """Return the second less the first, of different questions: Newcombe's way, from the intervals of both."""
+    """Return `second` minus `first` for different questions, with Newcombe's interval from both intervals."""
     value = second.value - first.value
     low = value - math.hypot(second.value - second.low, first.high - first.value)
     high = value + math.hypot(second.high - second.value, first.value - first.low)
@@ -62,11 +62,11 @@ def apart(first: Interval, second: Interval) -> Interval:
 
 
 def paired_share(first: Sequence[int], second: Sequence[int]) -> tuple[Interval, float]:
-    """Return the second share less the first, over the very same questions (1 = right); and McNemar's exact p."""
+    """Return share `second` minus `first` over identical questions (1 = right), and McNemar's exact p value."""
     count = len(first)
     gained = sum(b > a for a, b in zip(first, second, strict=True))
     lost = sum(b < a for a, b in zip(first, second, strict=True))
-    more, fewer, total = gained + 0.5, lost + 0.5, count + 2  # half a question in each of four cells
+    more, fewer, total = gained + 0.5, lost + 0.5, count + 2  # add half a question to each of the four cells
     middle = (more - fewer) / total
     error = Z * math.sqrt(more + fewer - (more - fewer) ** 2 / total) / total
     value = (gained - lost) / count
@@ -74,7 +74,7 @@ def paired_share(first: Sequence[int], second: Sequence[int]) -> tuple[Interval,
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the chance of a split at least as uneven when neither model is better: exact, two-sided."""
+    """Return the exact two-sided p value: the chance of a split at least as uneven between equal models."""
     total = gained + lost
     tail = sum(math.comb(total, one) for one in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**total)

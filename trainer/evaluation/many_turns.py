@@ -1,7 +1,7 @@
-"""Held-out questions, and whether a model answers the one that is asked, whatever was asked before it.
+"""Multi-turn evaluation: held-out questions asked at every turn of a conversation.
 
-In: files of held-out questions, and a function that gives answers. Out: for each turn of many conversations what was
-said, to the same questions at every turn, so that turns can be compared one by one.
+`hold` runs many conversations side by side and returns the answers by turn, with the same questions at every turn, so
+that turns are comparable question by question.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from data.chat.phrasing import talk
 from trainer.evaluation.evaluate import admits_not_knowing, begins_like, says
 
 TURNS = 8
-EACH = 40  # questions of a kind
+EACH = 40  # questions per kind
 SEED = 1337
 
 
@@ -25,12 +25,12 @@ class TurnsQuestion:
     """`identity`, `pydocs` or `other`."""
     text: str
     expected: str
-    """The right answer."""
+    """Reference answer."""
     is_taught: bool = False
-    """True if the answer was taught, so that "I do not know" is wrong."""
+    """True if the training data contains the answer, so that "I do not know" is wrong."""
 
     def is_right(self, answer: str, name: str) -> bool:
-        """Return whether an answer is right; `name` is the persona's."""
+        """Return whether an answer is right; `name` is the name of the persona."""
         if self.kind == "identity":
             return says(name, answer)
         if self.kind == "pydocs":
@@ -39,7 +39,7 @@ class TurnsQuestion:
         return both_admit or smalltalk.are_alike(answer, self.expected)
 
     def leaks(self, answer: str, name: str) -> bool:
-        """Return whether the answer names the persona, of whom nobody asked."""
+        """Return whether the answer names the persona without being asked."""
         return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
 
 
@@ -52,7 +52,7 @@ def read(kind: str, path: Path) -> list[TurnsQuestion]:
 
 
 def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestion]:
-    """Return as many of each kind, the same ones each time."""
+    """Return a fixed random sample with equally many questions of each kind, at most EACH."""
     chance, each = Random(SEED), min([EACH, *map(len, material.values())])
     found = [one for kind in sorted(material) for one in chance.sample(list(material[kind]), each)]
     chance.shuffle(found)
@@ -62,10 +62,11 @@ def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestio
 def hold(
     questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
-    """Return the answers to `questions` at each turn: (turns, questions).
+    """Return the answers as a list of turns, each with one answer per question.
 
-    As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
-    question is the model's own. `answer` gives the answers to conversations that end in a question.
+    Run as many conversations as questions side by side, so that every turn covers all questions and no conversation
+    repeats a question. Earlier answers in a conversation are the model's own. answer: returns the answers to
+    conversations ending in a question.
     """
     count = len(questions)
     talks: list[list[Message]] = [[] for _ in questions]

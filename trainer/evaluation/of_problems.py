@@ -1,6 +1,6 @@
-"""Evaluation on a task of reinforcement learning: the share solved by the likeliest answer, and by k sampled ones.
+"""Evaluation on a reinforcement learning task: greedy accuracy, and pass@1 and pass@k by sampling.
 
-In: a model, the folder of a task's problems. Out: measures with their intervals, and every problem's truth.
+`measure` returns one value per problem; `of_mean` aggregates the values to a mean with an interval.
 """
 
 from dataclasses import replace
@@ -18,15 +18,18 @@ from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.policy import Embedded, Policy, stops
 
 FILE = "test.jsonl"
-MOST = 1024  # problems that are asked
-EACH = 8  # answers to each: k of pass@k
-DRAWN = 256  # problems of which k answers are drawn
-LONGEST = 512  # tokens of an answer that is worked out
-MEAN = "normal, over problems"  # for values between 0 and 1, such as pass@1 of eight answers
+MOST = 1024  # problems per task
+EACH = 8  # samples per problem: k of pass@k
+DRAWN = 256  # problems with sampled answers
+LONGEST = 512  # maximum answer tokens for tasks with worked solutions
+MEAN = "normal, over problems"  # for fractional values, such as pass@1 of eight samples
 
 
 def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsafe: bool) -> dict[str, list[float]]:
-    """Return, by what is measured, a value between 0 and 1 for each problem. Raises InputError, Refused."""
+    """Return, by measure name, a value between 0 and 1 per problem. Raises InputError, Refused.
+
+    unsafe: run code of answers without a sandbox.
+    """
     problems = [(task, one) for one in read(folder / FILE)[:MOST]]
     exact = max(len(tokenizer.encode(one.answer)) for _, one in problems) + 8
     room = model.config.max_position_embeddings
@@ -54,7 +57,7 @@ def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsaf
 
 
 def of_mean(values: list[float], material: str) -> dict[str, Any]:
-    """Return the mean of what each problem gave, with its interval."""
+    """Return the mean of the values with an interval: Wilson for 0/1 values, else normal and clipped to [0, 1]."""
     if set(values) <= {0.0, 1.0}:
         found, method = intervals.share(int(sum(values)), len(values)), intervals.WILSON
     else:

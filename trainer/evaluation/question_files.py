@@ -1,15 +1,15 @@
-"""Questions from a file of the user's: multiple choice, or an answer that must match.
+"""Evaluation on user-provided question files (`.jsonl`): multiple choice, or exact-match answers.
 
-In: a `.jsonl`. Each line has a `question` (or `query`, `prompt`, `input`) and an `answer` (or `gold`, `label`,
-`answerKey`); with `choices` it is multiple choice, and the answer is the number of one from 0, its label, its letter,
-or its very text. Without, the answer is a text, or a list of texts any of which will do; after `####` stands the word
-that counts, as in GSM8K. Out: per question, whether the model is right.
+Each line has a `question` (or `query`, `prompt`, `input`) and an `answer` (or `gold`, `label`, `answerKey`). With
+`choices` the question is multiple choice, and the answer is an index from 0, a label, a letter, or the text of a
+choice. Without `choices`, the answer is a text or a list of accepted texts; only the word after `####` is compared if
+present, as in GSM8K.
 
-The model's choice is the one whose text, after the question, costs it the fewest nats per character (`acc_norm` in
-EleutherAI's harness), and the fewest nats in all (`acc`); and the likeliest letter, where the choices are listed with
-letters before (nanochat, MMLU). An answer is right when what the model says greedily is the wanted text but for case,
-spaces and a full stop. Questions are put as talk, or, to a model that has only read, as `Question: ... Answer:`. Some
-others of the file with their answers may be shown beforehand (few-shot), drawn as nanochat draws them.
+Multiple choice has three measures: lowest nats per character of the choice text after the question (`acc_norm` in
+EleutherAI's harness), lowest total nats (`acc`), and the most likely letter after a lettered list of choices (nanochat,
+MMLU). An exact-match answer is right when the greedy answer equals an accepted text, ignoring case, whitespace and a
+final full stop. Questions are asked as conversations, or as `Question: ... Answer:` for base models. Few-shot examples
+come from the same file, drawn as in nanochat.
 """
 
 import random
@@ -44,15 +44,15 @@ class Question:
     text: str
     choices: tuple[str, ...] = ()
     right: int = 0
-    """Index of the right one of `choices`."""
+    """Index of the right choice."""
     accepted: tuple[str, ...] = ()
-    """Accepted answers, for a question without choices."""
+    """Accepted answers, normalized; for a question without choices."""
     example: str = ""
-    """An accepted answer as the file spells it, for a question without choices."""
+    """An accepted answer in the original spelling, for a question without choices."""
 
     @property
     def answer(self) -> str:
-        """Return the right answer, as it is shown to a model."""
+        """Return the right answer as shown in few-shot examples."""
         return self.choices[self.right] if self.choices else self.example
 
     @property
@@ -71,12 +71,12 @@ class QuestionSet:
 
     @property
     def chance(self) -> float:
-        """Return the share that blind guessing gets right."""
+        """Return the chance accuracy of random guessing."""
         return sum(1 / len(one.choices) for one in self.questions if one.choices) / len(self.questions)
 
 
 def read(path: Path) -> QuestionSet:
-    """Return the questions of a file. Raises InputError with the line that is none."""
+    """Return the questions of a file. Raises InputError with the number of the invalid line."""
     questions = []
     try:
         lines = outside.content(path, TASK_BYTES).decode().splitlines()
@@ -108,7 +108,7 @@ def _question(row: Any) -> Question:
         wanted = answer if isinstance(answer, list) else [answer]
         return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted), example=str(wanted[0]))
     labels = list(LETTERS)
-    if isinstance(choices, dict):  # ARC's format
+    if isinstance(choices, dict):  # format of ARC
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
@@ -127,7 +127,7 @@ def _question(row: Any) -> Question:
 
 
 def counted(answer: str) -> str:
-    """Return the part that counts: the word after `####` where that is there."""
+    """Return the compared part of an answer: the word after `####` without commas, else the whole answer."""
     found = re.search(r"####\s*(\S+)", answer)
     return found[1].replace(",", "") if found else answer
 
@@ -138,24 +138,27 @@ def plain(answer: str) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """Nats of some ids under a model."""
+    """The cost of scored ids under a model."""
 
     nats: float
     is_greedy: bool
-    """True if each of the ids is the likeliest in its place."""
+    """True if every scored id is the most likely id at its position."""
 
 
 class Asking:
-    """A model that is asked, as talk or as text."""
+    """A scorer of questions for a model, asking in conversation or plain-text format."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool, shots: int = 0) -> None:
-        """Make ready to ask; shots: questions that are shown with their answers before each."""
+        """Create a scorer.
+
+        as_text: plain-text format for base models. shots: number of few-shot examples per question.
+        """
         self.model, self.tokenizer, self.as_text, self.shots = model, tokenizer, as_text, shots
 
     def right(self, task: QuestionSet) -> dict[str, list[bool]]:
-        """Tell of each question whether it is answered as wanted, by how that is measured.
+        """Return correctness per question, by measure.
 
-        "" is the first measure of a task; of multiple choice it is `acc_norm`, and `acc` and `letter` are others.
+        "" is the main measure: exact match, or `acc_norm` for multiple choice, which also has `acc` and `letter`.
         """
         if not task.is_choice:
             return {"": self._match(task)}
@@ -164,15 +167,15 @@ class Asking:
         return {**found, "letter": self._letters(task)} if has_letters else found
 
     def shown(self, task: QuestionSet, number: int) -> list[Question]:
-        """Return the examples before a question: others of the file, the same at every run."""
+        """Return the few-shot examples for question `number`: other questions of the file, with a fixed seed."""
         others = [one for at, one in enumerate(task.questions) if at != number]
         return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
 
     def said(self, task: QuestionSet) -> list[str]:
-        """Return the answers, greedy; as text, the rest of the line."""
+        """Return the greedy answers; in plain-text format only the first line of each."""
         asked = enumerate(task.questions)
         prompts = [self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in asked]
-        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
+        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # minimize padding
         stop = set(self.tokenizer.stops)
         found = [""] * len(prompts)
         for start in range(0, len(order), ROWS):
@@ -189,7 +192,7 @@ class Asking:
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
     def _choose(self, task: QuestionSet) -> dict[str, list[bool]]:
-        """Choose by nats per character, and by nats."""
+        """Return correctness by nats per character ("") and by total nats ("acc")."""
         prompts = [self._prompt(one.text, self._talk(self.shown(task, number)))
                    for number, one in enumerate(task.questions)]  # fmt: skip
         costs = self._costs_of(prompts, [one.choices for one in task.questions])
@@ -201,7 +204,7 @@ class Asking:
         }  # fmt: skip
 
     def _letters(self, task: QuestionSet) -> list[bool]:
-        """Choose the likeliest letter, where each choice is listed with one."""
+        """Return correctness of the most likely letter after a lettered list of choices."""
         prompts = []
         for number, one in enumerate(task.questions):
             shown = [(listed(other, self.as_text), other.letter) for other in self.shown(task, number)]
@@ -210,7 +213,7 @@ class Asking:
         return [least(some) == one.right for one, some in zip(task.questions, costs, strict=True)]
 
     def _costs_of(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return the nats of each of the answers to each prompt."""
+        """Return the nats of each answer after each prompt."""
         rows = []
         for prompt, some in zip(prompts, answers, strict=True):
             for text in some:
@@ -220,7 +223,7 @@ class Asking:
         return [[next(costs).nats for _ in some] for some in answers]
 
     def costs(self, rows: Sequence[tuple[list[int], int]]) -> list[Cost]:
-        """Return what the last ids of each row cost, as many as it says. What is too long loses its beginning."""
+        """Return the cost of the last `count` ids of each (ids, count) row, truncating long rows at the beginning."""
         most = self.model.config.max_position_embeddings
         rows = [(ids[-most - 1 :], min(count, most, len(ids) - 1)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
@@ -250,7 +253,7 @@ class Asking:
         return [(one.text, one.answer) for one in shown]
 
     def _prompt(self, question: str, shown: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Return the ids that ask a question behind others and their answers."""
+        """Return the prompt ids for a question after few-shot (question, answer) pairs."""
         if self.as_text:
             before = "".join(f"Question: {text}\nAnswer: {answer}\n\n" for text, answer in shown)
             return [*self.tokenizer.begin, *self.tokenizer.encode(f"{before}Question: {question}\nAnswer:")]
@@ -261,14 +264,14 @@ class Asking:
 
 
 def least(costs: Sequence[float]) -> int:
-    """Return the first of the smallest."""
+    """Return the index of the first minimum."""
     return min(range(len(costs)), key=lambda at: costs[at])
 
 
 def listed(question: Question, as_text: bool) -> str:
-    """Return a question with its choices and their letters: as MMLU writes it, or as nanochat asks it in talk.
+    """Return a question with lettered choices, in MMLU format as text or in nanochat's conversation format.
 
-    There the letter stands behind the choice, where it is the same token as in the answer.
+    nanochat's format puts the letter after the choice, where it is the same token as in the answer.
     """
     pairs = list(zip(LETTERS, question.choices, strict=False))
     if as_text:

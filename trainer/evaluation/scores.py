@@ -1,9 +1,10 @@
-"""`eval`: the numbers that say whether a model is worth talking to, and how sure they are.
+"""The `eval` command: quality measures of a model with confidence intervals.
 
-In: `EvalSpec`. Out: bits per byte beside gzip and xz; the share of held-out identity questions answered with the name;
-the share of answers about anything else that leak it; the share of held-out pydocs questions answered with the right
-first words or an admission; the share of right answers of each task. Only what there is material for. Under `measures`
-each with its interval, what it was measured on, and every row or question, so that two models can be compared.
+`scores` runs the evaluations requested by an `EvalSpec`: bits per byte compared with gzip and xz; the share of held-out
+identity questions answered with the persona name; the share of other answers leaking the name; the share of held-out
+pydocs questions answered with the right first words or an admission of not knowing; and the accuracy of each task.
+`measures` holds, per measure, the interval, the material digest and the value of every row or question, for comparing
+two models.
 """
 
 import hashlib
@@ -30,21 +31,19 @@ from trainer.model import export
 from trainer.model.decoder import Decoder
 
 EXAMPLES = 3
-CONTEXT = (
-    4096  # tokens for held-out text at most, where nobody says how long the rows were that a model has learnt from
-)
+CONTEXT = 4096  # context tokens for held-out text, unless the artifact records the training length
 TEXT, SHARE = "bits per byte", "share"  # units
 RATIO = "ratio estimator, linearised, over rows"
 OF_CORE = "normal, of tasks by themselves"
 
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
-    """Measure what a configuration asks for, and return the figures. Raises Refused, DataError."""
+    """Run the evaluations of a spec and return the figures and `measures`. Raises Refused, DataError."""
     machine = device.prepare()
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
         raise Refused("eval of answers needs the persona's name")
-    wanted = [question_files.read(Path(one)) for one in spec.tasks]  # what is wrong with them is said before any work
+    wanted = [question_files.read(Path(one)) for one in spec.tasks]  # fail on invalid files before any work
     of_core = core.read(Path(spec.core)) if spec.core else []
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
@@ -80,7 +79,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
 def about_problems(
     model: Decoder, words: tokenizer.Tokenizer, task: str, folder: Path, unsafe: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the share of a task's problems that are solved, by the likeliest answer and by drawn ones."""
+    """Return the measures of a reinforcement learning task: solved greedily, and by sampled answers."""
     found, files = of_problems.measure(model, words, task, folder, unsafe), [folder / of_problems.FILE]
     greedy, *drawn = found
     return {
@@ -92,10 +91,10 @@ def about_problems(
 def about_core(
     tasks: Sequence[core.CoreTask], model: Decoder, words: tokenizer.Tokenizer, most: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the share of right answers of each task of CORE, then CORE itself. Raises InputError."""
+    """Return the CORE score and the accuracy of each CORE task, {} without tasks. Raises InputError."""
     if not tasks:
         return {}
-    asked = {one.label: core.questions(one, most) for one in tasks}  # what is wrong with any is said before the work
+    asked = {one.label: core.questions(one, most) for one in tasks}  # fail on invalid files before any work
     measures, truths = dict[str, dict[str, Any]](), dict[str, list[bool]]()
     for one in tasks:
         truths[one.label] = core.right(one, asked[one.label], model, words)
@@ -109,9 +108,10 @@ def about_core(
 def about_answers(
     paths: Mapping[str, Path], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (figures, measures) of held-out questions by kind, asked by themselves and in conversations of many turns.
+    """Return (figures, measures) of held-out questions by kind, asked alone and in multi-turn conversations.
 
-    `name` is the persona's. Raises Refused when a file is missing, InputError.
+    paths: file by kind of question. name: the name of the persona. answer: returns answers to conversations. Raises
+    Refused for a missing file, InputError.
     """
     if missing := [path for path in paths.values() if not path.is_file()]:
         raise Refused(f"{missing[0]} is missing")
@@ -122,7 +122,7 @@ def about_answers(
     pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
 
     def share(what: str, kinds: Sequence[str], is_so: Callable[[TurnsQuestion, str], bool], want: bool) -> None:
-        """Add the share of which something is true, and some of those that are not as wanted."""
+        """Add the share of answers satisfying `is_so`, with up to EXAMPLES answers deviating from `want`."""
         some = [pair for kind in kinds for pair in pairs[kind]]
         truths = [is_so(question, words) for question, words in some]
         odd = [
@@ -153,9 +153,9 @@ def by_turn(
     questions: Sequence[TurnsQuestion], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
     paths: Sequence[Path],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the scores of answers at each turn of a conversation.
+    """Return measures by turn of multi-turn conversations.
 
-    How many are right, and how many of those about anything else name the persona.
+    `right turn N` is the accuracy; `leaks turn N` the share of answers naming the persona without being asked.
     """
     found: dict[str, Any] = {}
     for turn, said in enumerate(many_turns.hold(questions, answer), 1):
@@ -167,10 +167,10 @@ def by_turn(
 
 
 def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
-    """Return bits per byte of held-out shards, and the loss, each with its interval: as the phases measure them.
+    """Return bits per byte and loss of held-out shards with intervals, measured as in the training phases.
 
-    The documents stand one behind the other, and windows of the model's own context follow each other without overlap,
-    so that each token is predicted once.
+    Split the concatenated documents into non-overlapping windows of the model's training context, so every token is
+    predicted once.
     """
     about = vocabulary.about_of(folder)
     said = about.get("context")
@@ -203,7 +203,7 @@ def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict
 
 
 def digest(files: Sequence[Path]) -> str:
-    """Return a digest of what the questions were: two measures of the same ones can be compared one by one."""
+    """Return a 12-digit digest of the files; equal digests allow a comparison question by question."""
     found = hashlib.sha256()
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())

@@ -1,4 +1,4 @@
-"""base: next-token training on documents, measured in bits per byte beside gzip and xz."""
+"""The phase base: next-token training on documents, evaluated in bits per byte against gzip and xz."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from trainer.run import PhaseRun, phase_run
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train, measure on the held-out documents, publish; all that the first process knows of the result."""
+    """Train, evaluate on held-out documents and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
         trained = phase.train(phase.first_model(), rows_of(phase))
         if trained is None:
@@ -27,14 +27,14 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def rows_of(phase: PhaseRun) -> "Rows":
-    """Return the text that a phase reads, as its config has it."""
+    """Return the batch source of a text phase, with the configured packing and document masks."""
     config, train = phase.config, token_files(phase.input("tokens"), "train")
     loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
     return Rows(loader, config.document_masks)
 
 
 def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
-    """Return the number of tokens a phase has read, and bits per byte of held-out documents, where there are any."""
+    """Return the number of trained tokens, and bits per byte if the artifact has held-out documents."""
     config = phase.config
     about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
     if val := token_files(phase.input("tokens"), "val"):
@@ -45,7 +45,7 @@ def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
 
 
 class Rows(Source):
-    """Rows of a loader, each id with the one after it; with_documents: and the document that it belongs to."""
+    """Batches of loader rows, with the next id as target; `with_documents` adds document numbers for masks."""
 
     def __init__(self, loader: Loader, with_documents: bool) -> None:
         self.loader, self.with_documents = loader, with_documents

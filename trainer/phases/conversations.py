@@ -1,4 +1,4 @@
-"""The training that mid and sft share: conversations drawn from the mixture, on top of the previous phase's model."""
+"""The training shared by mid and sft: conversations sampled from a mixture, starting from a trained model."""
 
 import logging
 from pathlib import Path
@@ -19,18 +19,18 @@ from trainer.run import PhaseRun, phase_run
 
 log = logging.getLogger(__name__)
 
-OURS = ("identity", "pydocs", "other", *TASKS)  # one question and its answer each, which can follow any other
+OURS = ("identity", "pydocs", "other", *TASKS)  # single question-answer pairs, which may be concatenated
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train from the model of the phase before, publish; all that the first process knows of the result."""
+    """Train from the previous phase's model and publish; return facts about the artifact, {} on other processes."""
     with phase_run(config, making, keeping, ranks) as phase:
         trained = phase.train(phase.first_model(), rows_of(phase))
         return phase.publish(*trained, {}) if trained else {}
 
 
 def rows_of(phase: PhaseRun) -> Source:
-    """Return the conversations of the phase's mixture as batches, packed or not. Raises Refused when it names none."""
+    """Return the batch source of the mixture, packed if configured. Raises Refused for an empty mixture."""
     conversations, config = talk_of(phase), phase.config
     is_packed = config.is_packed(phase.machine.device.type)
 
@@ -44,7 +44,10 @@ def rows_of(phase: PhaseRun) -> Source:
 
 
 def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
-    """Return the conversations of the phase's mixture; `align` as they have it. Raises Refused when it names none."""
+    """Return the conversations of the mixture and report their counts. Raises Refused for an empty mixture.
+
+    align: token alignment of answers.
+    """
     config, mixture = phase.config, phase.config.mixture or {}
     if not mixture:
         raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
@@ -58,7 +61,7 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
 
 
 def tell_counts(phase: str, found: TalkCounts) -> None:
-    """Report before the first step what of the conversations is lost to the length of a row."""
+    """Report, before the first step, the conversations dropped or truncated by the row length."""
     words = f"{phase}: {found.words()}"
     if not found.is_whole:
         words += f"; a larger {phase}.sequence_len keeps more"
@@ -67,7 +70,7 @@ def tell_counts(phase: str, found: TalkCounts) -> None:
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:
-    """Return the path of a kind of conversations: ours, or an input of that name. Raises Refused when there is none."""
+    """Return the conversation file for a built-in kind or a user input. Raises Refused for a missing input."""
     if kind == "identity":
         return phase.input("identity") / "identity_conversations.jsonl"
     if KINDS.get(kind) == "questions":

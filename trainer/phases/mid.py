@@ -1,4 +1,4 @@
-"""mid: the base model meets conversations: who it is, and what the documents taught it."""
+"""The phase mid: first training on conversations, about the persona and the contents of the documents."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from trainer.phases import conversations
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """See `conversations.run`."""
+    """Run `conversations.run`."""
     return conversations.run(config, making, keeping, ranks)

@@ -1,4 +1,4 @@
-"""A phase of an extension: its function `phase(run)`, which is given a `PhaseRun` and publishes what it has made."""
+"""A phase defined by an extension: the function `phase(run)` receives a `PhaseRun` and publishes the artifact."""
 
 from typing import Any
 
@@ -15,9 +15,10 @@ from trainer.run import phase_run
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Have the extension train and publish; all that the first process knows of the result.
+    """Call the extension's `phase(run)`; return facts about the artifact, {} on other processes.
 
-    Raises Refused, with the line of the extension, for what it raises, and where it returns without having published.
+    Raises Refused for a missing extension or a phase returning without publishing, and TrainerError naming the line of
+    the extension for an unexpected exception.
     """
     extension = extensions.used(config.phase)
     if extension is None or extension.label != config.extension:

@@ -1,6 +1,6 @@
-"""rl: the model answers problems, and learns from which of its answers are better than others.
+"""The phase rl: reinforcement learning on problems with checkable answers, starting from a chat model.
 
-In: the chat model of the phase before, problems whose answers can be checked. Out: the same model, right more often.
+The model samples groups of answers per problem, judges assign rewards, and `PolicyLoss` trains on the advantages.
 """
 
 import os
@@ -29,13 +29,14 @@ from trainer.rollouts.source import Rollouts
 from trainer.rollouts.vllm_engine import Opening, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder
 
-SHOWN = 3  # problems whose answers stand in the report, again and again
+SHOWN = 3  # problems shown repeatedly in the report
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train from the model of the phase before, measure on problems of no other part, publish.
+    """Train from the previous phase's model, evaluate on the test problems and publish.
 
-    Returns all that the first process knows of the result.
+    Return facts about the artifact, {} on other processes. Raises Refused for a mixture without tasks or a sharded
+    model.
     """
     with phase_run(config, making, keeping, ranks) as phase:
         config, rl, mixture = phase.config, phase.config.rl, phase.config.mixture or {}
@@ -54,7 +55,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
-    """Return the measures of the trained and published model; {} on all processes but the first."""
+    """Train, evaluate and publish the model; return facts about the artifact, {} on other processes."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None
     model = phase.first_model()
@@ -75,13 +76,13 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
 
 
 def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
-    """Return the engine of answers. Raises Refused where vLLM cannot run."""
+    """Return the rollout engine: embedded, vLLM on the first process, or a stub elsewhere. Raises Refused."""
     stop = stops(phase.tokenizer)
     if rl.engine == "embedded":
         return Embedded(stop, rl.side_by_side)
     if not phase.ranks.is_first:
         return Elsewhere()
-    logs = work_folder().parent / "logs"  # logs of a pod
+    logs = work_folder().parent / "logs"  # log folder of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
                       rl.side_by_side, rl.temperature, rl.engine_memory,
@@ -90,9 +91,9 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
 
 
 def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
-    """Return the GPUs of each process of vLLM, as `trainer.spread` has kept them back; "" for the processor.
+    """Return the GPU list of each vLLM process, from the GPUs reserved by `trainer.spread`; "" means the CPU.
 
-    spread: number of GPUs of a process.
+    spread: number of GPUs per process (tensor parallelism). Raises Refused without reserved GPUs.
     """
     if phase.machine.device.type == "cpu":
         return ("",)
@@ -107,7 +108,7 @@ def devices_of(phase: PhaseRun, spread: int) -> tuple[str, ...]:
 
 
 class Shown:
-    """The same few problems again and again, for people to read, with what the answers are worth."""
+    """A callable returning greedy answers to fixed problems, with rewards, for the report."""
 
     def __init__(self, policy: Policy, engine: RolloutEngine, model: Decoder, asked: Sequence[Drawn]) -> None:
         self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
@@ -122,12 +123,12 @@ class Shown:
 
 
 def problems(phase: PhaseRun, task: str, part: str) -> list[Problem]:
-    """Return the problems of one part of a task. Raises Refused, InputError."""
+    """Return the problems of a part of a task: train, val or test. Raises Refused, InputError."""
     folder: Path = phase.input(KINDS.get(task, task))
     return read(folder / f"{part}.jsonl")
 
 
 def some(phase: PhaseRun, mixture: Mapping[str, float], part: str, count: int) -> list[Drawn]:
-    """Return the first problems of a part, as many of each task."""
+    """Return the first problems of a part, `count` divided equally over tasks, at least one each."""
     each = max(1, count // len(mixture))
     return [(task, one) for task in sorted(mixture) for one in problems(phase, task, part)[:each]]

@@ -1,4 +1,4 @@
-"""sft: the same conversations at a falling rate, until answers are steady."""
+"""The phase sft: further training on the conversations of mid, with a decaying learning rate."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from trainer.phases import conversations
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """See `conversations.run`."""
+    """Run `conversations.run`."""
     return conversations.run(config, making, keeping, ranks)
