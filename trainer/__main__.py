@@ -1,8 +1,8 @@
-"""`python -m trainer PHASE|import --config FILE`, and `chat`, `eval`, `export` for what they made.
+"""Command line of the trainer: `python -m trainer PHASE|import --config FILE`, and `chat`, `serve`, `eval`, `export`.
 
-The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of import {"making": Making,
-"spec": ImportSpec}; that of eval {"spec": EvalSpec}. Exit codes: 0 done, 1 failed, 2 a wrong flag, input or
-configuration, 75 stopped in good order: start it again to go on, 130 interrupted by Ctrl-C outside of training.
+The config file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; of import {"making":
+Making, "spec": ImportSpec}; of eval {"spec": EvalSpec}. Exit codes: 0 success, 1 failure, 2 invalid flag, input or
+configuration, 75 stopped after a save (restart to resume), 130 interrupted by Ctrl-C outside of training.
 """
 
 import argparse
@@ -33,23 +33,24 @@ from trainer.reporting.jsonl_log import FOLLOWED
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command, and return its exit code.
+    """Run a command and return the exit code.
 
-    It is 0, 1, 2 for what was asked wrongly, 4 without a key of the store, 75 to be started again, 130 interrupted.
+    0 success, 1 failure, 2 invalid flag, input or configuration, 4 missing key of the store, 75 restart to resume, 130
+    interrupted.
     """
     flags = parser().parse_args(words)
     parent = os.environ.pop(PARENT, "")
-    if parent:  # its terminal shows the figures, so they need no lines in its output
+    if parent:  # the parent displays the figures, so the log omits them
         os.environ[FOLLOWED] = "1"
-    die_with(parent)  # when the inv that started it is killed, it saves and ends
-    # The number of spins of a waiting thread before it sleeps. At the default, two programs that share the cores each
-    # run at a sixth of their speed; without any spinning, one alone loses a fifth.
+    die_with(parent)  # when the parent inv is killed, save and exit
+    # Number of spins of a waiting OpenMP thread before sleeping. At the default, two programs sharing the cores each
+    # run at a sixth of their speed; without spinning, a single program loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     let_segments_grow()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a watcher asks a silent trainer where it is
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # lets a watcher dump the stacks of a silent trainer
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # the hub's client would tell each request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request of the hub client
     try:
         flags.run(flags)
     except (ConfigError, TrainerError, DataError, StoreError) as error:
@@ -158,9 +159,9 @@ def adopt_model(flags: argparse.Namespace) -> None:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Leave at once on SIGTERM, to be started again.
+    """Raise Preempted on SIGTERM inside the block.
 
-    Outside the training loop, which saves first, there is nothing to save.
+    The training loop installs a handler that saves first; outside the loop no state needs saving.
     """
 
     def leave(number: int, frame: object) -> None:
@@ -186,7 +187,7 @@ def talk(flags: argparse.Namespace) -> None:
     try:
         hold(one, flags.prompt, place_of(flags))
     except BrokenPipeError:  # the output is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports a second error at exit
         sys.exit(141)
 
 
@@ -217,7 +218,7 @@ def evaluate(flags: argparse.Namespace) -> None:
         raise Refused("eval needs --model or --config")
     found = scores(spec)
     emit("result", **found)
-    if not flags.config:  # otherwise it is a step, whose record is read
+    if not flags.config:  # with --config, the caller reads the result event
         print(json.dumps(found, indent=1))
 
 
@@ -236,7 +237,7 @@ def write_folder(flags: argparse.Namespace) -> None:
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
     try:
-        raw = outside.load(path, half_pairs="surrogateescape")  # it names files
+        raw = outside.load(path, half_pairs="surrogateescape")  # may contain non-UTF-8 file names
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     if set(raw) - known:
@@ -252,10 +253,10 @@ def side_by_side(about: Mapping[str, Any]) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Leave with this exit code, as one of several processes at once.
+    """Exit the process with `code`; use `os._exit` when several processes train together.
 
-    The threads of their group, whose other side may have gone just now, sometimes abort an interpreter that ends in
-    order, and -6 would mean start again.
+    Threads of a process group with lost peers sometimes abort the interpreter at a normal exit. The resulting code -6
+    would count as a reason to restart.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         logging.shutdown()
@@ -268,7 +269,7 @@ def end(code: int) -> NoReturn:
 if __name__ == "__main__":
     try:
         exit_code = main()
-    except Exception:  # a fault of Slipway
+    except Exception:  # a bug in Slipway
         traceback.print_exc()
         exit_code = 1
     end(exit_code)

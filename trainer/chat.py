@@ -1,4 +1,4 @@
-"""Talking to a model with PyTorch: what `trainer.engines.conversation` needs of it."""
+"""Terminal chat with PyTorch: an `Engine` for `trainer.engines.conversation` around the decoder."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from trainer.model import export, generate, hooks
 
 
 class Torch:
-    """Our own decoder as an engine."""
+    """The decoder of `trainer.model` as an `Engine`."""
 
     def __init__(self, folder: Path, temperature: float, top_k: int, seed: int) -> None:
-        """Load the model of a folder. Raises Refused."""
+        """Load the model of a Hugging Face folder. Raises Refused."""
         machine = device.prepare()
         self.where = f"PyTorch on {machine.device.type}"
         self.model = export.opened(folder, machine)
@@ -29,7 +29,7 @@ class Torch:
 
 
 def open_talk(folder: Path, name: str, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:
-    """Open a conversation with the model of one folder, called by that name. Raises Refused, DataError."""
+    """Return a conversation with the model of a folder; `name` is the displayed name. Raises Refused, DataError."""
     hf = export.folder_of_model(folder)
     export.check_tokenizer(hf)
     return Talk(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new, name)

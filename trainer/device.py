@@ -1,7 +1,9 @@
-"""The machine in front of us: where tensors live, which dtype is fast there, how many threads.
+"""Selection of the compute device, the fast dtype and the number of CPU threads.
 
-Out: `Machine`, chosen from what the hardware says. Each program asks once, before its first tensor. A GPU that is
-there and cannot be used is an error: the same work on its CPU takes a hundred times as long, at the price of the GPU.
+Each program calls `prepare` once, before creating tensors. An existing but unusable GPU is an error, never a fallback
+to the CPU: the same work would take 100 times as long at the price of the GPU.
+
+`look` -> `Hardware` -> `choose` -> `Machine`
 """
 
 import ctypes
@@ -16,12 +18,12 @@ import torch
 from trainer.config import PhaseConfig
 from trainer.errors import Refused
 
-M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # numbers of glibc's malloc.h
+M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # constants from glibc's malloc.h
 GROWTH_BYTES = 64 << 20
 MALLOC_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")
-LOOK_S = 30.0  # time for nvidia-smi, which is slow where the driver is in trouble
+LOOK_S = 30.0  # timeout of nvidia-smi, which is slow with driver problems
 VISIBLE, WORKSPACE = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
-ANSWERING = "SLIPWAY_ANSWERING_DEVICES"  # GPUs that engines of answers have, as VISIBLE spells them: trainer.spread
+ANSWERING = "SLIPWAY_ANSWERING_DEVICES"  # GPUs of rollout engines, in VISIBLE syntax: trainer.spread
 
 
 @dataclass(frozen=True)
@@ -32,19 +34,19 @@ class Machine:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the facts on which the bits of a result depend beside its inputs and its code."""
+        """Return the machine facts that affect the bits of a result, besides inputs and code."""
         units = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name()
         return {"device": self.device.type, "threads": self.threads, "units": units, "torch": torch.__version__}
 
     def dtype(self, config: PhaseConfig) -> torch.dtype:
-        """Return the dtype of activations."""
+        """Return the dtype of activations for a phase, resolving `auto` and `float8` (bfloat16)."""
         named = {"auto": self.fast, "float8": torch.bfloat16}
         return named.get(config.dtype) or getattr(torch, config.dtype)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine as the hardware and PyTorch report it."""
+    """The hardware as reported by the operating system, PyTorch and nvidia-smi."""
 
     threads: int
     has_cuda: bool
@@ -52,17 +54,17 @@ class Hardware:
     bfloat16: bool
     """True if the device in use multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
     build: str = ""
-    """The CUDA that PyTorch was built for; "" = the build for CPUs."""
+    """CUDA version of the PyTorch build; "" = the CPU build."""
     gpus: tuple[str, ...] = ()
-    """The GPUs that nvidia-smi lists where CUDA does not work."""
+    """GPUs listed by nvidia-smi, queried only when CUDA does not work."""
     is_hidden: bool = False
-    """True if GPUs are hidden by an empty CUDA_VISIBLE_DEVICES."""
+    """True if CUDA_VISIBLE_DEVICES is empty or -1."""
     why: str = ""
-    """The error of CUDA where it failed to start."""
+    """Error message of a failed CUDA initialization."""
 
 
 def choose(seen: Hardware) -> Machine:
-    """Return the device for what was seen. Raises Refused for a GPU that is there and cannot be used."""
+    """Return the device for the given hardware. Raises Refused for an existing but unusable GPU."""
     device = torch.device("cuda" if seen.has_cuda else "cpu")
     if not seen.has_cuda and not seen.is_hidden and (seen.build or seen.gpus):
         there = f"nvidia-smi lists {', '.join(seen.gpus)}" if seen.gpus else "nvidia-smi lists no GPU"
@@ -78,7 +80,7 @@ def choose(seen: Hardware) -> Machine:
 
 
 def look() -> Hardware:
-    """Return the hardware of this machine. nvidia-smi is asked only where CUDA does not work."""
+    """Return the hardware of this machine, running nvidia-smi only when CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
         return Hardware(threads, True, torch.cuda.is_bf16_supported(including_emulation=False))
@@ -94,7 +96,7 @@ def look() -> Hardware:
 
 
 def listed_gpus() -> tuple[str, ...]:
-    """Return the GPUs of which the driver knows, whatever PyTorch can do with them."""
+    """Return the GPU names from `nvidia-smi -L`, () without the program; a timeout returns a message instead."""
     program = shutil.which("nvidia-smi")
     if not program:
         return ()
@@ -106,34 +108,34 @@ def listed_gpus() -> tuple[str, ...]:
 
 
 def prepare(deterministic: bool = False) -> Machine:
-    """Choose, and set PyTorch up so that equal inputs give equal bits: on a CPU always, on a GPU if `deterministic`.
+    """Choose the device and configure PyTorch for reproducible bits: on a CPU always, on a GPU if `deterministic`.
 
-    Raises Refused for a GPU that is there and cannot be used.
+    Raises Refused for an existing but unusable GPU.
     """
     machine = choose(look())
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: what is float32 may be multiplied with 10 bits, 8 x as fast
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # torchrun's number of the process on its machine
+        torch.set_float32_matmul_precision("high")  # TF32: float32 products with 10-bit mantissas, 8 times as fast
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # local rank from torchrun
         if deterministic:
-            os.environ.setdefault(WORKSPACE, ":4096:8")  # else cuBLAS may take another way each time
+            os.environ.setdefault(WORKSPACE, ":4096:8")  # required by cuBLAS for deterministic algorithms
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         return machine
     keep_freed_memory()
-    # the same as use_deterministic_algorithms(True), which also imports the compiler: as slow as importing torch
+    # Equals use_deterministic_algorithms(True) without importing the compiler, which takes as long as importing torch.
     torch.set_deterministic_debug_mode("error")
-    # a guard for debugging that costs 6 % of a step
+    # A debugging aid costing 6 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return machine
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory of tensors; return whether it does. Not where it was configured otherwise.
+    """Configure glibc's malloc to keep freed tensor memory; return True on success.
 
-    glibc maps every large tensor anew and gives it back at its end, and the kernel must find and clear its pages each
-    time: a tenth of a step. What is kept fits less well than new pages: a process takes up to 5 % more at its peak, and
-    stays there. Other C libraries (musl, macOS) have no such switch.
+    By default glibc maps and unmaps every large tensor, and the kernel clears the pages each time: a tenth of a step.
+    Kept memory fragments: the peak of a process grows by up to 5 % and stays there. Do not change a malloc configured
+    by the user, and return False for other C libraries (musl, macOS).
     """
     if any(name.startswith(MALLOC_SETTINGS) for name in os.environ):
         return False

@@ -1,13 +1,13 @@
 """The errors of the trainer, and the exit code of each.
 
-TrainerError             1  something failed
-├── Refused              2  an input, a flag or a configuration that cannot work
-├── CheckpointError      1  checkpoints exist and none is whole, or one cannot be used
-├── SandboxError         1  the sandbox of code does not start on this machine
-├── OutOfMemory          1  the GPU's memory is full; the words say what would fit
-├── Diverged             1  the loss stayed non-finite after a roll-back
-├── Preempted           75  stopped in good order after a save: start again to go on
-└── PeerLost            75  another process of the run is gone: all start again together
+TrainerError             1  base class: training failed
+├── Refused              2  an input, flag or configuration is invalid
+├── CheckpointError      1  no existing checkpoint is whole, or a checkpoint does not match the run
+├── SandboxError         1  the code sandbox does not start on this machine
+├── OutOfMemory          1  GPU memory is full; the message lists settings that fit
+├── Diverged             1  the loss stayed non-finite after a rollback
+├── Preempted           75  stopped after a save; restart to resume
+└── PeerLost            75  a peer process is lost; restart all processes together
 """
 
 

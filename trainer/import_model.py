@@ -1,9 +1,9 @@
-"""`import`: somebody else's model as an artifact that mid and sft begin from.
+"""The step `import`: publish an external model as an artifact for mid and sft.
 
-In: an `ImportSpec`; the artifact `tokenizer` where the model has none. Out: a Hugging Face folder. A model with a chat
-template keeps it, its stop tokens and its ids. Any other gets our chat tokens: one whose rows are used up gets some
-more, and new tokens begin at the mean of all others, so that they surprise no layer. Weights keep the dtype that they
-came in.
+The artifact is a Hugging Face folder. Weights stored in bfloat16 stay bfloat16; others become float32. A model with a
+chat template keeps template, stop tokens and ids. For other models the step adds Slipway's chat tokens, grows the
+embedding if needed, and initializes new rows with the mean of the old rows to avoid outliers. A model without a
+tokenizer uses the artifact `tokenizer`.
 """
 
 import json
@@ -44,17 +44,20 @@ TEMPLATES = (chat_template.FILE, f"{chat_template.FOLDER}/*{chat_template.SUFFIX
 PIECES = (sentencepiece.FILE, vocabulary.ADDED)
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS, *PIECES, *TEMPLATES)
 PROBE = (
-    "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ on this
+    "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ here
 )
 TALK = [
     {"role": "user", "content": "How are  you?"}, {"role": "assistant", "content": "Well."},
     {"role": "user", "content": "And\nnow?"}, {"role": "assistant", "content": "Well, still."},
 ]  # fmt: skip
-ROWS = 64  # a grown embedding is a multiple of this, which multiplies well
+ROWS = 64  # a grown embedding has a multiple of this many rows, for fast products
 
 
 def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
-    """Fetch, add the chat tokens, publish. Raises Refused, ConfigError, DataError, StoreError."""
+    """Fetch the model, add chat tokens if needed, publish, and return the facts about the artifact.
+
+    Raises Refused, ConfigError, DataError, StoreError.
+    """
     convert = packs.load(model_formats.known(spec.format).convert) if spec.format else None
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
@@ -90,7 +93,7 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
 
 
 def fetch(spec: ImportSpec) -> Path:
-    """Return the folder with the files; those of a hub come into its own cache. Raises Refused."""
+    """Return the local model folder, downloading `hf://` sources into the hub's cache. Raises Refused."""
     if not spec.source.startswith("hf://"):
         if not (folder := Path(spec.source)).is_dir():
             raise Refused(f"{folder} is not on this machine; the model is imported where the steps run")
@@ -112,11 +115,12 @@ def fetch(spec: ImportSpec) -> Path:
 
 
 def stored_dtype(folder: Path, config: ModelConfig) -> torch.dtype:
-    """Return bfloat16 for weights that are stored so, else float32; older configs do not say which they are.
+    """Return bfloat16 for weights stored in bfloat16, else float32.
 
-    Masters that are made of stored symbols keep their scale in float32 alone.
+    Read the dtype from the config, or from the file headers for old configs without a dtype. Masters decoded from
+    stored symbols are float32, the only dtype preserving their scale.
     """
-    raw = model_files.load(folder)  # was read as a config just now
+    raw = model_files.load(folder)  # already validated as a config
     if any(one.is_made_of_symbols(raw) for one in config.features):
         return torch.float32
     said = raw.get("dtype") or raw.get("torch_dtype")
@@ -127,7 +131,7 @@ def stored_dtype(folder: Path, config: ModelConfig) -> torch.dtype:
 
 
 def own_words(source: Path, folder: Path) -> Path:
-    """Return `source`; for one with a tokenizer.model alone `folder`, where its tokenizer is as a tokenizer.json.
+    """Return a folder with tokenizer.json: `source`, or `folder` after converting a lone tokenizer.model into it.
 
     Raises Refused, DataError.
     """
@@ -146,13 +150,14 @@ def own_words(source: Path, folder: Path) -> Path:
 
 
 def keep_words(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and the chat template of `source` as they are. Raises Refused, DataError.
+    """Copy the tokenizer and the chat template of `source` unchanged. Raises Refused, DataError.
 
-    Refused is one of a kind that is not supported, or that gives other ids here than where the model was trained.
-    transformers would make another tokenizer of the file of SentencePiece's kind, by the class that its config names.
+    Raises Refused for an unsupported kind of tokenizer, or for ids different from the reference implementation. For a
+    SentencePiece tokenizer, set `tokenizer_class` to the generic class: the class named by the original config would
+    make transformers build a different tokenizer from the file.
     """
     folder.mkdir()
-    for name in (*WORDS, "config.json"):  # some say only in the last which token ends an answer
+    for name in (*WORDS, "config.json"):  # some models name the stop token only in config.json
         try:
             if (source / name).is_file():
                 shutil.copyfile(model_files.held(source, name), folder / name)
@@ -185,10 +190,10 @@ def _refuse(raw: bytes, path: Path, keeps_ids: bool) -> None:
 
 
 def with_chat_tokens(path: Path, folder: Path) -> list[int]:
-    """Write the tokenizer of `path` into `folder` with our specials as its last ids; those that are new.
+    """Write the tokenizer of `path` with Slipway's special tokens as last ids into `folder`; return the new ids.
 
-    One that puts a space in front of the first text alone puts it in front of each from here on: behind each of our
-    specials a text begins. Raises Refused for a kind that is not supported.
+    A tokenizer adding a space only before the first text is changed to add the space before every text, because a text
+    begins after each special token. Raises Refused for an unsupported kind of tokenizer.
     """
     import tokenizers as library
 
@@ -196,27 +201,27 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
         raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
         _refuse(raw, path, keeps_ids=False)
         if not sentencepiece.is_pieces(json.loads(raw)):
-            limited_tokenizer.of_untrusted(raw)  # in a child first
+            limited_tokenizer.of_untrusted(raw)  # parse untrusted input in a child process first
         made = library.Tokenizer.from_str(sentencepiece.led_always(raw.decode()))
     except Refused:
         raise
-    except Exception as error:  # the library raises bare Exception for a file that it cannot read
+    except Exception as error:  # the library raises bare Exception for unreadable files
         raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
     before = made.get_vocab_size()
     new = [name for name in SPECIALS if made.token_to_id(name) is None]
     made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
-    made.post_processor = None  # it puts a token of theirs in front of a text, and ours begins with <|bos|>
+    made.post_processor = None  # it adds the model's own BOS, and Slipway's texts begin with <|bos|>
     bpe.save(made, folder)
-    kept = tokenizers.load(folder)  # raises DataError when they are not the last
+    kept = tokenizers.load(folder)  # raises DataError unless the specials are the last ids
     if kept.encode(PROBE) != kept.reference_ids(PROBE, special=False):
         raise Refused(f"{path}: it splits text in a way that is not supported")
     return list(range(before, before + len(new)))
 
 
 def grown(model: Decoder, size: int, new: list[int]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return the model's shape and weights with at least `size` rows.
+    """Return the shape and weights with embedding and head grown to at least `size` rows (a multiple of ROWS).
 
-    The ids of `new` begin at the mean of the rows before them.
+    Rows of `new` ids, and rows added as padding, are the mean of the old rows.
     """
     rows = model.config.vocab_size
     if size > rows:

@@ -69,7 +69,7 @@ class Fit:
 
     config: PhaseConfig
     memory: Memory
-    fits: bool  # False: one row with recomputation does not fit; `memory` is for that row
+    fits: bool  # False: a single row with recomputation does not fit; `memory` is for that row
     parallel: str = "ddp"  # layout of the model over the GPUs
     gpus: int = 1
 
@@ -82,7 +82,7 @@ class Fit:
 def estimate(
     config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers: int = 1, is_held: bool = False
 ) -> Memory:
-    """Return the peak memory of one training step of `config` on one device.
+    """Return the peak memory per device of a training step of `config`.
 
     device: `cuda` or `cpu`; dtype `auto` counts as bfloat16. parts: number of FSDP shards of the model. is_held: keep
     the gathered parameters through all passes of a step. sharers: number of processes sharing the optimizer state, each
@@ -104,7 +104,8 @@ def estimate(
     inputs = 0 if compiled and config.dtype == "float8" else 2 * d + (1 if compiled else 2) * f
     block = products + inputs + (q + kv if model.qk_norm else 0)
     block += sum(one.kept_numbers(model) for one in model.features)
-    # Float32 statistics: one number per head (attention log-sum-exp, q and k norms), one per token for each block norm.
+    # Float32 statistics: a number per head (attention log-sum-exp, q and k norms), and a number per token for each
+    # block norm.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
     blocks = model.num_hidden_layers
@@ -127,13 +128,13 @@ def estimate(
     if device == "cpu" and config.micro_rows * model.num_attention_heads * config.sequence_len**2 <= SQUARES:
         # Attention in parts holds four tensors of a quarter of the scores, never at the same time as the MLP gradients.
         passing = max(passing, width * config.micro_rows * model.num_attention_heads * config.sequence_len**2)
-    if config.recompute:  # recomputed tensors of one block
+    if config.recompute:  # recomputed tensors of a block
         passing += tokens * per_token
     activations = tokens * (kept + ends) + max(0, passing - slices)
     if model.tie_word_embeddings:
         waiting += 4 * head  # the embedding part of the shared gradient is dense too
 
-    if parts > 1:  # FSDP gathers one block and prefetches the next; parameters outside the blocks stay gathered
+    if parts > 1:  # FSDP gathers a block and prefetches the next; parameters outside the blocks stay gathered
         ends_params, as_sent = model.num_params - in_blocks, 4 if model.has_masters else width
         together = as_sent * (2 * in_blocks // model.num_hidden_layers + ends_params)
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients under reduction
@@ -175,12 +176,12 @@ def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
     by_shape = [shapes.count(one) * one[0] * one[1] for one in set(shapes)]
     numbers = max(by_shape) * model.num_hidden_layers // share
     at_once = min(numbers, MUON_AT_ONCE) if device == "cuda" else numbers
-    # Nesterov momentum in float32, as single tensors and as one stack; then the Newton-Schulz products.
+    # Nesterov momentum in float32, as single tensors and as a stack; then the Newton-Schulz products.
     return max(8 * numbers, (4 + width) * numbers + 5 * width * at_once)
 
 
 def host_bytes(config: PhaseConfig, share: int = 1) -> int:
-    """Return the bytes of host memory holding the checkpoint copy of one process: parameters and optimizer state."""
+    """Return the bytes of host memory holding the checkpoint copy of a process: parameters and optimizer state."""
     by_muon = config.model.num_matrix_params - config.model.vocab_size * config.model.hidden_size
     state = 8 * config.model.num_params - (4 * by_muon if config.optimizer.muon_lr else 0)
     return (4 * config.model.num_params + state) // share
@@ -245,7 +246,7 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
 
 
 def cache_bytes(config: PhaseConfig) -> int:
-    """Return the bytes of the KV cache of one sequence of `sequence_len` tokens."""
+    """Return the bytes of the KV cache of a sequence of `sequence_len` tokens."""
     model = config.model
     numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
     return numbers * (4 if config.dtype == "float32" else 2)
@@ -258,8 +259,8 @@ def gib(num_bytes: float) -> str:
 def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1, most: int = 1 << 30) -> Fit:
     """Return the largest micro-batch of `config` fitting into `memory_bytes` per GPU, at most `most` rows.
 
-    Shard the model, and then recompute activations, only when one row does not fit. Micro-batch sizes are divisors of
-    `rows`, so the effective batch stays unchanged.
+    Shard the model, and then recompute activations, only when a single row does not fit. Micro-batch sizes are divisors
+    of `rows`, so the effective batch stays unchanged.
     """
     gpus = per_node * nodes
     sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]

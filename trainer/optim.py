@@ -1,7 +1,8 @@
-"""AdamW, Muon and the schedule that both follow.
+"""AdamW and Muon with a common learning rate schedule.
 
-In: named parameters, an `OptimizerConfig`, the step. Out: changed parameters; state as named tensors. Of several
-processes each changes its rows of every parameter; matrices are put together for Muon, every process some of them.
+`Optimizer` updates the parameters of a model in place and exposes its state as named tensors. With several processes,
+each process updates its rows of every parameter; for Muon the processes exchange rows so that each orthogonalizes some
+whole matrices.
 Sources: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Jordan, "Muon: an optimizer for hidden layers" (2024).
 """
 
@@ -23,7 +24,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the share of the peak learning rate at `step` (from 0) of `steps`."""
+    """Return the fraction of the peak learning rate at `step` (from 0) of `steps`."""
     warmup = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
     begin = max(steps * (1 - schedule.decay), min(schedule.warmup_steps, steps - 1))
     if step < begin or schedule.decay == 0:
@@ -34,7 +35,7 @@ def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> floa
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices, roughly: Newton-Schulz on a stack (N, rows, columns)."""
+    """Return the approximate nearest (semi-)orthogonal matrices of a stack (N, rows, columns), by Newton-Schulz."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT.contiguous() if tall else matrices
@@ -46,7 +47,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def orthogonalised(stack: Tensor) -> Tensor:
-    """Return the same; on a GPU some matrices at a time, which bounds what it takes."""
+    """Return `orthogonalise` of a stack; on a GPU in place and in chunks of MUON_AT_ONCE elements to bound memory."""
     if not stack.is_cuda:
         return orthogonalise(stack)
     for some in stack.split(max(1, MUON_AT_ONCE // max(1, stack[0].numel()))) if len(stack) else ():
@@ -56,19 +57,19 @@ def orthogonalised(stack: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are changed alike, and their state."""
+    """Parameters with equal learning rate and weight decay, and their optimizer state."""
 
     parameters: list[nn.Parameter]
-    lr: float  # at the schedule's peak
+    lr: float  # peak learning rate
     decay: float
-    state: dict[str, list[Tensor]]  # tensors by name, in the order of the parameters
+    state: dict[str, list[Tensor]]  # by state name, in parameter order
 
 
 class Optimizer:
-    """The optimizer of a model: AdamW, with Muon for the matrices inside blocks when it has a learning rate.
+    """The optimizer of a model: AdamW, and Muon for the matrices inside blocks if `muon_lr` is above 0.
 
-    All tensors in it are of the rows that this process has: see `FsdpCut`.
-    Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.
+    State tensors cover the rows of this process only: see `FsdpCut`.
+    Not a torch.optim.Optimizer: creating one imports PyTorch's compiler, which doubles the start time of the program.
     """
 
     def __init__(self, model: Decoder, config: OptimizerConfig, cut: FsdpCut = WHOLE) -> None:
@@ -92,9 +93,9 @@ class Optimizer:
         self.muon = [Group(some, config.muon_lr, decay, {"mean": self._zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
-        """Return the norm of all gradients before they were shortened to `grad_clip` (0 = as they are).
+        """Clip the summed gradients to the norm `grad_clip` (0 = no clipping); return the norm before clipping.
 
-        They are summed over all processes then. Raises PeerLost.
+        Wait for the gradient reduction first. Raises PeerLost.
         """
         self.cut.reduced()
         grads = self._grads(self.names)
@@ -105,7 +106,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """Do one update at `scale` of the peak rates. Raises PeerLost."""
+        """Update the parameters with `scale` times the peak learning rates. Raises PeerLost."""
         self.updates += 1
         for group in self.adamw:
             self._adamw(group, group.lr * scale)
@@ -114,7 +115,7 @@ class Optimizer:
         self.cut.changed()
 
     def _adamw(self, group: Group, lr: float) -> None:
-        """Update by PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
+        """Update by AdamW with PyTorch's fused kernel, called directly to avoid torch.optim (see the class)."""
         first, second = self.config.betas
         parameters, grads = self._parts(group.parameters), self._grads(group.parameters)
         count = torch.full((), float(self.updates), device=parameters[0].device)
@@ -124,9 +125,9 @@ class Optimizer:
         )  # fmt: skip
 
     def _muon(self, group: Group, lr: float) -> None:
-        """Update by Muon, equal shapes orthogonalised as one stack.
+        """Update by Muon, orthogonalizing matrices of equal shape as one stack.
 
-        It is in the dtype of activations: it is rough in any case.
+        The iteration runs in the dtype of activations, because the result is approximate anyway.
         """
         rows, columns = group.parameters[0].shape
         parameters, grads, mean = self._parts(group.parameters), self._grads(group.parameters), group.state["mean"]
@@ -146,7 +147,7 @@ class Optimizer:
         self.cut.clear()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all state: `<what>:<parameter name>`, and how many updates there were."""
+        """Return the state as `<state name>:<parameter name>`, and the number of updates as `updates`."""
         return {"updates": torch.tensor(self.updates)} | {
             f"{what}:{self.names[parameter]}": value
             for group in (*self.adamw, *self.muon)
@@ -155,7 +156,7 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors()` gave."""
+        """Restore the result of `tensors()`."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
         self.updates = int(tensors["updates"])

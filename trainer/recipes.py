@@ -1,7 +1,7 @@
-"""Whole runs as functions: what `--profile NAME` means, and files that change one of them. Light to import.
+"""Built-in profiles (`--profile NAME`), and YAML files modifying a profile. No torch import.
 
-In: a name, or a YAML file that names a profile and what is different. Out: a `Profile`. The numbers behind `smoke`
-stand in dev/log; shapes and sizes of the others are those of the models that they are named after.
+Each function returns the `Profile` of a complete run. dev/log records the measurements behind `smoke`; the other
+profiles follow the shapes and sizes of the models they are named after.
 """
 
 import re
@@ -30,11 +30,11 @@ from trainer.records.phase_options import changed
 from trainer.records.phase_registry import PHASES
 from trainer.records.rl_config import RlConfig
 
-OF_FILES = ("profile", "name", "model", "phases", "keeping", "machine")  # keys of a profile's file
+OF_FILES = ("profile", "name", "model", "phases", "keeping", "machine")  # keys of a profile file
 
 
 def smoke() -> Profile:
-    """Return a 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
+    """Return a 4M-parameter Qwen3 shape, trained and able to chat within minutes on two cores."""
     model = ModelConfig(
         vocab_size=4096,
         hidden_size=256,
@@ -97,7 +97,7 @@ def smoke() -> Profile:
 
 
 def tiny() -> Profile:
-    """Return all that smoke does, in seconds: for tests and rehearsals. It learns its name and nothing else."""
+    """Return a miniature of `smoke` running in seconds, for tests and rehearsals; it only learns the persona name."""
     whole = smoke()
     model = ModelConfig(
         vocab_size=1024,
@@ -114,7 +114,7 @@ def tiny() -> Profile:
         name: replace(phase, model=model, steps=12, rows=8, micro_rows=8, sequence_len=64, turns=min(phase.turns, 2))
         for name, phase in whole.phases.items()
     }
-    # With smoke's rates and mixture, 12 steps teach no name.
+    # With the rates and mixture of smoke, 12 steps do not teach the name.
     brisk = OptimizerConfig(lr=0.01, muon_lr=0.03, weight_decay=0.0)
     own = {"identity": 0.8, "pydocs": 0.1, "other": 0.1}
     phases |= {name: replace(phases[name], optimizer=brisk, mixture=own) for name in ("mid", "sft")}
@@ -124,31 +124,31 @@ def tiny() -> Profile:
 
 
 def m3_medium() -> Profile:
-    """Return 22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
+    """Return a 22M-parameter Llama shape: an evening on a laptop, minutes on a GPU."""
     model = llama(16_384, 384, layers=9, heads=6, inner=1024)
     return cosine("m3_medium", model, lr=1e-3, tokens_per_param=20, rows=32, micro_rows=8, sequence_len=512)
 
 
 def runpod_1b() -> Profile:
-    """Return 1B parameters: the default for one GPU of 80 GB."""
+    """Return a 1B-parameter Llama shape, the default for a single 80 GB GPU."""
     model = llama(32_768, 2048, layers=18, heads=32, inner=5632)
     return cosine("runpod_1b", model, lr=4e-4, tokens_per_param=20, rows=256, micro_rows=8)
 
 
 def runpod_2b() -> Profile:
-    """Return 1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
+    """Return a 1.97B-parameter Llama shape, 400,000 steps of 2 x 64 rows: months on one GPU; shorten with --steps."""
     model = llama(32_768, 2560, layers=24, heads=40, inner=6816)
     return cosine("runpod_2b", model, lr=3e-4, steps=400_000, rows=128, micro_rows=2)
 
 
 def runpod_4b() -> Profile:
-    """Return 4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
+    """Return a 4B-parameter Llama shape, 400,000 steps of 1 x 256 rows: barely fits a single 80 GB GPU, and slow."""
     model = llama(32_768, 3072, layers=32, heads=48, inner=9216)
     return cosine("runpod_4b", model, lr=2e-4, steps=400_000, rows=256, micro_rows=1, recompute=True)
 
 
 def smollm2_135m() -> Profile:
-    """Return SmolLM2-135M's shape."""
+    """Return the shape of SmolLM2-135M."""
     model = replace(
         llama(49_152, 576, layers=30, heads=9, inner=1536),
         num_key_value_heads=3,
@@ -159,34 +159,34 @@ def smollm2_135m() -> Profile:
 
 
 def qwen3_0_6b() -> Profile:
-    """Return Qwen3-0.6B's shape."""
+    """Return the shape of Qwen3-0.6B."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
     return cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8)
 
 
 def qwen3_4b() -> Profile:
-    """Return Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
+    """Return the shape of Qwen3-4B, with heads wider in total than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
     return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
 
 
 def d12() -> Profile:
-    """Return nanochat's dial at 12: the reference of its scaling rules."""
+    """Return nanochat's d12, the reference model of nanochat's scaling rules."""
     return dial(12)
 
 
 def d20() -> Profile:
-    """Return nanochat's dial at 20, its 100-dollar model of 561M parameters, on the machine of the Shadeform guide."""
+    """Return nanochat's d20, the 100-dollar model of 561M parameters, on the machine of the Shadeform guide."""
     return replace(dial(20), machine=RecipeMachine(gpu="B200", num_gpus=8))
 
 
 def d26() -> Profile:
-    """Return nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
+    """Return nanochat's d26: GPT-2 grade, 1.1B parameters."""
     return dial(26)
 
 
 def d32() -> Profile:
-    """Return nanochat's dial at 32: 1.9B parameters."""
+    """Return nanochat's d32: 1.9B parameters."""
     return dial(32)
 
 
@@ -197,7 +197,7 @@ OURS = (
 
 
 def with_packs(make: Callable[[], Profile]) -> Profile:
-    """Return a profile with the phases that packs add to it."""
+    """Return the profile of `make` with additional phases from installed packs."""
     whole = make()
     for pack in packs.installed().values():
         if where := pack.profile_phases.get(whole.name) or pack.profile_phases.get("*"):
@@ -206,7 +206,7 @@ def with_packs(make: Callable[[], Profile]) -> Profile:
 
 
 def of_pack(where: str) -> Profile:
-    """Return a profile of a pack, which it makes of ours."""
+    """Return a pack's profile from the entry point `where`, derived from the built-in profiles."""
     found: Profile = packs.load(where)({one.__name__: one for one in OURS})
     return found
 
@@ -222,19 +222,20 @@ PUBLISHED = {
     "qwen3_0_6b": "hf://Qwen/Qwen3-0.6B",
     "qwen3_4b": "hf://Qwen/Qwen3-4B",
 }
-"""The published models whose shapes profiles have."""
+"""Published models with the shape of a profile, by profile name."""
 
 
 def is_file(name: str) -> bool:
-    """Return whether a profile is meant as a file."""
+    """Return whether a profile name is the path of a YAML file."""
     return name.endswith((".yaml", ".yml"))
 
 
 def from_file(path: Path) -> Profile:
-    """Return the profile that a YAML file names, changed by its `name`, `model`, `phases`, `keeping` and `machine`.
+    """Return the base profile of a YAML file, modified by `name`, `model`, `phases`, `keeping` and `machine`.
 
-    `model` is the shape of all phases; where phases train a feature, such as `ternary`, its fields in it are theirs
-    alone. `machine` replaces that of the profile as a whole. Raises ConfigError for what no profile has.
+    `model` changes the shape of all phases, except fields of a feature such as `ternary`, which only apply to phases
+    training the feature, if any. `machine` replaces the profile's machine entirely. Raises ConfigError for unknown keys
+    and invalid values.
     """
     import yaml
 
@@ -277,9 +278,9 @@ def from_file(path: Path) -> Profile:
 def with_shape(
     profile: Profile, shape: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]], where: str
 ) -> Profile:
-    """Return the profile with another shape of its model, given as `model` in a file has it. Raises ConfigError.
+    """Return the profile with a changed model shape, given as `model` of a profile file. Raises ConfigError.
 
-    fields: what else is to be different in a phase, by its name. The shape and they are judged together.
+    fields: further changes by phase name, validated together with the shape. where: prefix of error messages.
     """
     if not shape:
         return profile
@@ -294,7 +295,7 @@ def with_shape(
 
 
 def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return phases, as plain values, in another shape; a feature is only in the phases that train it, if any do."""
+    """Return phases as plain values with a changed shape; see `from_file` for the fields of features."""
     trained = {PHASES[phase].feature for phase in phases if phase in PHASES}
     found = {}
     for phase, config in phases.items():
@@ -305,19 +306,19 @@ def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, An
 
 
 def feature_fields() -> dict[str, str]:
-    """Return the fields of a shape that belong to a feature of an installed pack, with the name of the feature."""
+    """Return the feature name by model field, for the features of installed packs."""
     return {field: name for name in packs.entries(KIND) for field in feature(name).fields}
 
 
 def yaml_error(error: Exception) -> str:
-    """Return PyYAML's message, without its name for a text that it did not read from a file itself."""
+    """Return the message of a PyYAML error on a single line, without the placeholder file name."""
     return " ".join(str(error).split()).replace('"<unicode string>", ', "")
 
 
 def _read_yaml(text: str) -> Any:
-    """Return the document of a YAML text, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
+    """Parse a YAML text, reading 1e-3 as a number as in YAML 1.2. Raises YAMLError.
 
-    No key stands twice, of which PyYAML would take the last.
+    Duplicate keys are an error; PyYAML would silently keep the last value.
     """
     import yaml
 

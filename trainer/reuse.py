@@ -1,7 +1,8 @@
-"""Find the artifact that each step would make, and whether the store has it already under any name.
+"""Reuse of artifacts: match the steps of a recipe with artifacts in the store, by kind and fingerprint.
 
-In: the steps of a recipe, what the store holds by kind and fingerprint, the checkout. Out: a `Choice` for each step.
-Nothing is made again because its code has changed: the plan says so, and the user decides.
+Changed code alone never causes a rebuild; the plan reports the changed files and the user decides (`--remake`).
+
+steps (`Node`), store contents and checkout -> `choices` -> a `Choice` per step
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,45 +14,45 @@ from trainer.fingerprints import CheckoutCode, Code, commit_of, digest, short, v
 from trainer.records.fields import what_counts
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
-"""Kind and fingerprint of everything whole in a store -> what its maker wrote about it."""
+"""Manifest facts by (kind, fingerprint), for every whole artifact in a store."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One step of the recipe and the one artifact that it makes."""
+    """A step of a recipe and the artifact built by the step."""
 
     name: str
     artifact: str
     words: tuple[str, ...]
-    code: tuple[str, ...]  # folders and files whose code makes it
+    code: tuple[str, ...]  # folders and files of the building code
     spec: Any
-    inputs: dict[str, str] = field(default_factory=dict)  # role -> name of the node that makes it
+    inputs: dict[str, str] = field(default_factory=dict)  # role -> name of the source node
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The artifact that stands for a step."""
+    """The artifact chosen for a step."""
 
     fingerprint: str
     code: Code
-    """Code of the checkout, not of the artifact."""
+    """Code state of the checkout, not of the artifact."""
     is_here: bool = False
     differs: tuple[str, ...] = ()
-    """Files that differ from the code which made it; () where that is not known."""
+    """Files changed since the artifact was built; () if none or unknown."""
     made_by: str = ""
-    """The commit that made it, where this checkout does not know that commit."""
+    """Commit of the artifact, if missing in this checkout; else ""."""
     is_remade: bool = False
-    """True if it, or an artifact that it comes from, was remade because code had changed."""
+    """True if the artifact, or an input of the artifact, was remade for changed code."""
 
 
 def choices(
     nodes: Mapping[str, Node], held: Held, pointers: Mapping[str, str], checkout: CheckoutCode,
     given: Mapping[str, str], remake: tuple[str, ...] = (),
 ) -> dict[str, Choice]:  # fmt: skip
-    """Return one for every step; `nodes` in an order in which they can run.
+    """Return the choice for every step; `nodes` must be in execution order.
 
-    pointers: the fingerprint under each name; given: fingerprints that are not ours to choose; remake: the steps whose
-    artifact is not the one that other code made.
+    pointers: current fingerprint by artifact name, preferred among candidates. given: fixed fingerprints by step name.
+    remake: steps to rebuild when the code of the artifact differs from the checkout.
     """
     found: dict[str, Choice] = {}
     for name, node in nodes.items():
@@ -86,7 +87,7 @@ def _is_remade(fingerprint: str, beginning: str, inputs: str) -> bool:
 
 
 def needed(nodes: Mapping[str, Node], names: tuple[str, ...], made: Mapping[str, Choice]) -> Iterator[str]:
-    """Yield the steps that are due for `names`: what is here needs nothing, not even what it was made of."""
+    """Yield the missing steps required for `names`, without the inputs of artifacts already in the store."""
     seen, todo = set[str](), list(names)
     while todo:
         name = todo.pop()

@@ -1,4 +1,4 @@
-"""The run of one training phase: verified inputs from the store, one locked run folder, one published artifact.
+"""The run of a training phase: verified inputs from the store, a locked run folder, a published artifact.
 
 During training, checkpoints go to `<work>/checkpoints/<phase>-<spec>-<inputs>/` and `metrics.jsonl` to
 `<work>/runs/<phase>/`. The published artifact holds `step-<9 digits>/`, `hf/`, `metrics.jsonl` and `samples.jsonl`.
@@ -192,7 +192,7 @@ class PhaseRun:
         return model, final
 
     def _kernels(self) -> AbstractContextManager[None]:
-        """Return the context of the compile cache: on GPUs one cache per node, on a CPU one per process."""
+        """Return the context of the compile cache: shared per node on GPUs, per process on a CPU."""
         if self.machine.device.type == "cuda":
             return kernels_of_node(work_folder() / "kernels")
         return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
@@ -369,7 +369,7 @@ def data_digests(making: Making) -> dict[str, str]:
 
 
 def inputs_digest(making: Making) -> str:
-    """Return one sha256 over all inputs of a phase: data by content, models by fingerprint."""
+    """Return the sha256 over all inputs of a phase: data by content, models by fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 

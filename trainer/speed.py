@@ -26,7 +26,7 @@ from trainer.model.decoder import Decoder, Linear
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 HOPPER, CUDNN_FIRST = 9, (9, 10)  # compute capability
 FLASH_3 = "flash_attn_interface"  # import name of FlashAttention 3
-LEAST_THREADS = 2  # with one thread, compilation takes twice as long and costs more than a phase saves
+LEAST_THREADS = 2  # on a single thread, compilation takes twice as long and costs more than a phase saves
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     model.held = [one for one in matrices if one.held is not None]
     blocks = [block for one in (model, *frozen) for block in one.blocks]
     if compiled:
-        for block in blocks:  # all blocks share one code object: one compilation
+        for block in blocks:  # all blocks share a code object: a single compilation
             block.compile(dynamic=not config.reads_text)  # a resumed run sees lengths in a different order
     try:
         with fast_attention(machine, config.deterministic, has_one_shape=config.reads_text):
@@ -77,7 +77,7 @@ def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = 
     TORCH_CUDNN_SDPA_ENABLED=0. Unsupported inputs fall back to the next backend. Yield "" for PyTorch's default order.
     These kernels sum in a nondeterministic order and stay off with `deterministic`.
 
-    has_one_shape: all rows have one length. cuDNN builds a plan per length and supports not all lengths.
+    has_one_shape: all rows have equal length. cuDNN builds a plan per length and supports not all lengths.
     """
     from torch.nn import attention
 

@@ -1,25 +1,23 @@
-"""`python -m trainer.spread [--train 0 --answer 1,2] WORDS`: `python WORDS` by torchrun, one process per GPU.
+"""`python -m trainer.spread [--train 0 --answer 1,2] WORDS`: run `python WORDS` by torchrun, one process per GPU.
 
-Of the GPUs, counted from 0 as this process sees them, each process sees those that train; those that answer stand in
-SLIPWAY_ANSWERING_DEVICES. `--spare N` of earlier jobs: the last N answer. Without a GPU it is one process on the CPU.
+GPU numbers count from 0 among the visible GPUs. Training processes see the `--train` GPUs; SLIPWAY_ANSWERING_DEVICES
+lists the `--answer` GPUs for rollout engines. `--spare N`, from older jobs, reserves the last N GPUs for rollouts.
+Without a GPU, a single process trains on the CPU.
 
-Which node this is and where the first one listens stand in SLIPWAY_NODE_RANK, SLIPWAY_NUM_NODES, MASTER_ADDR and
-MASTER_PORT. The number of nodes is fixed and node 0 has the checkpoints, so ranks are given, not drawn; whoever started
-this starts all nodes again when one has failed. Exit codes are those of the processes, where torchrun says 1 for any.
+SLIPWAY_NODE_RANK, SLIPWAY_NUM_NODES, MASTER_ADDR and MASTER_PORT describe the nodes. Node ranks are fixed, because node
+0 holds the checkpoints; after a failure the caller restarts all nodes. Exit codes pass through from the processes,
+unlike torchrun's 1 for every failure.
 """
 
 import os
 import sys
 
 RESUME_ME = 75
-MEET_S = 60  # the agents have seen all nodes ready a moment ago
+MEET_S = 60  # seconds; the agents have just seen all nodes ready
 
 
 def main(words: list[str]) -> int:
-    """Return 0, or the exit code of the process that failed first.
-
-    It is 75 when that was killed: then it may be started again.
-    """
+    """Run torchrun; return 0, or the exit code of the first failed process, 75 (restart) for a killed process."""
     import torch
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -58,16 +56,16 @@ def main(words: list[str]) -> int:
         return failure.exitcode if failure.exitcode > 0 else RESUME_ME
     except SignalException:
         return RESUME_ME
-    except torch.distributed.DistError as error:  # the other nodes did not come, or have gone
+    except torch.distributed.DistError as error:  # a node did not join or is lost
         print(f"torchrun: {error}", file=sys.stderr)
         return RESUME_ME
     return 0
 
 
 def divided(words: list[str], gpus: int) -> tuple[list[int], list[int], list[str]]:
-    """Return the GPUs that train, those that answer, and the words without what divides them.
+    """Parse `--spare` or `--train ... --answer ...`; return (training GPUs, rollout GPUs, remaining words).
 
-    Raises ValueError for GPUs that this machine has not, and where none is left to train.
+    Raises ValueError for a GPU number beyond `gpus`, or when no GPU remains for training.
     """
     training, answering = list(range(gpus)), list[int]()
     if words[:1] == ["--spare"]:

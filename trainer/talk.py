@@ -1,8 +1,8 @@
-"""A conversation at the terminal: what is typed, which of it is a command, and what is shown of each answer.
+"""The terminal chat: reads lines, runs slash commands, and streams the answers of a `Partner`.
 
-In: lines, and a `Partner` that answers them. Out: answers on stdout as they come, all else on stderr. Whoever types
-gets line editing with a history of earlier conversations, and after each answer its tokens per second; a pipe gets the
-answers alone. Standard library and two modules of `store` only: engines without torch talk by this as well.
+Answers go to stdout, all other output to stderr. On a terminal, the user has line editing, a history across
+conversations, and tokens per second after each answer; a pipe receives the answers only. Imports the standard library
+and two modules of `store`, so engines without torch can use the module.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ HELP = """/model [NAME]    show which model answers; with NAME: switch to that o
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # a question may begin with a path such as /etc/fstab
 NO_SYSTEM = "-"
-MOST_LINES = 1000  # lines of the history that are kept
+MOST_LINES = 1000  # maximum lines kept in the history
 
 
 Said = Mapping[str, Any]  # role and content
 
 
 class Partner(Protocol):
-    """The model that answers."""
+    """The model in a conversation."""
 
     name: str
     system: str
@@ -43,33 +43,33 @@ class Partner(Protocol):
     messages: list[Said]
     """The messages so far, without the system message."""
     tokens: int | None
-    """Tokens of the last answer; None where nobody has counted them."""
+    """Tokens of the last answer, or None if not counted."""
     goes_on: tuple[type[Exception], ...]
-    """Errors of `say` that fail one question only; the next one may be answered."""
+    """Errors of `say` after which the conversation continues."""
 
     def say(self, words: str) -> Iterator[str]:
-        """Yield the answer to the next question, piece by piece. What came of one that is closed early is kept."""
+        """Yield the answer to a question, piece by piece; closing the iterator early keeps the partial answer."""
         ...
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear the message history."""
         ...
 
     def about(self) -> str:
-        """Return the name of the partner, in words."""
+        """Return a one-line description of the model."""
         ...
 
     def choose(self, name: str) -> str:
-        """Let the one of that name answer from here on; return in words what came of it."""
+        """Switch to the model `name`; return a message about the outcome."""
         ...
 
 
 @dataclass(frozen=True)
 class TalkPlace:
-    """The places where a conversation stores things."""
+    """The files of a conversation: history and saved conversations."""
 
     history: str = ""
-    """File of the lines that were typed; "" for none."""
+    """History file of typed lines; "" for none."""
     folder: str = ""
     """Folder in which /save resolves a relative path; "" for the current folder."""
 
@@ -78,7 +78,10 @@ NOWHERE = TalkPlace()
 
 
 def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE) -> None:
-    """Put one question, or questions until the input ends. Raises what `partner.say` raises for the one."""
+    """Ask a single `prompt`, or read questions and commands until the end of the input.
+
+    With `prompt`, errors of `partner.say` propagate.
+    """
     if prompt is not None:
         answer(partner, prompt, tells=sys.stderr.isatty())
         return
@@ -106,7 +109,7 @@ def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE
 
 
 def answer(partner: Partner, words: str, tells: bool) -> None:
-    """Print an answer as it comes; then tell how fast it came, where that is wanted."""
+    """Stream the answer to stdout; if `tells`, report the speed on stderr."""
     asked = time.monotonic()
     first: float | None = None
     with contextlib.ExitStack() as reading, contextlib.closing(partner.say(words)) as pieces:  # type: ignore[type-var]
@@ -123,7 +126,10 @@ def answer(partner: Partner, words: str, tells: bool) -> None:
 
 
 def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
-    """Return in words how fast an answer came: its tokens over all the time from the question to its end."""
+    """Return the speed of an answer as text.
+
+    took_s: seconds from the question to the end; first_s: seconds to the first token, or None.
+    """
     said = [f"{took_s:.2f} s"]
     if tokens is not None:
         said = [f"{tokens} token{'' if tokens == 1 else 's'} in {took_s:.2f} s"]
@@ -132,7 +138,7 @@ def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
 
 
 def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
-    """Do what a command says, and tell what came of it."""
+    """Run a slash command and report the outcome on stderr."""
     if command == "/help":
         tell(HELP)
     elif command == "/reset":
@@ -155,7 +161,7 @@ def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
 
 
 def save(partner: Partner, name: str, folder: str) -> str:
-    """Write the conversation into a new file, for its owner only; return in words what came of it."""
+    """Write the conversation to a new file with mode 0600; return a message about the outcome."""
     if not partner.messages:
         return "nothing was said yet, so there is nothing to save"
     target = Path(folder or os.curdir, Path(name or time.strftime("chat-%Y%m%d-%H%M%S.jsonl")).expanduser())
@@ -173,16 +179,16 @@ def save(partner: Partner, name: str, folder: str) -> str:
 
 
 class TypedLines:
-    """Lines that somebody types, with a history over all conversations that only its owner may read."""
+    """A reader of typed lines with a persistent history file of mode 0600."""
 
     def __init__(self, history: str) -> None:
         self.history = history
         self.last = ""
 
     def recall(self) -> None:
-        """Make the lines of earlier conversations come back with the arrow keys."""
+        """Load the history for the arrow keys, truncating a file of more than twice MOST_LINES lines."""
         try:
-            import readline  # line editing; some Pythons are built without
+            import readline  # optional in some Python builds
         except ImportError:
             return
         if not self.history:
@@ -190,7 +196,7 @@ class TypedLines:
         try:
             with open(self.history, encoding="utf-8", errors="surrogateescape") as file:
                 known = file.read().splitlines()
-        except OSError:  # the first conversation; what cannot be read now is told of when it is written to
+        except OSError:  # first conversation; other errors are reported on the first write
             return
         if len(known) > 2 * MOST_LINES:
             known = known[-MOST_LINES:]
@@ -200,23 +206,23 @@ class TypedLines:
             readline.add_history(line)
 
     def read(self) -> str | None:
-        """Return the next line, None at the end of the input. What is typed is in the history from then on."""
+        """Return the next line, or None at the end of the input, and append the line to the history."""
         try:
             if sys.stdout.isatty():
                 words = input("> ")
-            else:  # the prompt is not part of the answer
+            else:  # keep the prompt out of stdout
                 print("> ", end="", file=sys.stderr, flush=True)
                 words = sys.stdin.readline()
                 if not words:
                     raise EOFError
         except (EOFError, KeyboardInterrupt):
-            print(file=sys.stderr, flush=True)  # later output must not stand behind the prompt
+            print(file=sys.stderr, flush=True)  # end the prompt line
             return None
         line = words.strip()
         if line and line != self.last and self.history:
             self.last = line
             self._try(lambda: self._append(line))
-        return words + "\n"  # an empty line is not the end
+        return words + "\n"  # distinguishes an empty line from the end of the input
 
     def _append(self, line: str) -> None:
         Path(self.history).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,7 +240,7 @@ class TypedLines:
         os.replace(draft, self.history)
 
     def _try(self, act: Any) -> None:
-        """Keep the history; where that cannot be done, say so once and go on without."""
+        """Run a history operation; on OSError, report once and disable the history."""
         try:
             act()
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Tensors to and from safetensors files: hashed while they are written, on the disk when the call returns.
+"""Reading and writing of safetensors files; a file is hashed during writing and synced to disk on return.
 
-The format is eight bytes of header length, a JSON header, then the tensors' bytes; writing it here keeps no
-second copy of the tensors in memory. Source: the safetensors format description.
+The format is an 8-byte header length, a JSON header, then the tensor bytes. Writing the format here avoids a second
+copy of the tensors in memory. Source: the safetensors format description.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Written:
-    """One file as it should be found again."""
+    """A written file: name, size in bytes and sha256."""
 
     path: str
     size: int
@@ -35,10 +35,10 @@ class Written:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None) -> Written:
-    """Make `path`, which must not exist, and sync it. `rest` is called after every block. Raises OSError."""
+    """Write tensors to the new file `path` and sync. `rest` is called after every block. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))  # aligned, and always the same
+    ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))  # aligned and deterministic
     for name, tensor in ordered:
         header[name] = {
             "dtype": KINDS[tensor.dtype],
@@ -64,9 +64,9 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 class Joined(Mapping[str, Tensor]):
-    """The tensors of several files; one that stands in more than one of them is joined along its first dimension.
+    """A lazy mapping of the tensors of several files, concatenating same-named tensors along the first dimension.
 
-    Files are mapped, and each tensor is read when it is asked for: a large model need not be in memory whole.
+    Files are memory-mapped and tensors are read on access, so a large model need not fit into memory.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -91,9 +91,10 @@ class Joined(Mapping[str, Tensor]):
 
 
 def sha256(path: Path, from_disk: bool = False, rest: Callable[[], None] = lambda: None) -> str:
-    """Return the sha256 of a file, in hexadecimal digits.
+    """Return the sha256 of a file in hexadecimal digits.
 
-    from_disk: of what the disk has rather than of what memory remembers of it (for files that were synced).
+    from_disk: drop the file from the page cache first, to hash the bytes on disk (for synced files). rest: called after
+    every block.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:

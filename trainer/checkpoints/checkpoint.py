@@ -4,7 +4,7 @@ A save builds `.tmp-<step>-<uuid>`, syncs the files, reads them back, writes `MA
 file) last and renames the folder. A checkpoint is immutable. Of a sharded model every process writes its own files and
 the first process finishes; readers join the shards in rank order along the first dimension, so any number of processes
 can load the checkpoint. A checkpoint failing verification is renamed to `.bad-*`; removal renames to `.trash-*` first.
-`Checkpoints.locked` allows one writing run per folder.
+`Checkpoints.locked` admits a single writing run per folder.
 """
 
 import errno
@@ -61,7 +61,7 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     def tensors(self, kind: str) -> Mapping[str, Tensor]:
-        """Return the tensors of one of KINDS as a lazy mapping, empty when the checkpoint has no such files.
+        """Return the tensors of a kind (of KINDS) as a lazy mapping, empty when the checkpoint has no such files.
 
         Each tensor is read on access. Raises CheckpointError for files in a format other than safetensors.
         """
@@ -94,7 +94,7 @@ class Draft:
     def write(
         self, rank: int, tensors: Mapping[str, Mapping[str, Tensor]], rest: Callable[[], None] = lambda: None
     ) -> list[Written]:
-        """Write the files of one process, one per kind, and verify them by reading back from disk. Raises OSError.
+        """Write the files of a process, a file per kind, and verify them by reading back from disk. Raises OSError.
 
         rest: called after every block, to throttle the writer.
         """
@@ -147,7 +147,7 @@ class Draft:
 
 
 class Checkpoints:
-    """The checkpoint folder of one run: save, verify, rotate and find checkpoints."""
+    """The checkpoint folder of a run: save, verify, rotate and find checkpoints."""
 
     def __init__(self, folder: Path, keeping: Keeping, acknowledged: Path | None = None) -> None:
         """Open the checkpoint folder of a run, creating the folder if missing.
@@ -314,7 +314,7 @@ def problem_of(folder: Path) -> str:
 
 
 def open_final(folder: Path) -> Checkpoint:
-    """Return the single checkpoint of a published artifact. Raises CheckpointError unless exactly one whole exists."""
+    """Return the single checkpoint of a published artifact. Raises CheckpointError without exactly one."""
     found = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
     if len(found) != 1:
         raise CheckpointError(f"{folder}: expected one step-<9 digits> folder, found {len(found)}")
@@ -339,7 +339,8 @@ def file_of(kind: str, rank: int) -> str:
 def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:
     """Raise NonFinite for a parameter with NaN or infinite values.
 
-    Check the minimum and maximum of each tensor: one pass over memory, no copy, one synchronization with the GPU.
+    Check the minimum and maximum of each tensor: a single pass over memory and a single GPU synchronization, without
+    copies.
     """
     ends = {name: torch.stack(torch.aminmax(tensor)) for name, tensor in parameters.items() if tensor.numel()}
     finite = torch.stack(list(ends.values())).isfinite().all(dim=1).tolist() if ends else []

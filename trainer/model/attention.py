@@ -85,7 +85,7 @@ def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention output for one query per row, q (B, H, 1, D) and mask (B, 1, 1, S), on a CPU.
+    """Return the attention output for a single query per row, q (B, H, 1, D) and mask (B, 1, 1, S), on a CPU.
 
     One matrix product per row and key head takes a third to a half of the time of PyTorch's CPU kernel.
     """
@@ -98,7 +98,7 @@ def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class InParts(torch.autograd.Function):
     """Causal attention for CPU training, computed in parts of queries with the keys up to the end of each part.
 
-    Save inputs, output and one log-sum-exp per query for backward, and recompute the scores. Scores have the dtype of q
+    Save inputs, output and a log-sum-exp per query for backward, and recompute the scores. Scores have the dtype of q
     and the softmax is fp32. Source of the backward formulas: Dao et al., arXiv 2205.14135, appendix B.
     """
 
