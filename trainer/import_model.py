@@ -150,11 +150,11 @@ def own_words(source: Path, folder: Path) -> Path:
 
 
 def keep_words(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and the chat template of `source` unchanged. Raises Refused, DataError.
+    """Copy the tokenizer and the chat template of `source` to the new `folder`, keeping all ids.
 
-    Raises Refused for an unsupported kind of tokenizer, or for ids different from the reference implementation. For a
-    SentencePiece tokenizer, set `tokenizer_class` to the generic class: the class named by the original config would
-    make transformers build a different tokenizer from the file.
+    For a SentencePiece tokenizer, replace `tokenizer_class` by the generic class: with the original class, transformers
+    would build a different tokenizer from the file. Raises Refused for an unsupported kind of tokenizer or ids
+    different from the reference implementation, DataError.
     """
     folder.mkdir()
     for name in (*WORDS, "config.json"):  # some models name the stop token only in config.json

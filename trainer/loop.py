@@ -256,7 +256,7 @@ class Training:
             self._has_failed(error)
 
     def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors written by this process: without replicas and entries of earlier ranks, empty shards."""
+        """Return the non-empty tensors to write on this process, {} on a replica of an earlier process."""
         if self.ranks.rank >= self.cut.size:
             return {}
         if not self.ranks.is_first:

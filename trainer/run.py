@@ -315,10 +315,10 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
 
 
 def served_dtype(config: PhaseConfig) -> torch.dtype:
-    """Return the dtype of the published Hugging Face folder: bfloat16, or float32 where rounding would change results.
+    """Return the dtype of the published Hugging Face folder, float32 or bfloat16.
 
-    Float32 holds for a phase with dtype float32 and for a model with masters, which the loader rounds. The checkpoint
-    beside the folder always holds float32 parameters.
+    A phase with dtype float32 and a model with masters, which the loader rounds, publish float32. The checkpoint beside
+    the folder always holds float32 parameters.
     """
     return torch.float32 if config.dtype == "float32" or config.model.has_masters else torch.bfloat16
 

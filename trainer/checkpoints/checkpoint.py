@@ -248,7 +248,7 @@ class Checkpoints:
         """Return the names of this run's checkpoints confirmed in the store by the courier."""
         try:
             known = outside.load(self.acknowledged) if self.acknowledged else {}
-        except (OSError, ValueError):  # untrusted input; ignoring the list is safe, for the list only keeps more
+        except (OSError, ValueError):  # untrusted input; safe to ignore, the list only protects more checkpoints
             return set()
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
 

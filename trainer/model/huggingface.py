@@ -220,7 +220,7 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
-    """Return the rounding of the matrices, in our spelling. Raises ConfigError for a way that is not ours."""
+    """Parse the `ternary` entry of a config. Raises ConfigError for an invalid entry or `quantization_config`."""
     if (said := raw.get("quantization_config")) is not None:
         kinds = ", ".join(packs.words(model_layouts.KIND))
         raise ConfigError(f"quantization_config is {shown(said)}; of quantised models only these can be read: {kinds}")
@@ -234,7 +234,7 @@ def _ternary(raw: Mapping[str, Any]) -> Ternary | None:
 
 
 def _refuse_odd(said: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a number of another kind, or that no model has; null is as if it were not there."""
+    """Raise ConfigError for a value with a wrong type or outside MOST and RANGES; ignore null values."""
     for name, value in said.items():
         if value is None or (name == SOFTCAP and value == 0):
             continue

@@ -1,9 +1,9 @@
 """Per-token log-probabilities and distillation losses, computed in slices so that the full logits never exist.
 
 `logprobs_and_entropy` returns one log-probability and one entropy per token. The backward pass recomputes the logits of
-each slice, because the per-token gradients are unknown in the forward pass; a small set of logits on a CPU is saved
-instead. `sliced_kl` returns summed cross entropy and divergence from a teacher, with gradients computed in the forward
-pass.
+each slice, because the per-token gradients are unknown in the forward pass; for few tokens on a CPU the probabilities
+are saved instead. `sliced_kl` returns summed cross entropy and divergence from a teacher, with gradients computed in
+the forward pass.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Communication between the processes training one model, as started by torchrun.
 
-Every process prepares the same batch and computes a share of the rows. Gradients are summed over all processes, so a
-step is equal for any number of processes up to the last bits. The first process reads files and broadcasts the
-contents. A single process sets up no process group. `trainer.parallel.fsdp` adds model sharding.
+Every process prepares the same batch and computes a share of the rows. Gradients are summed over all processes, so the
+result of a step depends on the number of processes only in the last bits. The first process reads files and broadcasts
+the contents. A single process sets up no process group. `trainer.parallel.fsdp` adds model sharding.
 """
 
 import json

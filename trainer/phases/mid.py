@@ -9,5 +9,5 @@ from trainer.phases import conversations
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Run `conversations.run`."""
+    """Train on conversations and publish; see `conversations.run`."""
     return conversations.run(config, making, keeping, ranks)
