@@ -9,7 +9,6 @@ records, estimates are by the table, as on the first day.
 """
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,7 @@ from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
 from infra.market.expected import AROUND, StepTime, elapsed_s, left, words
-from infra.records import Offer, Plan, Request, StepWork
+from infra.records import Offer, Plan, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.run_home import RunHome
@@ -123,8 +122,7 @@ def came(
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
-        request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
-        machine = machine_of(request, settings, vendor).name
+        machine = machine_of(op.read_request(), settings, vendor).name
         # whether the environment was there shows below
         is_found = True if vendor.is_here or settings.rehearsal else None
         found = [*works_of(job, op.target, machine), around(machine, settings, vendor, is_found)]

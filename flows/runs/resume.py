@@ -19,7 +19,6 @@ from infra.money import in_usd
 from infra.records import Offer, Plan
 from infra.runs import hand_over, pods, sight
 from infra.runs import launch as runs_launch
-from infra.runs.keepers.keeper import request_of
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
@@ -68,7 +67,7 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     check_used(op, limits or Limits(), journal, settings)
     keeper = RunKeeper.of(op, journal, settings, tell)
     job, budget = keeper.rest_of(op, limits or Limits())
-    request = request_of(op)
+    request = op.read_request()
     plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
     spent, of_all = spent_by(op, journal, settings), "" if budget is None else f" of {in_usd(budget)}"
     money = f"{op.run} has cost {in_usd(spent)}{of_all}, its limit from its beginning"

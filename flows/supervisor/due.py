@@ -16,7 +16,7 @@ from infra.notices.tell import names_of
 from infra.providers.local import Local
 from infra.rehearsal import attach
 from infra.runs import pods, sight
-from infra.runs.keepers.pod_keeper import recovers
+from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import way
 from infra.runs.settle import to_end
 from infra.settings import Settings, is_rented

@@ -51,8 +51,8 @@ from infra.notices.tell import names_of, tell
 from infra.own_code import CodeWatch
 from infra.runs import pods
 from infra.runs.keepers.keeper import GivenUp
-from infra.runs.keepers.pod_keeper import PodKeeper, recovers
-from infra.runs.keepers.recovery import RUN
+from infra.runs.keepers.pod_keeper import PodKeeper
+from infra.runs.keepers.recovery import RUN, recovers
 from infra.runs.run_home import RunHome
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say

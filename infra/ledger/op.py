@@ -9,6 +9,7 @@ from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s
 from infra.errors import Busy, UsageError
 from infra.ledger.life_cycle import ENDED, PLANNED
+from infra.records import Request
 
 # Kinds of owners of a row: its run alone, the person who made a pod that stays, a set of pods, a service.
 OwnerKind = Literal["", "held", "pod_set", "service"]
@@ -67,6 +68,10 @@ class Op:
         except ValueError as error:
             raise UsageError(f"{self.run}: its job in the journal cannot be read: {error}; end it: "
                              f"./inv down {self.run}") from None  # fmt: skip
+
+    def read_request(self) -> Request:
+        """Return what kind of machine was asked for; a row without a request asks for any of its vendor."""
+        return Request(**json.loads(self.request)) if self.request else Request(run=self.run, provider=self.vendor)
 
     def since_sent_s(self, now: Clocks) -> float:
         """Return the time since it was sent, or else intended, by the clock that says more; never negative."""

@@ -7,7 +7,6 @@ at a pod (`look_at`).
 """
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,7 +205,3 @@ class Keeper:
 def asked_at(run: str, journal: Journal) -> float:
     """Return when somebody last had a pod rented for the run, in UTC epoch seconds; 0: that is not on record."""
     return max((float(op.intent_at) for op in journal.ops(run=run) if not op.recoveries), default=0.0)
-
-
-def request_of(op: Op) -> Request:
-    return Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)

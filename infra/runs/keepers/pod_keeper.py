@@ -21,19 +21,14 @@ from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.providers import clock_scale
 from infra.runs import launch, pods
-from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.pod_set import set_lease
-from infra.runs.keepers.recovery import POD, Do, decide
+from infra.runs.keepers.recovery import POD, Do, decide, recovers
 from infra.runs.sight import GONE, Asks, Sight
 from infra.units import duration
 
 LOOK_EVERY_S = 30.0  # on the vendor's clock
 LEAST_S = 300.0  # likewise: time that must be left of the limits, as another pod takes minutes until it can be used
-
-
-def recovers(op: Op) -> bool:
-    """Return whether it is a pod without work in whose place another one is to be rented when it is taken away."""
-    return bool(op.pod_set) and not op.target and request_of(op).recovers
 
 
 class PodKeeper(Keeper):
@@ -92,7 +87,7 @@ class PodKeeper(Keeper):
             if WAITS not in op.reason:
                 self.say(f"{op.run}: {op.reason}; looking for another (recovery {recoveries})")
             self.lost(op)
-            request = request_of(op)
+            request = op.read_request()
             job, budget = self.rest_of(op, Limits())
             terms = self.terms_after(op, recoveries, budget)
             with finishing(f"{op.run} is being rented again", self.say):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from infra.agent.state import NODE_LOST
+from infra.ledger.op import Op
 from infra.runs.sight import Kind, Sight
 from store.backoff import Backoff, Retries
 
@@ -49,6 +50,11 @@ class Course:
     gone: tuple[int, ...] = ()  # ranks whose pods are proven gone
     lost: str = ""  # the reason of a verdict by which a node was lost
     wait_s: float = 0.0  # before it is done
+
+
+def recovers(op: Op) -> bool:
+    """Return whether it is a pod without work in whose place another one is to be rented when it is taken away."""
+    return bool(op.pod_set) and not op.target and op.read_request().recovers
 
 
 def decide(

@@ -30,7 +30,7 @@ from infra.providers import market
 from infra.records import Offer, Plan
 from infra.runs import launch, pods, sight
 from infra.runs.follow import Seen, follow
-from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, Course, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from infra.runs.sync import mirror, snapshot
@@ -196,7 +196,7 @@ class RunKeeper(Keeper):
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
                 # Nothing was rented, and more will be on offer; a sweep gives a run that wants one machine another one.
-                is_in_vain = now.token == op.token and not now.is_live and not request_of(op).host
+                is_in_vain = now.token == op.token and not now.is_live and not op.read_request().host
                 if is_in_vain or len(self._begun_at(op)) > len(begun_at):  # it does not count, or the journal counts it
                     tried_at.pop()
                 if is_in_vain:
@@ -314,7 +314,7 @@ class RunKeeper(Keeper):
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
         names = ", ".join(_named(row) for row in silent)
         try:
-            self.find(replace(request_of(op), nodes=len(silent)))
+            self.find(replace(op.read_request(), nodes=len(silent)))
         except (NoOffer, OutOfMoney) as error:
             raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
 
@@ -343,7 +343,7 @@ class RunKeeper(Keeper):
         code = self.home.kept.code
         if not code.is_dir():
             raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
-        request = request_of(op)
+        request = op.read_request()
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
                 self._end(other, sight.GONE, may_detach=True)

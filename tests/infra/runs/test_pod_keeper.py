@@ -12,9 +12,9 @@ from infra.ledger.life_cycle import ASKED
 from infra.providers.local import Local
 from infra.runs import pods
 from infra.runs.keepers import keeper, pod_keeper, run_keeper
-from infra.runs.keepers.pod_keeper import PodKeeper, recovers
+from infra.runs.keepers.pod_keeper import PodKeeper
 from infra.runs.keepers.pod_set import set_lease
-from infra.runs.keepers.recovery import POD
+from infra.runs.keepers.recovery import POD, recovers
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
 
