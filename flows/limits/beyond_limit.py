@@ -1,6 +1,6 @@
 """A run at work that is expected to cost, or to last, more than its limits allow.
 
-    progress -> time left (`learned.left_of`) -> compared with the limits -> BeyondLimit: words, and the command
+    progress -> time left (`time_left.left_of`) -> compared with the limits -> BeyondLimit: words, and the command
 
 Compared from step `ENOUGH_STEPS` of a training on: before, a forecast rests on others' measurements, or on a table.
 Times and money are of the vendor's clock. Pure.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from infra.agent.job import Limits
 from infra.errors import Busy, NoOffer, OutOfMoney, UsageError
 from infra.ledger import budgets, turns
-from infra.ledger.budgets import BudgetState, SharedBudget
+from infra.ledger.budgets import SharedBudget
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.turns import Turn
@@ -131,11 +131,6 @@ def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
         rate = max(one.micro_usd_per_hour for one in offers)
         ends.append(-(-round(limits.time_s * rate) // 3600))
     return min(ends) * nodes if ends else 0
-
-
-def states(journal: Journal, settings: Settings) -> list[BudgetState]:
-    """Return all budgets as they stand."""
-    return [budgets.state(journal, one.name, settings.clock_scale) for one in budgets.budgets(journal)]
 
 
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:

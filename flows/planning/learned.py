@@ -1,6 +1,6 @@
-"""Learning from runs: the times of steps that are over, and what is left of a run.
+"""Learning from runs: the times of steps that are over.
 
-    plan -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
+    plan -> (launch) remember -> (it works: `flows.limits.time_left`) -> (it is over) gather -> Timings -> the next plan
 
 In: plans, rows of the journal, what pods have said of their progress. Out: files of `infra.ledger.timings`, by which
 `flows.planning.estimates` knows this machine, or this kind of GPU. A step's time is known by what it did (its program
@@ -9,7 +9,7 @@ records, estimates are by the table, as on the first day.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, elapsed_s, left, words
+from infra.market.expected import AROUND, StepTime, elapsed_s
 from infra.records import Offer, Plan, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
@@ -51,29 +51,6 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
                      expected=plan.forecast, micro_usd=money)
         )  # fmt: skip
         timings.prune()
-
-
-# During a run: what is left.
-
-
-def left_of(
-    rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
-) -> tuple[tuple[float, float, float], str] | None:
-    """Return low, expected and high of the seconds left of a run at work, and their basis; None where nobody knows.
-
-    `rows`: of the run, oldest first.
-    """
-    steps, now = progress.get("steps") or (), progress.get("updated_at")
-    if not steps or not now:
-        return None
-    timings = Timings.beside(settings.state_file)
-    # a step that was started again takes as long as was forecast
-    pods = [op for op in rows if not op.detached]
-    told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
-    if told is None:
-        return None
-    since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
-    return left(told.expected, steps, now, since_s), words(told.expected)
 
 
 # After a run: what it really took.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.limits.beyond_limit import BeyondLimit, beyond_limit, has_pace
-from flows.planning.learned import left_of
+from flows.limits.time_left import left_of
 from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words

@@ -138,6 +138,11 @@ def state(journal: Journal, name: str, scale: float = 1.0, now: Clocks | None = 
     return _state(journal, _found(journal, name), journal.ops(), now or read_clocks(), scale)
 
 
+def states(journal: Journal, scale: float = 1.0) -> list[BudgetState]:
+    """Return all budgets as they stand."""
+    return [state(journal, one.name, scale) for one in budgets(journal)]
+
+
 def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1.0) -> None:
     """Reserve what all pods of a run may cost together, and do so in the name of this process; again, another amount.
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from invoke import Exit
 
-from flows.limits import shares
 from flows.reading import account_notes
 from flows.reading import status as use_case
 from flows.runs import run_groups
 from flows.supervisor import supervisor_client
 from flows.supervisor.over_limit import OverLimit
+from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.money import in_usd
 from infra.providers.offers import own_names
@@ -63,7 +63,7 @@ def status(spec: StatusFlags) -> None:
 
 def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
     """Yield a line for each budget from which something may yet be spent."""
-    for one in shares.states(journal, settings):
+    for one in budgets.states(journal, settings.clock_scale):
         holders = [run.run for run in one.runs.values() if run.committed > run.spent]
         if holders:
             spent, kept, free = map(in_usd, (one.spent, one.committed - one.spent, one.free))

@@ -1,0 +1,32 @@
+"""The time that is left of a run at work.
+
+In: rows of the run, its progress, the forecast of its launch (`infra.ledger.timings`). Out: low, expected and high.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra.ledger.op import Op
+from infra.ledger.timings import Timings
+from infra.market.expected import left, words
+from infra.settings import Settings
+
+
+def left_of(
+    rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
+) -> tuple[tuple[float, float, float], str] | None:
+    """Return low, expected and high of the seconds left of a run at work, and their basis; None where nobody knows.
+
+    `rows`: of the run, oldest first.
+    """
+    steps, now = progress.get("steps") or (), progress.get("updated_at")
+    if not steps or not now:
+        return None
+    timings = Timings.beside(settings.state_file)
+    # a step that was started again takes as long as was forecast
+    pods = [op for op in rows if not op.detached]
+    told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
+    if told is None:
+        return None
+    since_s = max(0.0, now - told.asked_at) if told.token == pods[-1].token else 0.0
+    return left(told.expected, steps, now, since_s), words(told.expected)
