@@ -14,7 +14,7 @@ from infra.ledger.op import Op
 from infra.notices import outbox
 from infra.notices.tell import names_of
 from infra.providers.local import Local
-from infra.rehearsal import attach
+from infra.rehearsal import world_files
 from infra.runs import pods, sight
 from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import way
@@ -29,7 +29,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
     """
     held, left = journal.leases.held(), journal.leases.abandoned()
-    newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
+    newest, has_ended = {op.run: op for op in journal.ops()}, world_files.has_ended(settings.rehearsal)
     found = []
     for op in newest.values():
         if not op.is_head or has_ended and is_rented(op.vendor):
@@ -63,7 +63,7 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rented pods that are due to end, none once the market of a rehearsal has ended."""
-    return [] if attach.has_ended(settings.rehearsal) else to_end(journal, settings)
+    return [] if world_files.has_ended(settings.rehearsal) else to_end(journal, settings)
 
 
 def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:

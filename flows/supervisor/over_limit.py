@@ -19,7 +19,7 @@ from infra.ledger.op import Op
 from infra.ledger.spend import Excess
 from infra.machines.host_memory import at_once
 from infra.money import per_hour
-from infra.rehearsal import attach
+from infra.rehearsal import world_files
 from infra.runs import sight
 from infra.runs.run_home import RunHome
 from infra.runs.settle import LAST_LOOK_S, end_past_limit, is_being_concluded, is_past_limit, last_look
@@ -90,7 +90,7 @@ def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[Over
 def past_limit(journal: Journal, settings: Settings) -> list[Op]:
     """Return the live rows of rented pods that are past their limit; none once the market of a rehearsal has ended."""
     found = [op for op in journal.ops(live=True) if is_past_limit(op, settings)]
-    return [] if found and attach.has_ended(settings.rehearsal) else found
+    return [] if found and world_files.has_ended(settings.rehearsal) else found
 
 
 def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:

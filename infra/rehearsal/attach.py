@@ -27,11 +27,12 @@ from infra.agent.job import write_durably
 from infra.agent.process import Identity, is_alive, send
 from infra.errors import SlipwayError, UsageError
 from infra.names import random_word
+from infra.rehearsal.world_files import ABOUT, ENDED
 from infra.settings import VENDORS
 from store import local_files
 
 ROOT = Path(__file__).parents[2]
-ABOUT, ENDED, MARK, CURRENT = "world.json", "ended.json", "REHEARSAL", "current"
+MARK, CURRENT = "REHEARSAL", "current"
 JOURNAL = "journal.sqlite"
 INSIDE = "SLIPWAY_REHEARSAL"  # names the folder of the world that a process deals with, to it and what it starts
 SPEED = 60.0
@@ -174,14 +175,6 @@ def stop(base: Path) -> Running:
                 raise SlipwayError(f"the rehearsal (process {pid}) does not end; end it with: kill -9 {pid}")
             time.sleep(0.02)
     return found
-
-
-def has_ended(folder: str) -> bool:
-    """Tell whether that is the folder of a world that runs no more."""
-    try:
-        return bool(folder) and not is_alive(Identity(**json.loads((Path(folder) / ABOUT).read_text())["process"]))
-    except (OSError, ValueError):
-        return bool(folder) and (Path(folder) / ENDED).exists()
 
 
 def _last_words(folder: Path) -> str:

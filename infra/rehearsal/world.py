@@ -18,7 +18,7 @@ from infra.agent import process
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError, UsageError
 from infra.rehearsal import pods, web
-from infra.rehearsal.attach import ABOUT, overlay
+from infra.rehearsal.attach import overlay
 from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
@@ -28,6 +28,7 @@ from infra.rehearsal.records import Effect, Machine, Offer
 from infra.rehearsal.vendors.lium import Lium
 from infra.rehearsal.vendors.runpod_graphql import BothApis
 from infra.rehearsal.vendors.shadeform import Shadeform
+from infra.rehearsal.world_files import ABOUT
 from infra.settings import OVERLAY
 from store import local_files
 
