@@ -283,7 +283,7 @@ def _vendor(name: str, settings: Settings) -> DoctorLine:
 
 def account(name: str, settings: Settings) -> list[DoctorLine]:
     """Tell what a vendor says to our key (whose it is, what is left, what runs), and where people look themselves."""
-    from infra.providers.offers import open_market
+    from infra.providers.by_name import open_market
 
     found = [DoctorLine("dashboard", "ok", DASHBOARDS[name])]
     key = _vendor(name, settings)

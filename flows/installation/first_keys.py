@@ -14,7 +14,7 @@ from typing import Any
 from flows.installation import env_file
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.money import in_usd
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.settings import VENDORS, Settings
 from store import credentials
 from store.artifacts.artifacts import Store

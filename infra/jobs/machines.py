@@ -12,7 +12,7 @@ from typing import Any
 from infra.errors import UsageError
 from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
-from infra.providers.offers import known
+from infra.providers.by_name import known
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import NO_GPU
 from store import packs

@@ -23,6 +23,23 @@ def find(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> 
         raise UsageError(f"{VARIABLE}: {error}") from None
 
 
+def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the names of the providers that extensions add, and in words which extensions cannot be read.
+
+    No extension is run for that. A rehearsal has none.
+    """
+    found: list[str] = []
+    problems: list[str] = []
+    for word in extensions.words_of(settings.extensions) if not settings.rehearsal else ():
+        try:
+            extension = extensions.read(word)
+            if "provider" in extension.adds:
+                found.append(extension.name)
+        except ExtensionError as error:
+            problems.append(f"{VARIABLE}: {error}")
+    return list(dict.fromkeys(found)), problems
+
+
 def use_filter(name: str, settings: Settings) -> None:
     """Register the filter of machines that a request names in this process. Raises UsageError."""
     if name:

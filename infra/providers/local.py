@@ -21,6 +21,7 @@ from infra.machines.survey import lacks
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 from store import local_files
 
@@ -38,6 +39,11 @@ class Local(Provider):
     is_here, is_rented = True, False
     settle_s = 0.0
     pod_store = ""
+
+    @staticmethod
+    def of(settings: Settings) -> "Local":
+        """Return the provider of the folder that the settings name."""
+        return Local(Path(settings.pods))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())

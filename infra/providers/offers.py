@@ -8,18 +8,14 @@ from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageErro
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
-from infra.providers import Market, Provider, extensions
+from infra.providers import Market, extensions
+from infra.providers.by_name import open_known, open_market, open_own
 from infra.records import Offer, Request
-from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings, inventory
+from infra.settings import VENDORS, Settings, inventory
 from store import packs
-from store.extensions import ExtensionError, names, read, words_of
+from store.extensions import names
 
 ASK_S = 45.0
-
-
-def known() -> tuple[str, ...]:
-    """Return the names of all providers but those of the user's extensions."""
-    return (*OWN_MACHINES, *packs.providers(), *VENDORS)
 
 
 @dataclass(frozen=True)
@@ -47,55 +43,6 @@ class OfferSource:
     ask: Callable[[Request], list[Offer]]
 
 
-def open_market(name: str, settings: Settings) -> Market:
-    """Return the account with that vendor. MissingKey: its key is not set."""
-    key = VENDORS[name]
-    if not getattr(settings, key):
-        raise MissingKey(f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
-                         f"inv rehearse --provider {name}")  # fmt: skip
-    if name == "runpod":
-        from infra.providers.runpod import RunPod
-
-        return RunPod.of(settings)
-    if name == "lium":
-        from infra.providers.lium import Lium
-
-        return Lium.of(settings)
-    from infra.providers.shadeform import Shadeform
-
-    return Shadeform.of(settings)
-
-
-def open_own(name: str, settings: Settings) -> Market | None:
-    """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
-    extension = extensions.find("provider", name, settings, (*known(), HELD, MARKET))
-    if extension is None:
-        return None
-    if settings.rehearsal:
-        raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
-                         f"{', '.join(VENDORS)}")  # fmt: skip
-    from infra.providers.own import OwnProvider  # few users have one
-
-    return OwnProvider(extension, settings)
-
-
-def own_names(settings: Settings) -> tuple[list[str], list[str]]:
-    """Return the names of the providers that extensions add, and in words which extensions cannot be read.
-
-    No extension is run for that. A rehearsal has none.
-    """
-    found: list[str] = []
-    problems: list[str] = []
-    for word in words_of(settings.extensions) if not settings.rehearsal else ():
-        try:
-            extension = read(word)
-            if "provider" in extension.adds:
-                found.append(extension.name)
-        except ExtensionError as error:
-            problems.append(f"{extensions.VARIABLE}: {error}")
-    return list(dict.fromkeys(found)), problems
-
-
 def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str]]:
     """Return every account whose key is set, and those of extensions, or just that with `only`.
 
@@ -104,7 +51,7 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
     if only and only not in (*VENDORS, *names(settings.extensions)):
         raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}{extensions.named(settings)}")
     opened: list[Market] = []
-    own, problems = ([only] if only not in VENDORS else [], list[str]()) if only else own_names(settings)
+    own, problems = ([only] if only not in VENDORS else [], list[str]()) if only else extensions.own_providers(settings)
     for name in own:
         try:
             if one := open_own(name, settings):
@@ -125,7 +72,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
     MissingKey: there is nobody to ask, and which variables would change that.
     """
-    with_inventory = {name: one for name, one in packs.providers().items() if one.inventory}
+    with_inventory = [name for name, one in packs.providers().items() if one.inventory]
     listed = (*VENDORS, "ssh", *with_inventory)
     found = []
     if only not in ("", *listed):
@@ -133,18 +80,16 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
             return [OfferSource(only, own.catalog)]
         why = packs.lacking("providers", only) or f"known: {', '.join(listed)}{extensions.named(settings)}"
         raise UsageError(f"provider {only!r} has no offers; {why}")
-    for name in own_names(settings)[0] if not only else ():
+    for name in extensions.own_providers(settings)[0] if not only else ():
         found.append(OfferSource(name, partial(_catalog, name, settings)))
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
             found.append(OfferSource(name, partial(_vendors, name, settings)))
     if only == "ssh" or (not only and settings.pools.exists()):
-        from infra.providers.ssh import SshPools
-
-        found.append(OfferSource("ssh", lambda request: _own(SshPools.of(settings), request)))
-    for name, one in with_inventory.items():
+        found.append(OfferSource("ssh", partial(_own, "ssh", settings)))
+    for name in with_inventory:
         if only == name or (not only and inventory(name, settings)):
-            found.append(OfferSource(name, partial(_of_pack, one.where, settings)))
+            found.append(OfferSource(name, partial(_own, name, settings)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
@@ -191,11 +136,8 @@ def _catalog(name: str, settings: Settings, request: Request) -> list[Offer]:
     return own.catalog(request) if own else []
 
 
-def _of_pack(where: str, settings: Settings, request: Request) -> list[Offer]:
-    return _own(packs.load(where).of(settings), request)
-
-
-def _own(pools: Provider, request: Request) -> list[Offer]:
-    """Return the machines that are free, whatever they are."""
+def _own(name: str, settings: Settings, request: Request) -> list[Offer]:
+    """Return the machines of an inventory that are free, whatever they are; it is read only now."""
+    pools = open_known(name, settings)
     offers = pools.offers(Request(run=request.run, provider=pools.name))
     return [replace(offer, gpu=gpus.name(offer.gpu)) for offer in offers]

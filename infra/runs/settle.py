@@ -23,7 +23,7 @@ from infra.ledger.service_rows import service_lease
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_end
 from infra.providers import Provider
-from infra.providers.offers import own_names
+from infra.providers.extensions import own_providers
 from infra.runs import pods, sight
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
@@ -182,7 +182,7 @@ def reconcile_accounts(
     """
     billing = {op.vendor for op in journal.ops(live=True) if is_rented(op.vendor)}
     keyed = [name for name, key in VENDORS.items() if name in billing or getattr(settings, key)]
-    own, unread = own_names(settings)
+    own, unread = own_providers(settings)
     for problem in unread:
         tell(problem)
     own = [name for name in own if reached is None or name in reached]

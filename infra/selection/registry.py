@@ -3,11 +3,10 @@
 import difflib
 import logging
 import threading
-from pathlib import Path
 
 from infra.errors import MissingKey, SlipwayError, UsageError
 from infra.providers import Provider, Vendors, extensions
-from infra.providers.offers import known, open_market, open_own
+from infra.providers.by_name import known, open_known, open_own
 from infra.settings import HELD, MARKET, VENDORS, Settings, pack_settings
 from store import packs
 
@@ -32,18 +31,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
         hint = f"did you mean {near[0]}? " if near else ""
         own = extensions.named(settings) or f"; one of your own is named by {extensions.VARIABLE}"
         raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known())}, {MARKET}{own}")
-    if entry := packs.providers().get(name):
-        found = packs.load(entry.where).of(settings)
-        return found
-    if name == "ssh":
-        from infra.providers.ssh import SshPools
-
-        return SshPools.of(settings)
-    if name == "local":
-        from infra.providers.local import Local
-
-        return Local(Path(settings.pods))
-    return open_market(name, settings)
+    return open_known(name, settings)
 
 
 def provider(settings: Settings, name: str) -> Provider:

@@ -66,15 +66,15 @@ def doctor(c, spec):
     """
     from flows.installation import doctor as machine
     from infra.errors import UsageError
-    from infra.providers import offers
+    from infra.providers import by_name
     from infra.settings import VENDORS, Settings
     from store import packs
 
     provider, for_ = spec.provider, spec.for_
     if spec.lint and (provider or for_):
         raise UsageError("--lint looks at a file alone; leave --provider and --for out")
-    if provider not in ("", *offers.known()):
-        why = packs.lacking("providers", provider) or f"known: {', '.join(offers.known())}"
+    if provider not in ("", *by_name.known()):
+        why = packs.lacking("providers", provider) or f"known: {', '.join(by_name.known())}"
         raise UsageError(f"--provider is {provider!r}; {why}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
         raise UsageError("expected --for train, --for serve, the latter with --config FILE or without, or "

@@ -13,7 +13,7 @@ from flows.supervisor.over_limit import OverLimit
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.money import in_usd
-from infra.providers.offers import own_names
+from infra.providers.extensions import own_providers
 from infra.providers.promises.drill_record import account_of
 from infra.records import PodView
 from infra.runs.settle import settle
@@ -44,7 +44,7 @@ def status(spec: StatusFlags) -> None:
             elif views:
                 shown = views if spec.run else fold(views, journal, settings)
                 render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
-                own, _ = own_names(settings)
+                own, _ = own_providers(settings)
                 rented = [view.provider for view in views if view.provider in (*VENDORS, *own)]
                 accounts = {one: account_of(one, settings) for one in rented}
                 for notes in account_notes.of_accounts(settings, accounts).values():

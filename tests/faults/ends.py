@@ -29,7 +29,7 @@ from infra.agent import process
 from infra.agent.lifecycle.start_timer import ALIVE, FOLDER
 from infra.ledger import reap
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.rehearsal.clock import parse_iso
 from infra.settings import VENDORS, Settings
 from tests import seeds

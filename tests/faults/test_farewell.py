@@ -17,7 +17,7 @@ import pytest
 from infra.agent import process
 from infra.agent.job import PodFolder
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.runs import pods
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome

@@ -12,7 +12,7 @@ from infra.agent import process
 from infra.agent.lifecycle.farewell import KEY
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.runs import observe
 from infra.settings import Settings
 from tests.faults.test_farewell import LIMIT_S, LONG_S, Rented, environ_of, holding, launch

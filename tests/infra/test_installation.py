@@ -10,7 +10,7 @@ from infra.agent.job import Job, Limits
 from infra.journal_file import JournalError
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import reconcile
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.runs import pods
 from tests.infra.market.test_boot import SPEED, settings_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from infra.agent.job import Job, Limits
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.runs import pods
 from infra.settings import Settings

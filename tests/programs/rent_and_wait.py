@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra.agent.job import Limits
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.runs import pods
 from infra.settings import Settings

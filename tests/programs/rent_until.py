@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.agent.job import Limits
 from infra.errors import SlipwayError
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.settings import Settings
 from tests.faults.points import Points, WatchedJournal, die, watch_requests

@@ -12,7 +12,7 @@ from infra.jobs import job_file
 from infra.ledger.journal import Journal
 from infra.market.filters import satisfying
 from infra.providers import Market, extensions, market
-from infra.providers.offers import own_names
+from infra.providers.extensions import own_providers
 from infra.records import Offer, Request
 from infra.runs.settle import settle
 from infra.runs.timing import Say
@@ -62,7 +62,7 @@ def plan(
     provider: str, gpu: str, cloud: str, spend_micro_usd: int, journal: Journal, settings: Settings, tell: Say
 ) -> Planned:  # fmt: skip
     """Return what a drill would rent; nothing is rented yet. Raises UsageError, NoOffer, OutOfMoney, AuthError."""
-    own, _ = own_names(settings)
+    own, _ = own_providers(settings)
     if provider not in (*VENDORS, *own):
         raise UsageError(f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
                          f"{'' if own else extensions.named(settings)}")  # fmt: skip

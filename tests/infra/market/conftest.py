@@ -8,7 +8,7 @@ import pytest
 from infra.agent.process import is_alive, send
 from infra.ledger.leases import SUPERVISOR
 from infra.names import new_token
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.providers.pod_keys import PodKeys
 from infra.rehearsal import attach
 from tests.hosts import until

@@ -16,7 +16,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.ledger import reap, reconcile
 from infra.money import in_usd
 from infra.names import new_token
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.rehearsal import attach
 from infra.runs import pods

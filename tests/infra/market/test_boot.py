@@ -15,7 +15,7 @@ from infra.ledger import audit, reap, spend
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import reconcile
 from infra.providers import market
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Plan, Request
 from infra.runs import boot, launch, pods
 from infra.runs.launch import Terms

@@ -8,7 +8,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Plan, Request
 from infra.runs import launch, pods, sight
 from infra.runs.keepers.run_keeper import RunKeeper

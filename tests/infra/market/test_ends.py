@@ -16,9 +16,9 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.providers import market
+from infra.providers.by_name import open_market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
-from infra.providers.offers import open_market
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod

@@ -14,9 +14,9 @@ from infra.errors import SlipwayError
 from infra.ledger import reap
 from infra.ledger.reconcile import reconcile
 from infra.names import new_token
+from infra.providers.by_name import open_market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
-from infra.providers.offers import open_market
 from infra.providers.pace import Pace
 from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod

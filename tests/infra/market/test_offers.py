@@ -9,8 +9,9 @@ import pytest
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.money import dollars, micro_usd
+from infra.providers.by_name import open_market
 from infra.providers.json_api import JsonApi
-from infra.providers.offers import OfferSource, open_market, require, sources, survey
+from infra.providers.offers import OfferSource, require, sources, survey
 from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request

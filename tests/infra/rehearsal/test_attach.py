@@ -13,7 +13,7 @@ from infra.agent.process import is_alive
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.names import new_token
-from infra.providers.offers import open_market
+from infra.providers.by_name import open_market
 from infra.records import Request
 from infra.rehearsal import attach
 from infra.settings import Settings

@@ -2,10 +2,10 @@
 
 import pytest
 
-from infra.errors import UsageError
-from infra.providers import offers
+from infra.errors import MissingKey, UsageError
+from infra.providers import Market, by_name
 from infra.selection import registry
-from infra.settings import Settings, inventory, is_rented
+from infra.settings import OWN_MACHINES, VENDORS, Settings, inventory, is_rented
 from store import packs
 from store.packs import Pack, PackProvider
 
@@ -28,7 +28,7 @@ def settings(tmp_path):
 def test_a_provider_of_a_pack_is_opened_by_its_name_and_once(settings, monkeypatch):
     entry = PackProvider(where=f"{__name__}:Queue")
     monkeypatch.setattr(packs, "installed", lambda: {"line": Pack(name="line", about="x", providers={"queue": entry})})
-    assert "queue" in offers.known()
+    assert "queue" in by_name.known()
     found = registry.provider(settings, "queue")
     assert isinstance(found, Queue) and registry.provider(settings, "queue") is found
     assert inventory("queue", settings) is None
@@ -42,9 +42,18 @@ def test_a_provider_whose_pack_is_gone_is_answered_with_the_pack_and_is_still_no
     monkeypatch.setattr(packs, "FOLDER", tmp_path)
     with pytest.raises(UsageError, match=f"{name} belongs to the pack {name}, and packs/{name} is not there"):
         registry.provider(settings, name)
-    assert name not in offers.known() and not is_rented(name) and is_rented("own-cloud")
+    assert name not in by_name.known() and not is_rented(name) and is_rented("own-cloud")
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_are_known(settings):
     with pytest.raises(UsageError, match="'runpot' is not known; did you mean runpod"):
         registry.provider(settings, "runpot")
+
+
+def test_the_table_names_the_class_of_every_provider_of_the_core(settings):
+    assert set(by_name.PROVIDERS) == {*OWN_MACHINES, *VENDORS}
+    for name, where in by_name.PROVIDERS.items():
+        assert packs.load(where).name == name and callable(packs.load(where).of)
+    assert Market in packs.load(by_name.OF_AN_EXTENSION).__mro__
+    with pytest.raises(MissingKey, match="RUNPOD_API_KEY: inv init runpod"):
+        by_name.open_known("runpod", settings)

@@ -1,0 +1,55 @@
+"""The providers by their names: one table, to which packs and the user's extensions add theirs.
+
+A module of a provider is imported when that provider is opened, so that a command pays for those that it deals with.
+"""
+
+from collections.abc import Mapping
+
+from infra.errors import MissingKey, UsageError
+from infra.providers import Market, Provider, extensions
+from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings
+from store import packs
+
+PROVIDERS: Mapping[str, str] = {
+    "local": "infra.providers.local:Local",
+    "ssh": "infra.providers.ssh:SshPools",
+    "runpod": "infra.providers.runpod:RunPod",
+    "lium": "infra.providers.lium:Lium",
+    "shadeform": "infra.providers.shadeform:Shadeform",
+}
+OF_AN_EXTENSION = "infra.providers.own:OwnProvider"
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all providers but those of the user's extensions."""
+    return (*OWN_MACHINES, *packs.providers(), *VENDORS)
+
+
+def open_known(name: str, settings: Settings) -> Provider:
+    """Return one of `known`. Raises MissingKey for a vendor whose key is not set."""
+    if name in VENDORS:
+        return open_market(name, settings)
+    found: Provider = packs.load(PROVIDERS.get(name) or packs.providers()[name].where).of(settings)
+    return found
+
+
+def open_market(name: str, settings: Settings) -> Market:
+    """Return the account with that vendor. MissingKey: its key is not set."""
+    key = VENDORS[name]
+    if not getattr(settings, key):
+        raise MissingKey(f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
+                         f"inv rehearse --provider {name}")  # fmt: skip
+    found: Market = packs.load(PROVIDERS[name]).of(settings)
+    return found
+
+
+def open_own(name: str, settings: Settings) -> Market | None:
+    """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
+    extension = extensions.find("provider", name, settings, (*known(), HELD, MARKET))
+    if extension is None:
+        return None
+    if settings.rehearsal:
+        raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
+                         f"{', '.join(VENDORS)}")  # fmt: skip
+    found: Market = packs.load(OF_AN_EXTENSION)(extension, settings)
+    return found
