@@ -1,12 +1,24 @@
-"""The choice of a storage backend by its URI: a folder, a bucket, a repository of the hub."""
+"""The choice of a storage backend by its URI: a folder, a bucket, a repository of the hub.
+
+The client of a place is imported when a store there is opened.
+"""
 
 import re
+from collections.abc import Mapping
 
-from store import credentials
+from store import credentials, packs
 from store.backends.backend import Backend
-from store.backends.folder import Folder
 from store.manifest import NoStore
 from store.patience import clean
+
+BACKENDS: Mapping[str, str] = {
+    "": "store.backends.folder:Folder",
+    "file": "store.backends.folder:Folder",
+    "s3": "store.backends.s3:Bucket",
+    "gs": "store.backends.gs:GoogleBucket",
+    "hf": "store.backends.hub:Repository",
+    "memory": "store.backends.fsspec:Other",
+}
 
 
 def open_place(uri: str) -> Backend:
@@ -16,24 +28,9 @@ def open_place(uri: str) -> Backend:
     pod.
     """
     kind = credentials.kind(uri)
-    if kind in ("", "file"):
-        return Folder(uri)
-    if kind == "s3":
-        from store.backends.s3 import Bucket
-
-        return Bucket(uri)
-    if kind == "gs":
-        from store.backends.gs import GoogleBucket
-
-        return GoogleBucket(uri)
-    if kind == "hf":
-        from store.backends.hub import Repository
-
-        return Repository(uri)
-    if kind == "memory":
-        from store.backends.fsspec import Other
-
-        return Other(uri)
+    if kind in BACKENDS:
+        found: Backend = packs.load(BACKENDS[kind])(uri)
+        return found
     said = re.sub("//[^/]*@", "//", clean(uri))
     raise NoStore(f"store {said}: {kind}:// is not supported; a store is a folder, hf://user/repo, "
                   "s3://bucket/folder or gs://bucket/folder")  # fmt: skip
