@@ -29,7 +29,8 @@ MARKET = "market"  # provider name for every vendor whose key is set
 HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
 LEAST_KEY = 16  # letters: every vendor's key has more
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
-OWN_MACHINES = ("local", "ssh")
+LOCAL = "local"  # provider name for this machine
+OWN_MACHINES = (LOCAL, "ssh")
 
 
 SHELL_ONLY = {  # what others read straight from their environment

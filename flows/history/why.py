@@ -24,8 +24,9 @@ from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import pods, sight
 from infra.runs.lookup import find_run
-from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
+from infra.runs.sight import folder_of
+from infra.runs.sync import reports
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 from infra.units import count, duration, moment
@@ -136,13 +137,12 @@ def _member(one: Member) -> str:
 def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
     """Return the last word of its newest pod, as the pod or the mirror has it."""
     from infra.runs.lookup import last_verdict
-    from infra.runs.sync import mirror
 
     with contextlib.suppress(SlipwayError, OSError, ValueError):
         if found := last_verdict(op, settings):
             return found
     with contextlib.suppress(SlipwayError, OSError, ValueError):
-        found = mirror.words_at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+        found = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return found if found.get("token") == op.token else {}
     return {}
 

@@ -28,7 +28,7 @@ from infra.records import Offer, Plan, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror
+from infra.runs.sync import reports
 from infra.runs.sync.sync_step import FETCH
 from infra.selection import registry
 from infra.selection.preflight import forecast_of
@@ -84,7 +84,7 @@ def last_words(op: Op, settings: Settings) -> sight.Seen:
     """Return progress and verdict of a pod that is over, from its folder or as they were brought home."""
     if registry.provider(settings, op.vendor).is_here:
         return sight.words_of(op, way(settings, op)) if op.address else ({}, {})
-    said = sight.of(op, mirror.words_at_home(op, RunHome.of(op.run, settings.homes)))
+    said = sight.of(op, reports.at_home(op, RunHome.of(op.run, settings.homes)))
     return said["progress"], said["verdict"]
 
 

@@ -9,9 +9,9 @@ from infra.errors import SlipwayError
 from infra.ledger.life_cycle import TERMINATING
 from infra.ledger.op import Op
 from infra.runs.lookup import way
-from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sync import fetched, mirror
+from infra.runs.sight import folder_of
+from infra.runs.sync import fetched, reports
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
 from store import credentials, outside
@@ -32,7 +32,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     with _told(op, "its pod", tell):
         # The pod is gone or will soon be, so only the copies here are read.
         is_gone = op.vendor in VENDORS and (not op.is_live or op.state == TERMINATING)
-        if op.address and not is_gone and mirror.words_there(op, reach := way(settings, op)):
+        if op.address and not is_gone and reports.there(op, reach := way(settings, op)):
             root = folder_of(op).root
 
             def pod(phase: str, file: str) -> bytes | None:

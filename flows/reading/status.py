@@ -24,7 +24,7 @@ from infra.records import PodView
 from infra.runs import observe, pods
 from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
-from infra.settings import Settings, is_rented
+from infra.settings import LOCAL, Settings, is_rented
 
 NONE: Mapping[str, RunGroup] = MappingProxyType({})
 # States of which one stands for a whole group, in this order.
@@ -142,7 +142,7 @@ def due(views: list[PodView], journal: Journal) -> list[str]:
     ended |= {view.run for view in views if view.state == observe.ENDING and not is_rented(view.provider)}
     rented = [view for view in views if is_rented(view.provider)]
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
-    return [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
+    return [op.token for op in journal.ops(live=True) if op.vendor == LOCAL or op.run in ended]
 
 
 def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:

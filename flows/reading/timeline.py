@@ -11,7 +11,7 @@ from infra.ledger.cost import ledger
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.records import PodView
-from infra.runs.pods import folder_of
+from infra.runs.sight import folder_of
 
 SAVED, LOST, RECOVERED = "save", "lost", "recovered"
 Mark = tuple[float, str, str]  # UTC epoch seconds, a kind, words

@@ -13,13 +13,12 @@ from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.notices import outbox
 from infra.notices.tell import names_of
-from infra.providers.local import Local
 from infra.rehearsal import world_files
 from infra.runs import pods, sight
 from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import way
 from infra.runs.settle import to_end
-from infra.settings import Settings, is_rented
+from infra.settings import LOCAL, Settings, is_rented
 from store import packs
 
 
@@ -39,7 +38,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):
             continue  # an idle pod is held by its guard
-        if op.vendor == Local.name and not (was_kept and is_dead(op, settings)):
+        if op.vendor == LOCAL and not (was_kept and is_dead(op, settings)):
             continue  # a run on this machine keeps itself, as long as the machine runs
         is_at_work = op.state in (READY, LOST)
         if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):

@@ -24,7 +24,7 @@ from infra.runs import sight
 from infra.runs.run_home import RunHome
 from infra.runs.settle import LAST_LOOK_S, end_past_limit, is_being_concluded, is_past_limit, last_look
 from infra.runs.sight import Sight
-from infra.runs.sync import mirror
+from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
@@ -117,6 +117,6 @@ def age_of_report(op: Op, seen: Sight, settings: Settings, now: Clocks) -> float
     guard = seen.guard
     if not guard:
         with contextlib.suppress(SlipwayError, OSError, ValueError):
-            guard = sight.of(op, mirror.words_at_home(op, RunHome.of(op.run, settings.homes)))["guard"]
+            guard = sight.of(op, reports.at_home(op, RunHome.of(op.run, settings.homes)))["guard"]
     real_s = sight.report_age_s(guard, now)
     return None if real_s is None else real_s * settings.clock_scale

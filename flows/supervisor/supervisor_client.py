@@ -22,10 +22,9 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
-from infra.providers.local import Local
 from infra.runs.run_home import RunHome
 from infra.selection import registry
-from infra.settings import Settings
+from infra.settings import LOCAL, Settings
 
 START_S = 60.0
 LEAVE_S = 30.0
@@ -39,7 +38,7 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
     `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
     """
     with Journal.open(settings.state_file) as journal:
-        here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
+        here = [op for op in journal.ops(live=True) if op.vendor == LOCAL and not op.service]
         dead = {keeper_lease(op.run) for op in here if is_dead(op, settings)}
         for lease in dead.union(one for one in also if one.startswith(keeper_lease(""))):
             journal.leases.abandon(lease)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from infra.errors import MissingKey, UsageError
 from infra.providers import Market, Provider, extensions
-from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings
+from infra.settings import HELD, LOCAL, MARKET, OWN_MACHINES, VENDORS, Settings
 from store import packs
 
 PROVIDERS: Mapping[str, str] = {
-    "local": "infra.providers.local:Local",
+    LOCAL: "infra.providers.local:Local",
     "ssh": "infra.providers.ssh:SshPools",
     "runpod": "infra.providers.runpod:RunPod",
     "lium": "infra.providers.lium:Lium",

@@ -21,7 +21,7 @@ from infra.machines.survey import lacks
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Account, Offer, Pod, Request
-from infra.settings import Settings
+from infra.settings import LOCAL, Settings
 from infra.transport.protocol import ThisMachine
 from store import local_files
 
@@ -35,7 +35,7 @@ class Local(Provider):
 
     pods: Path
 
-    name = "local"
+    name = LOCAL
     is_here, is_rented = True, False
     settle_s = 0.0
     pod_store = ""

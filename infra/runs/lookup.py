@@ -9,12 +9,11 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
-from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror
+from infra.runs.sync import reports
 from infra.selection import registry
-from infra.settings import Settings
+from infra.settings import LOCAL, Settings
 from infra.transport.protocol import Transport
 
 
@@ -56,8 +55,8 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
 
     Of a row that has ended no other machine is asked: the copy at home counts.
     """
-    if not op.is_live and op.vendor != Local.name:
-        verdict = mirror.words_at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
+    if not op.is_live and op.vendor != LOCAL:
+        verdict = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)))
 

@@ -26,8 +26,8 @@ from infra.records import Address, Pod, PodView
 from infra.runs import sight
 from infra.runs.run_home import RunHome
 from infra.runs.sight import STOPPED, Sight
+from infra.runs.sync import reports
 from infra.runs.sync.fetched import cuts_at_home
-from infra.runs.sync.mirror import words_at_home
 from infra.units import duration, moment
 
 ENDING = "ending"  # state of a run whose pod was asked to end, and is not proven gone
@@ -277,7 +277,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) ->
 def _from_home(op: Op, homes: Path, seen: Sight) -> Sight:
     """Return the sight with what was downloaded of the pod."""
     try:
-        told = sight.of(op, words_at_home(op, RunHome.of(op.run, homes)))
+        told = sight.of(op, reports.at_home(op, RunHome.of(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:
         return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
     return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

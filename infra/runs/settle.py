@@ -28,7 +28,7 @@ from infra.runs import pods, sight
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
-from infra.runs.sync import mirror
+from infra.runs.sync import mirror, reports
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import VENDORS, Settings, is_rented
@@ -240,7 +240,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
     """
     transport, home = vendor.reach(pods.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
-    mirror.bring_words(op, transport, home)
+    reports.bring(op, transport, home)
     if not vendor.pod_store or op.rank > 0:  # other nodes keep what they make for themselves
         return []
     return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), home, meter)

@@ -32,7 +32,7 @@ from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Asks, Sight
-from infra.runs.sync import mirror
+from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.choose import find_payable
@@ -180,7 +180,7 @@ class Keeper:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # as its guard reported last
-            guard = mirror.words_at_home(op, self.home).get("guard", {})
+            guard = reports.at_home(op, self.home).get("guard", {})
             if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)

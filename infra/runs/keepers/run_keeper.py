@@ -33,7 +33,7 @@ from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, Course, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
-from infra.runs.sync import mirror, snapshot
+from infra.runs.sync import mirror, reports, snapshot
 from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
@@ -97,7 +97,7 @@ class RunKeeper(Keeper):
                     raise  # it lives, and only we cannot read it
                 failure = error
                 if last := self._last_words(now):
-                    at_home = mirror.words_at_home(now, self.home).get("progress", {})
+                    at_home = reports.at_home(now, self.home).get("progress", {})
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
                 if is_over:

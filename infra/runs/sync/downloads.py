@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror, room, snapshot
+from infra.runs.sync import mirror, reports, room, snapshot
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store
@@ -71,7 +71,7 @@ class Downloads:
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
         """Return the downloads, in this order; without room on this disk there is one, and the reason why no more."""
-        words = [lambda: mirror.bring_words(op, transport, self.home)]
+        words = [lambda: reports.bring(op, transport, self.home)]
         if room.lacks(self.home.folder, self.reserve_bytes):
             return [*words, lambda: room.refuse_without_room(self.home.folder, self.reserve_bytes)]
         parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]

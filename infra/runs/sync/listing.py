@@ -6,7 +6,7 @@ NUL, which no name can hold, so that the name of a file cannot forge an entry.
 
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
-from infra.runs.pods import folder_of
+from infra.runs.sight import folder_of
 from infra.runs.sync.fetched import MOST_FILES
 from infra.transport.protocol import LIST, Transport
 from store.untrusted_names import NamedSizes, read_listing

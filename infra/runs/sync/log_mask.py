@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.op import Op
-from infra.runs.pods import folder_of
+from infra.runs.sight import folder_of
 from infra.transport.protocol import Transport
 from infra.transport.scan import own_keys
 from infra.transport.scan.contents import LEAST_VALUE_LETTERS

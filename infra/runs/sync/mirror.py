@@ -1,4 +1,4 @@
-"""The local mirror of a run, so that it outlives its pod: logs as they grow, last reports, artifacts.
+"""The local mirror of a run, so that it outlives its pod: logs as they grow, its verdict, artifacts.
 
 In: a journal row and the transport to its pod. Out: files under `pod/` in the run's home, artifacts in the local store.
 All of it may be repeated: what is here already is not fetched again.
@@ -7,7 +7,6 @@ All of it may be repeated: what is here already is not fetched again.
 import contextlib
 import fcntl
 import hashlib
-import json
 import logging
 import shutil
 import tempfile
@@ -19,10 +18,10 @@ from typing import Any
 from infra.agent.job import Job, PodFolder, earlier_part
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
-from infra.runs.pod_reports import SAID_BYTES, parse
-from infra.runs.pods import folder_of
+from infra.runs.pod_reports import parse
 from infra.runs.run_home import RunHome
-from infra.runs.sync import fetched, log_mask
+from infra.runs.sight import folder_of
+from infra.runs.sync import fetched, log_mask, reports
 from infra.runs.sync.fetched import MOST_FILES, FetchRoom
 from infra.runs.sync.listing import LIST_S, listed
 from infra.runs.sync.room import refuse_large
@@ -40,7 +39,6 @@ SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
 OVERLAP_BYTES = 256  # at the end of a copy of a log, by which it is known to be of the same log
 NO_MASK = Mask(())
-REPORTS = ("progress", "verdict", "guard")
 
 
 def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
@@ -172,7 +170,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
     What the store has is kept in the mirror. {} when neither has one: the pod was taken away from its work. Raises
     StoreError when the store cannot be read.
     """
-    verdict = words_at_home(op, home).get("verdict", {})
+    verdict = reports.at_home(op, home).get("verdict", {})
     if verdict.get("token") == op.token:
         return dict(verdict)
     try:
@@ -187,40 +185,8 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
         raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
     if verdict.get("token") != op.token:
         return {}
-    _keep_report(home, "verdict", verdict)
+    reports.keep(home, "verdict", verdict)
     return dict(verdict)
-
-
-def words_there(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return the reports of this very pod, by kind: progress, verdict, guard."""
-    said = {}
-    for kind in REPORTS:
-        with contextlib.suppress(FileNotFoundError):
-            content = transport.get(folder_of(op).state / f"{kind}.json", SAID_BYTES)
-            found = parse(content, f"the {kind} of {op.run}")
-            if found.get("token") == op.token:
-                said[kind] = found
-    return said
-
-
-def bring_words(op: Op, transport: Transport, home: RunHome) -> None:
-    """Keep what the pod says of itself."""
-    for kind, found in words_there(op, transport).items():
-        _keep_report(home, kind, found)
-
-
-def _keep_report(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
-    fetched.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
-
-
-def words_at_home(op: Op, home: RunHome) -> dict[str, Any]:
-    """Return the reports that `bring_words` kept, by kind."""
-    said = {}
-    for kind in REPORTS:
-        with contextlib.suppress(FileNotFoundError):
-            content = fetched.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
-            said[kind] = parse(content, f"the {kind} of {op.run} at home")
-    return said
 
 
 def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:

@@ -18,8 +18,8 @@ from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.records import Carried
-from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome, own_folder, read_record, write_record
+from infra.runs.sight import folder_of
 from infra.runs.sync import fetched, mirror
 from infra.runs.sync.fetched import MARK_BYTES, FetchRoom
 from infra.runs.sync.listing import LIST_S, RESULTS, listed

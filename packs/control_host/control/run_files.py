@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
-from infra.runs.pods import folder_of
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror
+from infra.runs.sight import folder_of
+from infra.runs.sync import mirror, reports
 from infra.transport import large_files
 from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
@@ -68,7 +68,7 @@ def gather(journal: Journal, here: Path) -> None:
         if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
             home = RunHome.of(run, here)
             mirror.bring_logs(op, ThisMachine(), home)
-            mirror.bring_words(op, ThisMachine(), home)
+            reports.bring(op, ThisMachine(), home)
 
 
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from infra.records import Plan, Request
 from infra.runs import observe, sight
 from infra.runs.pods import end
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror
+from infra.runs.sync import reports
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
 from tests.street import launch_on
@@ -48,7 +48,7 @@ def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
                 op = launch_on(vendor, plan, journal, code, print)
                 transport = links[machines[name == "two"]]
                 until(lambda op=op, way=transport: sight.ask(op, way)["progress"].get("step"), "a step", 30)
-                mirror.bring_words(op, transport, RunHome.of(op.run, homes))
+                reports.bring(op, transport, RunHome.of(op.run, homes))
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
             assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")

@@ -17,7 +17,7 @@ from infra.ledger.op import Op
 from infra.money import dollars
 from infra.records import PodView
 from infra.runs.lookup import find_run, way
-from infra.runs.pods import folder_of
+from infra.runs.sight import folder_of
 from packs.page.views.figures import BY, FigureTable, GrowingFigures, thin
 from packs.page.views.page_context import ELSEWHERE_S, Fresh, PageContext
 from packs.page.views.sections.ask import View, ViewQuery

@@ -25,7 +25,7 @@ from infra.agent.job import Job, Step
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome, write_record
-from infra.runs.sync import fetched, mirror, snapshot
+from infra.runs.sync import fetched, mirror, reports, snapshot
 from infra.transport.protocol import LIMIT_BYTES, Result, ThisMachine
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
@@ -254,7 +254,7 @@ def hold_against(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) ->
     before = tree(laptop, without=home.pod.root)
     for _ in range(2):
         attempt(lambda: mirror.bring_logs(OP, pod, home))
-        attempt(lambda: mirror.bring_words(OP, pod, home))
+        attempt(lambda: reports.bring(OP, pod, home))
         attempt(lambda: snapshot.bring(OP, pod, home))
         attempt(lambda: mirror.bring_artifacts(OP, "store", pod, store, home))
     assert tree(laptop, without=home.pod.root) == before
@@ -265,7 +265,7 @@ def hold_against(pod: HostilePod, laptop: Path, links: list[tuple[str, str]]) ->
     assert sum(path.stat().st_size for path in counted) <= RUN_BYTES + 3 * FILE_BYTES  # reports and marks beside them
     assert all(path.stat().st_size <= FILE_BYTES for path in counted)
 
-    attempt(lambda: mirror.words_at_home(OP, home))
+    attempt(lambda: reports.at_home(OP, home))
     assert [(one.name, one.source) for one in snapshot.carried_of(home)] == [("data", str(home.kept.root / "data"))]
     other = NextPod(pod.listings[0])
     attempt(lambda: snapshot.restore(OP, other, home, store))

@@ -7,7 +7,7 @@ import pytest
 from infra.errors import SlipwayError
 from infra.ledger.op import Op
 from infra.runs.run_home import RunHome
-from infra.runs.sync import mirror, room
+from infra.runs.sync import mirror, reports, room
 from infra.runs.sync.downloads import Downloads
 from infra.transport.protocol import ThisMachine
 from tests.world import World
@@ -17,7 +17,7 @@ OP = Op(token="sw1-aaaaaaaa-bbbbbbbb", run="brave-otter-1", vendor="ssh")
 
 def test_below_the_reserve_only_words_are_fetched_and_the_reason_is_told(tmp_path, monkeypatch):
     fetched, said = [], []
-    monkeypatch.setattr(mirror, "bring_words", lambda *_: fetched.append("words"))
+    monkeypatch.setattr(reports, "bring", lambda *_: fetched.append("words"))
     monkeypatch.setattr(mirror, "bring_logs", lambda *_: fetched.append("logs"))
     Downloads(RunHome(tmp_path / "runs" / "run"), said.append, 1 << 60).last(OP, ThisMachine(), "")
     assert fetched == ["words"]

@@ -1,0 +1,52 @@
+"""The reports of a pod, progress, verdict and guard, as the pod has them and as they were brought home.
+
+In: a journal row; the transport to its pod, or the run's home. Out: plain mappings by kind, which `pod_reports` has
+checked; files below `pod/state/` in the run's home.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from infra.ledger.op import Op
+from infra.runs.pod_reports import SAID_BYTES, parse
+from infra.runs.run_home import RunHome
+from infra.runs.sight import folder_of
+from infra.runs.sync import fetched
+from infra.transport.protocol import Transport
+
+KINDS = ("progress", "verdict", "guard")
+
+
+def there(op: Op, transport: Transport) -> dict[str, Any]:
+    """Return the reports of this very pod, by kind."""
+    said = {}
+    for kind in KINDS:
+        with contextlib.suppress(FileNotFoundError):
+            content = transport.get(folder_of(op).state / f"{kind}.json", SAID_BYTES)
+            found = parse(content, f"the {kind} of {op.run}")
+            if found.get("token") == op.token:
+                said[kind] = found
+    return said
+
+
+def bring(op: Op, transport: Transport, home: RunHome) -> None:
+    """Keep what the pod says of itself."""
+    for kind, found in there(op, transport).items():
+        keep(home, kind, found)
+
+
+def keep(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
+    """Write a report into the run's home."""
+    fetched.replace(home.pod.root, f"state/{kind}.json", [json.dumps(said).encode()])
+
+
+def at_home(op: Op, home: RunHome) -> dict[str, Any]:
+    """Return the reports that `keep` wrote, by kind."""
+    said = {}
+    for kind in KINDS:
+        with contextlib.suppress(FileNotFoundError):
+            content = fetched.content(home.pod.root, f"state/{kind}.json", 2 * SAID_BYTES)
+            said[kind] = parse(content, f"the {kind} of {op.run} at home")
+    return said
