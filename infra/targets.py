@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.machines import inventory
 from infra.providers.ssh import connections
-from infra.runs import pods
+from infra.runs import pods, run_rows
 from infra.runs.lookup import way
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -90,7 +90,7 @@ def _named(
     word: str, live: Sequence[Op], own: inventory.OwnMachines, journal: Journal, settings: Settings
 ) -> list[TargetMachine]:
     ways: tuple[Callable[[Op], bool], ...] = (
-        lambda op: word in (op.run, pods.run_of(op)),
+        lambda op: word in (op.run, run_rows.run_of(op)),
         lambda op: word == op.pod_set,
         lambda op: word == op.service,
     )

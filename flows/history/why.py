@@ -22,7 +22,7 @@ from infra.ledger.life_cycle import FAILED
 from infra.ledger.op import JournalEvent, Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
-from infra.runs import pods, sight
+from infra.runs import run_rows, sight
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
 from infra.runs.sight import folder_of
@@ -66,7 +66,7 @@ def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
 def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyStory:
     """Return the story of a run by its newest row. `said`: what somebody else knows of its end."""
     view = next(one for one in status.status(journal, settings, op.run) if one.run == op.run)
-    limit = view.limit_micro_usd and view.limit_micro_usd * pods.size_of(op)  # of all nodes, as the cost is
+    limit = view.limit_micro_usd and view.limit_micro_usd * run_rows.size_of(op)  # of all nodes, as the cost is
     cost = spending.of_run(op, view, journal, settings)
     view = replace(view, spent_micro_usd=cost.micro_usd, limit_micro_usd=limit)
     events, rows = journal.events(op.run), journal.ops(run=op.run)

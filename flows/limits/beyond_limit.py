@@ -16,7 +16,7 @@ from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.market.forecast import SETUP_S
 from infra.money import in_usd
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.selection.default_limit import whole_usd
 from infra.units import about, duration
 
@@ -50,7 +50,7 @@ def beyond_limit(
     _, expected_s, high_s = (scale * one for one in left_s)
     if not op.rate or limit_in_s is None or expected_s <= limit_in_s:
         return None
-    rate, spent = op.rate * pods.size_of(op), sum(spend.spent(row, now, scale) for row in rows)
+    rate, spent = op.rate * run_rows.size_of(op), sum(spend.spent(row, now, scale) for row in rows)
     cost = spent + _cost(expected_s, rate)
     raised = high_s + SETUP_S[1]  # another pod takes the place of this one
     flags, allowed = [], []

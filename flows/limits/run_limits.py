@@ -18,7 +18,7 @@ from infra.ledger.op import Op
 from infra.market.expected import is_measured
 from infra.money import in_usd
 from infra.records import Offer, Plan
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.lookup import last_verdict
 from infra.selection.default_limit import default_limit, whole_usd
 from infra.selection.preflight import billed, forecast_of, is_open
@@ -116,5 +116,5 @@ def _higher(op: Op, total: int | None, spent: int) -> str:
 
 def spent_by(op: Op, journal: Journal, settings: Settings) -> int:
     """Return what all pods of the run of this row have cost, and may yet cost."""
-    rows = pods.rows_of(pods.run_of(op), pods.size_of(op), journal)
+    rows = run_rows.rows_of(run_rows.run_of(op), run_rows.size_of(op), journal)
     return sum(spend.reserved(row, read_clocks(), settings.clock_scale) for row in rows)

@@ -10,7 +10,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.ledger.reconcile import RENTING
 from infra.providers import Provider
-from infra.runs import pods
+from infra.runs import pods, run_rows
 from infra.runs.keepers import keeper as keep
 from infra.runs.lookup import between_pods, find_run
 from infra.runs.settle import bring_home
@@ -45,10 +45,10 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
 def rows_of(run: str, journal: Journal) -> list[Op]:
     """Return the pods that belong to a run, or to the one node that is named. Raises UsageError."""
     op = find_run(journal, run)
-    detached = pods.detached_of(pods.run_of(op), journal)
+    detached = run_rows.detached_of(run_rows.run_of(op), journal)
     if op.rank:
         return [op, *(one for one in detached if one.run == op.run)]
-    return [*pods.nodes_of(op, journal), *detached]
+    return [*run_rows.nodes_of(op, journal), *detached]
 
 
 def all_rows(journal: Journal) -> list[Op]:
@@ -74,7 +74,7 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
     for guest in guests_of(op, journal.ops(live=True)):  # nothing can be asked of them afterwards
         end(guest, journal, settings, tell)
     op = journal.op(op.token)
-    was_live, was_over, vendor = op.is_live, pods.is_over(op), registry.provider(settings, op.vendor)
+    was_live, was_over, vendor = op.is_live, run_rows.is_over(op), registry.provider(settings, op.vendor)
     has_words = was_live and op.address and not op.detached and op.state not in RENTING
     op = pods.ask_to_end(op, journal)  # from now on neither its launch nor a keeper brings it back
     if has_words and vendor.fleeting:  # nothing can be asked of it afterwards

@@ -14,7 +14,7 @@ from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import Market, offers
 from infra.records import PodView
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.settings import Settings
 
 ASK_S = 60.0
@@ -44,8 +44,8 @@ class RunCost:
 
 def of_run(op: Op, view: PodView, journal: Journal, settings: Settings) -> RunCost:
     """Return the cost of the run of this row, whose newest pod is shown as `view`."""
-    run, now, scale = pods.run_of(op), read_clocks(), settings.clock_scale
-    rows = [one for one in journal.ops() if run in (one.run, pods.run_of(one))]
+    run, now, scale = run_rows.run_of(op), read_clocks(), settings.clock_scale
+    rows = [one for one in journal.ops() if run in (one.run, run_rows.run_of(one))]
     told = journal.told("vendor")
     if view.told_micro_usd is not None:
         told = {**told, op.token: (int(now.wall_s), view.told_micro_usd)}
@@ -58,7 +58,9 @@ def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "
 
     The pods of a run's nodes are its own.
     """
-    rows = [replace(op, run=pods.run_of(op)) for op in journal.ops() if not run or run in (op.run, pods.run_of(op))]
+    rows = [
+        replace(op, run=run_rows.run_of(op)) for op in journal.ops() if not run or run in (op.run, run_rows.run_of(op))
+    ]
     problems = ask_bills(rows, journal, settings) if asks else []
     now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale
     lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)

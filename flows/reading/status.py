@@ -21,7 +21,7 @@ from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.records import PodView
-from infra.runs import observe, pods
+from infra.runs import observe, run_rows
 from infra.runs.lookup import between_pods, find_run
 from infra.selection import registry
 from infra.settings import LOCAL, Settings, is_rented
@@ -162,6 +162,6 @@ def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     view = replace(view, left_s=found[0], left_from=found[1])
     if not has_pace(view.progress):
         return view
-    of_all = pods.rows_of(view.run, pods.size_of(rows[-1]), journal)
+    of_all = run_rows.rows_of(view.run, run_rows.size_of(rows[-1]), journal)
     beyond = beyond_limit(rows[-1], of_all, found[0], read_clocks(), view.clock_scale)
     return replace(view, beyond_limit=beyond.words) if beyond else view

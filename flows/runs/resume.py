@@ -17,7 +17,7 @@ from infra.ledger.life_cycle import READY
 from infra.ledger.op import Op, Taken
 from infra.money import in_usd
 from infra.records import Offer, Plan
-from infra.runs import hand_over, pods, sight
+from infra.runs import hand_over, run_rows, sight
 from infra.runs import launch as runs_launch
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
@@ -52,8 +52,8 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
     Raises UsageError when there is nothing to go on with, LimitHit where it has ended at a limit, NoOffer, OutOfMoney.
     """
     op = find_run(journal, run)
-    if op.detached and pods.run_of(op) != op.run:
-        raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
+    if op.detached and run_rows.run_of(op) != op.run:
+        raise UsageError(f"{op.run} was a node of {run_rows.run_of(op)}; run: inv resume {run_rows.run_of(op)}")
     if not op.detached and last_verdict(op, settings).get("state") == "succeeded":
         raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
     if is_idle(op, settings):
@@ -102,7 +102,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     if op.is_live and sight.is_alive(op, way(settings, op)):
         raise UsageError(f"--env: {op.run} is running with the environment it was launched with; "
                          f"end it first: inv down {op.run}")  # fmt: skip
-    for one in pods.nodes_of(op, journal):
+    for one in run_rows.nodes_of(op, journal):
         job = one.read_job()
         hidden = [name for name in job_environment.of_job(settings) if is_secret(name)]
         job = replace(job, environ={**job.environ, **job_environment.plain(settings)},
@@ -118,7 +118,7 @@ def is_idle(op: Op, settings: Settings) -> bool:
 
 def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return a run that was stopped, or lost, at work again; one that has lost a node is left to its keeper."""
-    if pods.is_in_pieces(op, journal):
+    if run_rows.is_in_pieces(op, journal):
         return op
     try:
         return (attach if op.is_live else again)(op, journal, settings, tell)

@@ -11,7 +11,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import dollars
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.settings import Settings
 from infra.units import duration, iso
 from serve.awaiting import phases
@@ -105,7 +105,7 @@ def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
         "state": one.state.value,
         "serving": one.number in seen.serving and one.state is State.READY,
         "provider": one.vendor or (op.vendor if op else None),
-        "where": pods.where(op) if op and op.address else None,
+        "where": run_rows.where(op) if op and op.address else None,
         "kind": "own" if op and not op.rate else "spot" if one.spot else "on-demand",
         "usd_per_hour": dollars(op.rate if op and op.is_live else 0),
         "age_s": round(time.time() - one.began_at, 1),

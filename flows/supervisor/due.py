@@ -14,7 +14,7 @@ from infra.ledger.op import Op
 from infra.notices import outbox
 from infra.notices.tell import names_of
 from infra.rehearsal import world_files
-from infra.runs import pods, sight
+from infra.runs import run_rows, sight
 from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import way
 from infra.runs.settle import to_end
@@ -33,7 +33,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     for op in newest.values():
         if not op.is_head or has_ended and is_rented(op.vendor):
             continue
-        if op.vendor in packs.engines() or op.service or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor in packs.engines() or op.service or run_rows.run_of(op) != op.run or run_rows.is_over(op):
             continue
         was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):

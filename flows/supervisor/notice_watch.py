@@ -25,7 +25,7 @@ from infra.ledger.op import Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
-from infra.runs import pods, sight
+from infra.runs import run_rows, sight
 from infra.runs.settle import settle
 from infra.runs.sight import Sight
 from infra.runs.timing import Say
@@ -93,7 +93,7 @@ class NoticeWatch:
         if seen.verdict or not has_pace(seen.progress):
             return
         if found := left_of(self.journal.ops(run=op.run), seen.progress, settings):
-            rows = pods.rows_of(op.run, pods.size_of(op), self.journal)
+            rows = run_rows.rows_of(op.run, run_rows.size_of(op), self.journal)
             if beyond := beyond_limit(op, rows, found[0], read_clocks(), seen.clock_scale):
                 yield of_forecast(op, beyond)
 

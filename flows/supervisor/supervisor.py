@@ -49,7 +49,7 @@ from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.own_code import CodeWatch
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper
 from infra.runs.keepers.recovery import RUN, recovers
@@ -249,7 +249,7 @@ class Supervisor:
     def _goes_on(self, run: str) -> bool:
         """Return whether a run whose keeper has failed is kept again, or was ended by somebody."""
         with Journal.open(self.settings.state_file) as journal:
-            is_over = pods.is_over(journal.ops(run=run)[-1])
+            is_over = run_rows.is_over(journal.ops(run=run)[-1])
             return is_over or run in [op.run for op in runs_to_keep(journal, self.settings)]
 
     def _tell_given_up(self, name: str, why: str) -> None:
@@ -288,14 +288,14 @@ class Supervisor:
             op, verdict = journal.ops(run=run)[-1], dict[str, object]()
             with follow.keeping(op, journal, settings, tell, is_asked=False) as seen:
                 for _, verdict in seen:
-                    if pods.is_over(journal.ops(run=run)[-1]) and not verdict:
+                    if run_rows.is_over(journal.ops(run=run)[-1]) and not verdict:
                         self.tell(f"{run}: it was ended")
                         return journal.ops(run=run)[-1]
             op = journal.ops(run=run)[-1]
-            if pods.is_over(op) and op.is_live:
+            if run_rows.is_over(op) and op.is_live:
                 return op  # another process ends it
             with self.concluding:
-                only = [one.token for one in pods.nodes_of(op, journal)]
+                only = [one.token for one in run_rows.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
             return journal.ops(run=run)[-1]

@@ -28,7 +28,7 @@ from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
-from infra.runs import pods, sight
+from infra.runs import pods, run_rows, sight
 from infra.runs.boot import Unbooted, boot
 from infra.runs.hand_over import hand_over
 from infra.runs.sync import mirror
@@ -197,7 +197,7 @@ class _Renting:
 
     def reserved(self) -> int:
         """Return the money reserved by all pods that there have been under the run's names."""
-        rows = pods.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
+        rows = run_rows.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
     def refuse_ended(self, rows: Sequence[Op]) -> None:
@@ -206,7 +206,7 @@ class _Renting:
             raise EndedMeanwhile(f"{self.plan.request.run}: somebody ended it while it was being started (inv down)")
 
     def _ended(self, rows: Sequence[Op]) -> list[Op]:
-        names = {pods.name_of(self.plan.request.run, rank) for rank in range(self.plan.request.nodes)}
+        names = {run_rows.name_of(self.plan.request.run, rank) for rank in range(self.plan.request.nodes)}
         return [row for row in rows if row.run in names and row.outcome == ASKED]
 
     def admit(self, rows: list[Op], new: Op) -> None:
@@ -333,7 +333,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
-                unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
+                unclear = journal.ops(run=run_rows.name_of(request.run, len(ops)))[-1]
                 pods.detach(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
                 why = f"{error}; the machine may exist; it is ended once the vendor lists it; check: inv reap"
@@ -359,7 +359,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
 def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     plan, terms = renting.plan, renting.terms
     assert plan.job is not None
-    request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
+    request = replace(plan.request, run=run_rows.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if request.devices and job.num_gpus:  # the GPUs of a rehearsal do not exist
@@ -456,13 +456,13 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
     Raises UsageError when it is at work, or has nothing left to go on with.
     """
-    if pods.is_in_pieces(op, journal):
+    if run_rows.is_in_pieces(op, journal):
         raise UsageError(
             f"{op.run}: not all of its nodes are there, so it cannot go on where it was; run: inv keep {op.run}"
         )
     ops: list[Op] = []
     try:
-        for one in pods.nodes_of(op, journal):
+        for one in run_rows.nodes_of(op, journal):
             ops.append(_come_back(one, provider, journal))
         return [hand_over(one, provider, journal, secrets) for one in ops][0]
     except BaseException as error:

@@ -9,7 +9,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
-from infra.runs import pods, sight
+from infra.runs import pods, run_rows, sight
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.selection import registry
@@ -78,7 +78,7 @@ def between_pods(journal: Journal) -> list[Op]:
         journal.leases.held() | journal.leases.abandoned(),
         {op.run: op for op in journal.ops() if op.is_head},
     )
-    return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or pods.is_over(op))]
+    return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or run_rows.is_over(op))]
 
 
 def waits(op: Op, journal: Journal) -> bool:

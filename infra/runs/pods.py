@@ -8,17 +8,15 @@ What is rented is deleted again and again until its vendor proves that it is gon
 
 import contextlib
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from infra.agent.job import STAYS, Job, Limits, NodeGroup
+from infra.agent.job import STAYS, Job, Limits
 from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.process import myself
-from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import Fenced, JournalError
 from infra.ledger import accounts, budgets, spend, turns
@@ -30,14 +28,13 @@ from infra.ledger.turns import Turn
 from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, look_up, market
-from infra.records import Address, Offer, Pod, Request
-from infra.runs import ssh_names
+from infra.records import Offer, Pod, Request
+from infra.runs import run_rows, ssh_names
 from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
-GOES_ON = ("", NODE_LOST)  # outcomes after which another pod may continue the run
 PATIENCE_S = 120.0  # while a vendor deletes
 REASON_CHARS = 300
 SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
@@ -168,64 +165,6 @@ def check_end(offer: Offer, limits: Limits) -> None:
                          "--spend-limit")  # fmt: skip
 
 
-def name_of(run: str, rank: int) -> str:
-    """Return the name of the pod of a node: node 0 is called as the run itself."""
-    return f"{run}.{rank}" if rank else run
-
-
-def rows_of(run: str, nodes: int, journal: Journal) -> list[Op]:
-    """Return every pod that there has been under the names of a run's nodes."""
-    return [op for rank in range(nodes) for op in journal.ops(run=name_of(run, rank))]
-
-
-def nodes_of(op: Op, journal: Journal) -> list[Op]:
-    """Return the newest rows of all nodes of a run, by rank; `op` is that of node 0.
-
-    A run on one node has that one.
-    """
-    size = len(_group_of(op).addresses)
-    found = [op]
-    for rank in itertools.count(1):
-        rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.rank == rank and not row.detached]
-        # A launch that was cut off has not told them of each other yet: what is live then is of that one.
-        if rank >= size and not (rows and rows[-1].is_live):
-            break
-        found += rows[-1:]  # none where that node was given up, and no other one has taken its place yet
-    return found
-
-
-def size_of(op: Op) -> int:
-    """Return the number of nodes of the run of this row."""
-    asked = json.loads(op.request).get("nodes", 1) if op.request else 1
-    return max(asked, len(_group_of(op).addresses))
-
-
-def run_of(op: Op) -> str:
-    """Return the run that the pod of this row is a node of."""
-    return _group_of(op).run or op.run
-
-
-def detached_of(run: str, journal: Journal) -> list[Op]:
-    """Return the pods that were detached from a run, on any of its nodes, and are not proven gone."""
-    return [op for op in journal.ops(live=True) if op.detached and run_of(op) == run]
-
-
-def is_in_pieces(op: Op, journal: Journal) -> bool:
-    """Return whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
-    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # a launch is still active
-    are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
-    return op.detached or op.rank == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
-
-
-def where(op: Op) -> str:
-    """Return the place of a pod, for people: a folder of this machine, or of another one, with user, host and port."""
-    if not (op.address or "").startswith("ssh://"):
-        return op.address or "no address yet"
-    to = Address.parse(op.address or "")
-    return f"{to.folder} at {to.place.removesuffix(':22')} ({op.vendor})"
-
-
 def ask_to_end(op: Op, journal: Journal) -> Op:
     """Write down that somebody wants this pod and its run to end; return the row. May be repeated.
 
@@ -236,7 +175,7 @@ def ask_to_end(op: Op, journal: Journal) -> Op:
         try:
             if op.is_live and op.state != TERMINATING:
                 return journal.advance(op, "end", **ASKED_FOR)
-            return op if op.outcome not in GOES_ON else journal.note(op, outcome=ASKED)
+            return op if op.outcome not in run_rows.GOES_ON else journal.note(op, outcome=ASKED)
         except Fenced:  # another process has changed the row just now: what was asked for holds all the same
             continue
 
@@ -275,7 +214,11 @@ def end(
         except Fenced:  # another process changed the row: perhaps it has ended the pod
             return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
-            is_known = op.remote_id or not op.sent_at or journal.leases.holder(lease(op.token)) not in (None, myself())
+            is_known = (
+                op.remote_id
+                or not op.sent_at
+                or journal.leases.holder(run_rows.lease(op.token)) not in (None, myself())
+            )
             left_s = deadline - time.monotonic() if provider.is_rented and is_known else 0.0
             if left_s <= 0:
                 cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
@@ -297,7 +240,7 @@ def end(
 
 def learn(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
     """Write down how the work of a pod ended that was gone before anybody had read its verdict; return the row."""
-    while op.outcome in GOES_ON:
+    while op.outcome in run_rows.GOES_ON:
         try:
             return journal.note(op, reason=said_by(verdict), outcome=verdict["state"])
         except Fenced:  # another process has changed the row just now
@@ -360,7 +303,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
 def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
     """End a pod whose renter has died; one that is still being rented stays as it is."""
     try:
-        journal.leases.take(lease(op.token))
+        journal.leases.take(run_rows.lease(op.token))
     except Held:
         return op
     return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
@@ -370,11 +313,6 @@ def said_by(verdict: Mapping[str, Any]) -> str:
     """Return the reason for which a pod is ended after such a verdict."""
     why = verdict.get("reason") if verdict["state"] in ("failed", "limit", "lost") else ""
     return f"its work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
-
-
-def is_over(op: Op) -> bool:
-    """Return whether the run of this newest row has ended for good; any other may continue on another pod."""
-    return (not op.is_live or op.state == TERMINATING) and op.outcome not in GOES_ON
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:
@@ -392,21 +330,13 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
     """Hold the lease of a pod; leave it to sweeps, too, when nothing came of it or nobody knows what."""
-    held = journal.leases.take(lease(token))
+    held = journal.leases.take(run_rows.lease(token))
     try:
         yield
     except BaseException:
         with contextlib.suppress(JournalError):  # it may be what has failed
             journal.leases.release(held)
         raise
-
-
-def _group_of(op: Op) -> NodeGroup:
-    """Return the group of nodes of a row; a row whose job cannot be read stands for itself."""
-    try:
-        return op.read_job().group if op.job else NodeGroup()
-    except UsageError:
-        return NodeGroup()
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
@@ -430,8 +360,3 @@ def _prove_absence(provider: Provider, op: Op) -> None:
         raise SlipwayError(f"{what}, and it may still turn up for {duration(wait_s)}")
     if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
-
-
-def lease(token: str) -> str:
-    """Return the name of the lease held by whoever rents that pod, until it dies."""
-    return f"rent:{token}"

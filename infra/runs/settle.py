@@ -24,7 +24,7 @@ from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_end
 from infra.providers import Provider
 from infra.providers.extensions import own_providers
-from infra.runs import pods, sight
+from infra.runs import pods, run_rows, sight
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
@@ -89,9 +89,9 @@ def to_end(journal: Journal, settings: Settings) -> list[Op]:
     """
     held, found = journal.leases.held(), []
     for op in journal.ops(live=True):
-        owners = {keeper_lease(pods.run_of(op)), service_lease(op.service)}
+        owners = {keeper_lease(run_rows.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # which may be asked for by several
-            owners.add(pods.lease(op.token))
+            owners.add(run_rows.lease(op.token))
         is_left = op.state in TO_END and is_rented(op.vendor) and not owners & held
         if is_left or is_past_limit(op, settings):
             found.append(op)
@@ -169,7 +169,7 @@ def ended_how(op: Op) -> str:
 
 
 def is_kept_by_another(op: Op, journal: Journal) -> bool:
-    holder = journal.leases.holder(keeper_lease(pods.run_of(op)))
+    holder = journal.leases.holder(keeper_lease(run_rows.run_of(op)))
     return holder is not None and holder != myself()
 
 
@@ -249,7 +249,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
 def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: Say) -> None:
     """End the other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
     deadline = time.monotonic() + OTHERS_S
-    for other in pods.nodes_of(op, journal)[1:]:
+    for other in run_rows.nodes_of(op, journal)[1:]:
         try:
             while other.is_live and not sight.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
                 time.sleep(0.2)

@@ -16,7 +16,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.settle import overdue
 from infra.settings import Settings, is_rented
 from scripts.cli import context, render
@@ -104,7 +104,7 @@ def tell_what_is_left() -> None:
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
-                renter = journal.leases.holder(pods.lease(op.token))
+                renter = journal.leases.holder(run_rows.lease(op.token))
                 is_at_work = op.state in (READY, LOST)
                 if not is_rented(op.vendor) or (renter != me if is_at_work else renter not in (None, me)):
                     continue

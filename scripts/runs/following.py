@@ -21,7 +21,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import per_hour
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.follow import Seen
 from infra.settings import Settings
 from scripts.cli import context, render, steps_text
@@ -124,7 +124,7 @@ def show_progress(
     `scale`: how many times faster than ours the clock of the run's cost is, by which its times are told, too.
     """
     if not quiet:
-        render.say(f"run {op.run} in {pods.where(op)}")
+        render.say(f"run {op.run} in {run_rows.where(op)}")
     if quiet:
         return _last(seen)
     if not sys.stderr.isatty():

@@ -5,7 +5,7 @@ from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.service_rows import service_lease
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.lookup import find_run
 from infra.settings import Settings
 from scripts.cli import context, render
@@ -29,7 +29,7 @@ def keep_(spec: KeepFlags) -> None:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
         elif resuming.is_idle(op, settings):
             state, said = "idle", f"{op.run} is idle; its guard holds it"
-        elif pods.is_over(op):
+        elif run_rows.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
         elif spec.detach:
             following.leave(op, settings, spec.json)

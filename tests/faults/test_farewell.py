@@ -18,7 +18,7 @@ from infra.agent import process
 from infra.agent.job import PodFolder
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from infra.settings import VENDORS, Settings
@@ -165,7 +165,7 @@ def comes_back(running: Running, folder: Path, one: Rented) -> None:
             assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
         row = journal.ops(run=one.run)[-1]
         assert row.token == op.token
-        assert (row.state, row.outcome, pods.is_over(row)) == ("TERMINATED", state, True)
+        assert (row.state, row.outcome, run_rows.is_over(row)) == ("TERMINATED", state, True)
     assert len(running.truth()["pods"]) == rented
 
 

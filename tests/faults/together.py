@@ -23,7 +23,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger import service_rows
-from infra.runs import pods
+from infra.runs import run_rows
 from serve.load import LoadTest
 from tests import seeds
 from tests.end_to_end.services import PROBE, Traffic
@@ -201,7 +201,7 @@ class Rig:
 
     def is_over(self, name: str) -> bool:
         row = self.site.row(name)
-        return row is None or not row.is_live and (pods.is_over(row) or not self.is_kept(name))
+        return row is None or not row.is_live and (run_rows.is_over(row) or not self.is_kept(name))
 
     def is_kept(self, name: str) -> bool:
         """Return whether it is still brought back: a row that ended without an outcome stands between two machines."""

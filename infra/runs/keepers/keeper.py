@@ -27,7 +27,7 @@ from infra.ledger.op import Op
 from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale
 from infra.records import Offer, Request
-from infra.runs import launch, pods, sight
+from infra.runs import launch, run_rows, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
@@ -156,7 +156,7 @@ class Keeper:
         """Return the terms of the pod in place of this one; `may_be_over`: also when somebody has ended it."""
 
         def admit(rows: list[Op], new: Op) -> None:
-            if not may_be_over and pods.is_over(next(row for row in rows if row.token == op.token)):
+            if not may_be_over and run_rows.is_over(next(row for row in rows if row.token == op.token)):
                 raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
             self._admit(rows, new)
 
@@ -187,9 +187,9 @@ class Keeper:
         limits = spend.less(job.limits, used_s, used_micro_usd)
         if given.time_s is not None:
             limits = replace(limits, time_s=given.time_s)
-        budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, pods.size_of(op)
+        budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, run_rows.size_of(op)
         if budget is not None:  # one amount for all nodes, some of which may have cost more than others
-            rows = pods.rows_of(op.run, nodes, self.journal)
+            rows = run_rows.rows_of(op.run, nodes, self.journal)
             used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
             limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
         if spend.is_used_up(limits):

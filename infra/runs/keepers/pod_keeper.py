@@ -20,7 +20,7 @@ from infra.ledger.leases import Held
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.providers import clock_scale
-from infra.runs import launch, pods
+from infra.runs import launch, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, Do, decide, recovers
@@ -42,7 +42,7 @@ class PodKeeper(Keeper):
         tries = 0
         while self.lease is not None:
             op = self.journal.ops(run=op.run)[-1]
-            if not recovers(op) or pods.is_over(op):
+            if not recovers(op) or run_rows.is_over(op):
                 break
             try:
                 self._watch(op)

@@ -28,7 +28,7 @@ from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import market
 from infra.records import Offer, Plan
-from infra.runs import launch, pods, sight
+from infra.runs import launch, pods, run_rows, sight
 from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.recovery import RUN, Course, Do, decide
@@ -91,7 +91,7 @@ class RunKeeper(Keeper):
                 failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                is_over = pods.is_over(now)  # another process has brought it home, and has ended it
+                is_over = run_rows.is_over(now)  # another process has brought it home, and has ended it
                 is_ours = now.state in (READY, LOST) and not now.detached and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
@@ -129,7 +129,7 @@ class RunKeeper(Keeper):
                 problem = f"its pod is gone, and it is not known whether its work is done: {error}"
                 self.wait_for_success(op, problem, tries)
                 op = self.journal.ops(run=op.run)[-1]
-                if pods.is_over(op):
+                if run_rows.is_over(op):
                     return {}
         if verdict.get("state") in ("", None, NODE_LOST):
             return {}
@@ -148,7 +148,7 @@ class RunKeeper(Keeper):
         tried_at, looks, told = list[float](), 0, ""
         while True:
             op = self.journal.ops(run=op.run)[-1]
-            if pods.is_over(op):
+            if run_rows.is_over(op):
                 raise (
                     launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down)") if op.outcome == ASKED else failure
                 )
@@ -218,7 +218,7 @@ class RunKeeper(Keeper):
         SlipwayError: the vendor says that the pod is no more.
         """
         self._look_after(op)
-        for other in pods.nodes_of(op, self.journal)[1:]:
+        for other in run_rows.nodes_of(op, self.journal)[1:]:
             if verdict := self.look_at(other, Asks.FILES).verdict:
                 return dict(verdict)
         return {}
@@ -240,7 +240,7 @@ class RunKeeper(Keeper):
             return
         now = self.journal.op(op.token)  # whose limit may have been changed meanwhile
         if now.is_live and (why := spend.due(now, read_clocks(), rented.clock_scale)):
-            for node in pods.nodes_of(now, self.journal):
+            for node in run_rows.nodes_of(now, self.journal):
                 pods.end(rented, node, self.journal, why, "limit")
             raise LimitHit(f"{op.run} was ended: {why}, and its pod had not ended itself")
 
@@ -253,8 +253,8 @@ class RunKeeper(Keeper):
 
     def _rows(self, op: Op) -> list[Op | None]:
         """Return the newest row of each node, by rank; None where a node was given up and not replaced yet."""
-        found = {row.rank: row for row in pods.nodes_of(op, self.journal)[1:]}
-        return [op, *(found.get(rank) for rank in range(1, max([pods.size_of(op) - 1, *found]) + 1))]
+        found = {row.rank: row for row in run_rows.nodes_of(op, self.journal)[1:]}
+        return [op, *(found.get(rank) for rank in range(1, max([run_rows.size_of(op) - 1, *found]) + 1))]
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
         """Look at all nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
@@ -344,7 +344,8 @@ class RunKeeper(Keeper):
         if not code.is_dir():
             raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
         request = op.read_request()
-        for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
+        # They cannot go on without node 0: all begin anew together.
+        for other in run_rows.nodes_of(op, self.journal)[1:]:
             if other.is_live:
                 self._end(other, sight.GONE, may_detach=True)
         op = self.journal.op(op.token)  # ended by now: its cost stands
@@ -401,4 +402,4 @@ def _named(op: Op | None) -> str:
     if op is None:
         return "a node that was given up"
     place = op.place or op.remote_id or "its pod"
-    return f"node {op.rank} ({place})" if pods.size_of(op) > 1 else place
+    return f"node {op.rank} ({place})" if run_rows.size_of(op) > 1 else place

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale
 from infra.records import Carried, Plan
-from infra.runs import pods
+from infra.runs import pods, run_rows
 from infra.runs.timing import Say, stage
 from infra.transport import bootstrap
 from infra.transport.meter import Meter
@@ -59,7 +59,7 @@ def _some(paths: Sequence[str]) -> str:
 def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
     """Send the code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
+    say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
         pushed = push(transport, root, pod.code, op.token, meter=meter, anyway=op.send_anyway)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]

@@ -24,7 +24,7 @@ from infra.flags import as_typed
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
 from infra.money import dollars
-from infra.runs import pods
+from infra.runs import run_rows
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
 from infra.runs.settle import settle
@@ -334,7 +334,7 @@ class SweepWork:
         """
         rows = self.journal.ops(run=run)
         self.begun[run] = self.begun.get(run, 0) + 1
-        is_unfinished = not pods.is_over(rows[-1]) if rows else code < 0
+        is_unfinished = not run_rows.is_over(rows[-1]) if rows else code < 0
         return is_unfinished and self.begun[run] <= MOST_BEGUN
 
     def _close(self, run: str, state: str, reason: str = "") -> None:

@@ -10,7 +10,7 @@ from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.ledger.op import Leased
 from infra.names import new_token
-from infra.runs.pods import name_of
+from infra.runs import run_rows
 
 BOX, OTHER = "lab/box1", "lab/box2"
 
@@ -35,8 +35,8 @@ def processes():
 
 def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
     """The row of a run that begins there now."""
-    return journal.plan(token=new_token(journal.installation), run=name_of(run, rank), rank=rank, vendor=vendor,
-                        place=place, devices=devices,
+    return journal.plan(token=new_token(journal.installation), run=run_rows.name_of(run, rank), rank=rank,
+                        vendor=vendor, place=place, devices=devices,
                         admit=lambda rows, new: turns.admit(journal, rows, new, own))  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
 from infra.records import Plan, Request
-from infra.runs import launch, pods, sight
+from infra.runs import launch, pods, run_rows, sight
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
@@ -48,7 +48,7 @@ def begun(tmp_path, monkeypatch):
 
 
 def rows(journal):
-    return [op for rank in range(NODES) for op in journal.ops(run=pods.name_of("otter", rank))]
+    return [op for rank in range(NODES) for op in journal.ops(run=run_rows.name_of("otter", rank))]
 
 
 def spent(journal):

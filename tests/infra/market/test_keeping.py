@@ -10,7 +10,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import TERMINATING
 from infra.providers.by_name import open_market
 from infra.records import Request
-from infra.runs import pods, sight
+from infra.runs import pods, run_rows, sight
 from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.run_home import RunHome
 from tests.infra.market.test_boot import SPEED, settings_of
@@ -45,7 +45,7 @@ def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_contin
         with pytest.raises(pods.StillBills, match="may still turn up"):
             pods.settle(vendor, journal.ops(run="otter")[-1], journal)
         now = journal.ops(run="otter")[-1]
-        assert now.state == TERMINATING and not pods.is_over(now)
+        assert now.state == TERMINATING and not run_rows.is_over(now)
         said: list[str] = []
         keeper = RunKeeper(journal, lambda _: vendor, look, RunHome(tmp_path / "home"), {}, said.append)
         keeper.home.kept.code.mkdir(parents=True)

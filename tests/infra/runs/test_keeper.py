@@ -25,7 +25,7 @@ from infra.providers import Provider
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import launch, pods, sight
+from infra.runs import launch, pods, run_rows, sight
 from infra.runs.keepers import keeper as keep
 from infra.runs.keepers import run_keeper
 from infra.runs.keepers.recovery import RUN
@@ -136,7 +136,7 @@ def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_suc
         journal.advance(journal.op(op.token), "gone", reason="its vendor ended it", outcome="")
     ((_, verdict),) = keeping(keeper, journal.op(op.token))
     now = journal.op(op.token)
-    assert verdict["state"] == now.outcome == "succeeded" and pods.is_over(now)
+    assert verdict["state"] == now.outcome == "succeeded" and run_rows.is_over(now)
     assert (now.state, now.reason) == ("TERMINATED", "its work has ended: succeeded")
     end_all(op.token, 0.0)
 
@@ -162,7 +162,7 @@ def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued
     RunHome(home).kept.code.mkdir(parents=True)
 
     def find(wanted):
-        assert not pods.is_over(pods.end(local, journal.op(gone.token), journal))  # there is nothing left to end
+        assert not run_rows.is_over(pods.end(local, journal.op(gone.token), journal))  # there is nothing left to end
         pods.ask_to_end(gone, journal)
         return of_machines(local, wanted)
 
@@ -373,13 +373,13 @@ def two_nodes(journal: Journal) -> list[Op]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal, rank):
     rows = two_nodes(journal)
-    assert not pods.is_in_pieces(rows[0], journal)
+    assert not run_rows.is_in_pieces(rows[0], journal)
     lost = pods.detach(rows[rank], journal, "its node was lost")
     assert (lost.state, lost.is_live, lost.detached, lost.place) == ("TERMINATING", True, True, f"box/{rank}")
-    assert (pods.run_of(lost), lost.rank, lost.is_head) == ("a-1", rank, False) and not pods.is_over(lost)
-    assert pods.detached_of("a-1", journal) == [lost]
+    assert (run_rows.run_of(lost), lost.rank, lost.is_head) == ("a-1", rank, False) and not run_rows.is_over(lost)
+    assert run_rows.detached_of("a-1", journal) == [lost]
     first = journal.ops(run="a-1")[-1]
-    assert pods.is_in_pieces(first, journal)
+    assert run_rows.is_in_pieces(first, journal)
     with pytest.raises(UsageError, match="inv keep a-1"):
         launch.resume(first, SshPools((), lambda host: None, HostMemory(Path("nowhere"))), journal, {})
 
@@ -390,7 +390,7 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
     with pytest.raises(Leased, match=f"box/{rank} is leased by {lost.run}"):
         again(place=lost.place)
     new = again(place="box/2")
-    assert journal.ops(run=lost.run)[-1] == new and pods.detached_of("a-1", journal) == [lost]
+    assert journal.ops(run=lost.run)[-1] == new and run_rows.detached_of("a-1", journal) == [lost]
     with pytest.raises(Taken):
         again(place="box/3")
     assert journal.advance(lost, "gone").detached
@@ -399,7 +399,7 @@ def test_a_detached_pod_leaves_its_name_and_target_and_keeps_its_machine(journal
 def test_a_run_that_lost_a_node_is_not_over(journal):
     first, _ = two_nodes(journal)
     ended = journal.advance(journal.advance(first, "end", reason="its work has ended", outcome="lost"), "gone")
-    assert not pods.is_over(ended)
+    assert not run_rows.is_over(ended)
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ from infra.errors import NoOffer
 from infra.ledger.journal import Journal
 from infra.providers.local import Local
 from infra.records import Plan, Request
-from infra.runs import pods, sight
+from infra.runs import pods, run_rows, sight
 from infra.runs.launch import Terms
 from tests.infra.agent.world import until
 from tests.street import launch_on
@@ -68,7 +68,7 @@ def test_a_node_that_is_refused_gives_all_back(tmp_path, journal):
 def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
     provider = Local(tmp_path / "pods")
     op = start(tmp_path, provider, journal)
-    rows = pods.nodes_of(op, journal)
+    rows = run_rows.nodes_of(op, journal)
     assert [(row.run, row.rank) for row in rows] == [
         ("brave-otter-3", 0),
         ("brave-otter-3.1", 1),
@@ -87,4 +87,4 @@ def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
     finally:
         for row in rows:
             pods.end(provider, journal.op(row.token), journal)
-    assert pods.nodes_of(journal.op(op.token), journal)[2].state == "TERMINATED"
+    assert run_rows.nodes_of(journal.op(op.token), journal)[2].state == "TERMINATED"

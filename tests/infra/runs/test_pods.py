@@ -12,7 +12,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Taken
 from infra.providers.local import Local
 from infra.records import Request
-from infra.runs import pods
+from infra.runs import pods, run_rows
 from infra.transport.protocol import ThisMachine
 from tests.programs import source
 
@@ -110,11 +110,11 @@ def test_what_somebody_wants_to_end_ends_whatever_its_row_has_become_meanwhile(l
     journal.note(seen, rate=7)  # as its launch does at the same time
     assert pods.end(local, seen, journal).outcome == "asked"
     dying = journal.advance(rent(local, journal), "end", reason="it is gone")
-    assert not pods.is_over(dying) and pods.is_over(pods.ask_to_end(dying, journal))
+    assert not run_rows.is_over(dying) and run_rows.is_over(pods.ask_to_end(dying, journal))
     gone = pods.end(local, dying, journal)
     assert (gone.state, gone.reason, gone.outcome) == ("TERMINATED", "it is gone", "asked")
     between = pods.end(local, rent(local, journal), journal, "taken away")
-    assert not pods.is_over(between) and pods.is_over(pods.ask_to_end(between, journal))
+    assert not run_rows.is_over(between) and run_rows.is_over(pods.ask_to_end(between, journal))
     done = pods.end(local, rent(local, journal), journal, "its work has ended: succeeded", "succeeded")
     assert pods.ask_to_end(done, journal) == done
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infra.ledger.op import Op
-from infra.runs import pods
+from infra.runs import run_rows
 from tests import seeds
 from tests.hosts import call
 from tests.packs.control_host.host_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
@@ -58,7 +58,7 @@ class Rig:
         rows = self.here.rows(run=name)
         if not rows:
             return "never begun"
-        if rows[-1].is_live or self.is_kept(name) and not pods.is_over(rows[-1]):
+        if rows[-1].is_live or self.is_kept(name) and not run_rows.is_over(rows[-1]):
             return ""
         if self.here.said_last(name) == "succeeded":
             return "succeeded"  # it has ended its own pod, and that was seen before its verdict was
