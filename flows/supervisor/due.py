@@ -15,9 +15,9 @@ from infra.notices import outbox
 from infra.notices.tell import names_of
 from infra.rehearsal import world_files
 from infra.runs import run_rows, sight
+from infra.runs.keepers.due_ends import to_end
 from infra.runs.keepers.recovery import recovers
 from infra.runs.lookup import way
-from infra.runs.settle import to_end
 from infra.settings import LOCAL, Settings, is_rented
 from store import packs
 

@@ -21,8 +21,8 @@ from infra.machines.host_memory import at_once
 from infra.money import per_hour
 from infra.rehearsal import world_files
 from infra.runs import sight
+from infra.runs.keepers.due_ends import LAST_LOOK_S, is_being_concluded, is_past_limit, last_look
 from infra.runs.run_home import RunHome
-from infra.runs.settle import LAST_LOOK_S, end_past_limit, is_being_concluded, is_past_limit, last_look
 from infra.runs.sight import Sight
 from infra.runs.sync import reports
 from infra.runs.timing import Say
@@ -94,6 +94,8 @@ def past_limit(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
+    from infra.runs.settle import end_past_limit  # every command looks for such a pod, and few find one
+
     heard_s, problem = age_of_report(op, seen, settings, now), ""
     try:
         if is_being_concluded(op, seen, journal, settings):

@@ -8,23 +8,18 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from infra.agent.limits import read_clocks
-from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
 from infra.journal_file import Fenced
-from infra.ledger import spend
 from infra.ledger.journal import Journal
-from infra.ledger.leases import keeper_lease
-from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.ledger.life_cycle import ASKED, LOST, READY
 from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
-from infra.ledger.service_rows import service_lease
-from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_end
 from infra.providers import Provider
 from infra.providers.extensions import own_providers
 from infra.runs import pods, run_rows, sight
+from infra.runs.keepers.due_ends import is_being_concluded, is_kept, is_kept_by_another, is_past_limit, last_look
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
@@ -37,10 +32,6 @@ from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
 OTHERS_S = 20.0
-TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that must be settled
-LAST_LOOK_S = 5.0  # at a pod that is past its limit, before it is ended
-CONCLUDE_S = 300.0  # by the vendor's clock: time past its limit for a keeper to bring home what a pod has made
-ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
 def settle(
@@ -81,41 +72,6 @@ def settle_rows(
     return ended
 
 
-def to_end(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that are to end, oldest first.
-
-    Those past a limit, whoever looks after them; and those that nobody looks after which were asked to end and are not
-    proven gone, or whose launch died before the hand-over.
-    """
-    held, found = journal.leases.held(), []
-    for op in journal.ops(live=True):
-        owners = {keeper_lease(run_rows.run_of(op)), service_lease(op.service)}
-        if op.state != TERMINATING:  # which may be asked for by several
-            owners.add(run_rows.lease(op.token))
-        is_left = op.state in TO_END and is_rented(op.vendor) and not owners & held
-        if is_left or is_past_limit(op, settings):
-            found.append(op)
-    return found
-
-
-def is_past_limit(op: Op, settings: Settings) -> bool:
-    """Return whether a rented pod may have used up its time or its money: then no lease keeps it from being ended.
-
-    An engine ends what it has rented.
-    """
-    if not (op.is_live and is_rented(op.vendor)):
-        return False
-    return bool(spend.due(op, read_clocks(), settings.clock_scale))
-
-
-def last_look(op: Op, settings: Settings) -> Sight:
-    """Look at the pod of a row that is to end: a pod that hangs must not hold up its end for longer than this."""
-    if op.detached or op.state not in (READY, LOST):
-        return Sight()
-    (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
-    return seen if isinstance(seen, Sight) else Sight(why=str(seen))
-
-
 def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
     """End a pod that is past its limit, whoever looks after it; return its row.
 
@@ -124,20 +80,6 @@ def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, te
     if is_being_concluded(op, seen, journal, settings):
         return op
     return _settle(op, journal, settings, tell, waits, seen)
-
-
-def is_being_concluded(op: Op, seen: Sight, journal: Journal, settings: Settings) -> bool:
-    """Return whether a living process is bringing home the results of a pod whose work ended at its limit just now."""
-    past_s = spend.past_limit_s(op, read_clocks(), settings.clock_scale)
-    return bool(seen.verdict) and past_s < CONCLUDE_S and is_kept(op, journal, settings)
-
-
-def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
-    """Return whether another process manages the pod of this row: its service's controller, or its run's keeper."""
-    if op.service and journal.leases.holder(service_lease(op.service)):
-        return True
-    costs = registry.provider(settings, op.vendor).is_rented
-    return costs and not op.detached and is_kept_by_another(op, journal)
 
 
 def _settle(
@@ -166,11 +108,6 @@ def _settle(
 def ended_how(op: Op) -> str:
     """Return the outcome of a pod that left no verdict, in a word for people."""
     return "stopped" if op.outcome == ASKED else op.outcome or "lost"
-
-
-def is_kept_by_another(op: Op, journal: Journal) -> bool:
-    holder = journal.leases.holder(keeper_lease(run_rows.run_of(op)))
-    return holder is not None and holder != myself()
 
 
 def reconcile_accounts(
@@ -219,18 +156,6 @@ def told(action: Action) -> str:
     if isinstance(action, Delete):
         return f"{action.pod_id} was asked to end"
     return f"{action.token}: {action.event} {action.facts.get('reason', '')}".rstrip()
-
-
-def overdue(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that were asked to end a quarter of an hour ago and that their vendors still have."""
-    return [op for op in journal.ops(live=True) if is_overdue(op, time.time(), settings.clock_scale)]
-
-
-def is_overdue(op: Op, now: float, scale: float) -> bool:
-    """Return whether a rented pod should have been gone for long."""
-    asked_at = op.del_requested_at
-    is_ending = op.state == TERMINATING and is_rented(op.vendor) and asked_at is not None
-    return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
 
 
 def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None = None) -> list[str]:

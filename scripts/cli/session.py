@@ -17,7 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.runs import run_rows
-from infra.runs.settle import overdue
+from infra.runs.keepers.due_ends import overdue
 from infra.settings import Settings, is_rented
 from scripts.cli import context, render
 

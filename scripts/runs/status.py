@@ -16,7 +16,6 @@ from infra.money import in_usd
 from infra.providers.extensions import own_providers
 from infra.providers.promises.drill_record import account_of
 from infra.records import PodView
-from infra.runs.settle import settle
 from infra.runs.sync import room
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
@@ -99,8 +98,11 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
     Nobody waits for a vendor that is slow to let go of a pod, nor looks after what a killed process has left: the
     supervisor does, which is started where it is needed and none lives.
     """
-    due = use_case.due(views, journal)
-    ended = settle(journal, settings, render.tell, due, waits=False) if due else []
+    ended = []
+    if due := use_case.due(views, journal):
+        from infra.runs.settle import settle  # a run ends once, and is looked at often
+
+        ended = settle(journal, settings, render.tell, due, waits=False)
     supervisor_client.ensure(settings, waits=False)
     for op in ended:
         render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")

@@ -13,7 +13,7 @@ from infra.journal_file import JournalFull
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
-from infra.runs import settle
+from infra.runs.keepers import due_ends
 from infra.runs.keepers.recovery import RUN
 from infra.runs.sight import Sight
 from infra.settings import Settings
@@ -96,10 +96,10 @@ def test_a_pod_past_its_limit_ends_whoever_keeps_it(journal, settings, monkeypat
     past = journal.note(past, sent_at=now - 3600 - 60 * minutes_past)
     begun(journal, "young-2", **common)
     journal.leases.take(keeper_lease("over-1"))
-    monkeypatch.setattr(settle, "is_kept_by_another", lambda op, journal: True)  # as this process holds the lease
+    monkeypatch.setattr(due_ends, "is_kept_by_another", lambda op, journal: True)  # as this process holds the lease
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]
     assert due.is_needed(journal, settings)
-    assert settle.is_being_concluded(past, Sight(verdict=verdict), journal, settings) is is_left
+    assert due_ends.is_being_concluded(past, Sight(verdict=verdict), journal, settings) is is_left
     journal.advance(past, "end", reason="its limit", outcome="limit")
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until it is proven gone
 
