@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.machines import inventory
 from infra.providers.ssh import connections
-from infra.runs import pods, run_rows
+from infra.runs import run_rows, sight
 from infra.runs.lookup import way
 from infra.settings import Settings
 from infra.transport.protocol import Transport
@@ -113,4 +113,4 @@ def _named(
 
 
 def _pod(op: Op, settings: Settings) -> TargetMachine:
-    return TargetMachine(op.run, str(pods.folder_of(op).root), lambda: way(settings, op))
+    return TargetMachine(op.run, str(sight.folder_of(op).root), lambda: way(settings, op))

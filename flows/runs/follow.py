@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from flows.runs import run_leases
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
-from infra.runs import pods
+from infra.runs import sight
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
 from infra.runs.keepers.keeper import asked_at
@@ -32,7 +32,7 @@ def keeping(
     """
     vendor = registry.provider(settings, op.vendor)
     if vendor.keeps_runs:
-        yield watch(op, journal, vendor.reach(pods.pod_of(op)))
+        yield watch(op, journal, vendor.reach(sight.pod_of(op)))
         return
     keeper = RunKeeper.of(op, journal, settings, tell)
     if not is_asked:

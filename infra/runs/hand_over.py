@@ -17,7 +17,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale, market
-from infra.runs import pod_reports, pods, ssh_names
+from infra.runs import pod_reports, sight, ssh_names
 from infra.runs.sync import mirror
 from infra.settings import VENDORS
 from infra.transport.protocol import Transport, twice
@@ -35,7 +35,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
 
     def arm() -> None:
         nonlocal op
-        transport = provider.reach(pods.pod_of(op))
+        transport = provider.reach(sight.pod_of(op))
         op = _counted(op, provider, journal)
         _arm(op, transport, secrets, key)
 
@@ -62,7 +62,7 @@ def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, st
 
 def _forget_removed(op: Op) -> None:
     """Remove the marks of steps whose artifact somebody has removed from the store meanwhile: they are not done."""
-    pod, store = pods.folder_of(op), Store(op.store)
+    pod, store = sight.folder_of(op), Store(op.store)
     with contextlib.suppress(StoreError):  # a store that cannot be read now is reported by the step that reads it
         for step in op.read_job().steps:
             made = step.config.get("making")
@@ -75,7 +75,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> 
 
     `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
     """
-    pod, job = pods.folder_of(op), op.read_job()
+    pod, job = sight.folder_of(op), op.read_job()
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other

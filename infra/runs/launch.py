@@ -145,7 +145,7 @@ def give(
     May be repeated. Raises UsageError when it is at work, Taken when another pod makes the same.
     """
     assert plan.job is not None
-    transport = provider.reach(pods.pod_of(op))
+    transport = provider.reach(sight.pod_of(op))
     if not is_idle(op, transport):
         raise UsageError(f"{op.run} is running; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
     rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
@@ -388,7 +388,7 @@ def _try(
     if not terms.accept or beside:  # at work beside others, which a measurement would disturb, and which would spoil it
         return ""
     with stage("accept", say, clock_scale(provider)):
-        return terms.accept(provider.reach(pods.pod_of(ops[-1])), request, offer)
+        return terms.accept(provider.reach(sight.pod_of(ops[-1])), request, offer)
 
 
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
@@ -411,7 +411,7 @@ def _apart(step: Step) -> Step:
 
 def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: Terms) -> None:
     """Send the code, what goes along with it, and what the job reads and does not make."""
-    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     if terms.sync:
         send_code(op, provider, root, say)
     else:
@@ -441,7 +441,7 @@ def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
         names, key = tuple(op.run for op in ops), random.token_hex(16)
         found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
         return _noted(ops, found, journal)
-    transports = [vendors(op.vendor).reach(pods.pod_of(op)) for op in ops]
+    transports = [vendors(op.vendor).reach(sight.pod_of(op)) for op in ops]
     groups = meet(ops[0].run, transports, [op.place or op.run for op in ops])
     return _noted(ops, groups, journal)
 
@@ -482,7 +482,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     try:
         if not op.address:
             raise FileNotFoundError
-        provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
+        provider.reach(sight.pod_of(op)).get(sight.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)

@@ -9,7 +9,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.names import match
-from infra.runs import pods, run_rows, sight
+from infra.runs import run_rows, sight
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.selection import registry
@@ -22,7 +22,7 @@ def way(settings: Settings, op: Op) -> Transport:
     vendor = registry.provider(settings, op.vendor)
     if vendor.fleeting and not op.is_live:
         raise UsageError(f"{op.run} has ended, and its machine is gone; what was brought here: inv logs {op.run}")
-    return vendor.reach(pods.pod_of(op))
+    return vendor.reach(sight.pod_of(op))
 
 
 def find_run(journal: Journal, run: str = "") -> Op:
@@ -58,7 +58,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     if not op.is_live and op.vendor != LOCAL:
         verdict = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
-    return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)))
+    return sight.verdict_of(op, registry.provider(settings, op.vendor).reach(sight.pod_of(op)))
 
 
 def has_machine(op: Op, settings: Settings) -> bool:
@@ -66,7 +66,7 @@ def has_machine(op: Op, settings: Settings) -> bool:
     try:
         vendor = registry.provider(settings, op.vendor)
         if not vendor.fleeting:
-            vendor.reach(pods.pod_of(op))
+            vendor.reach(sight.pod_of(op))
     except SlipwayError:
         return False
     return True

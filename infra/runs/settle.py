@@ -163,7 +163,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
 
     Raises SlipwayError, StoreError.
     """
-    transport, home = vendor.reach(pods.pod_of(op)), RunHome.of(op.run, settings.homes)
+    transport, home = vendor.reach(sight.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     reports.bring(op, transport, home)
     if not vendor.pod_store or op.rank > 0:  # other nodes keep what they make for themselves

@@ -16,7 +16,7 @@ from infra.machines.inventory import load
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import pods
+from infra.runs import sight
 from infra.transport.ssh import Ssh
 from scripts.runs.logs import shares, start, write
 from tests.loopback import loopback
@@ -70,9 +70,9 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
                     before = heard.stat().st_size
                     until(partial(is_longer, heard, before), "more of the log", 30)
                     until(host.kill_sessions, "a session to kill", 30)
-                (pods.folder_of(op).code / "GO").touch()
+                (sight.folder_of(op).code / "GO").touch()
                 assert follow.wait(60) == 0
-                written = pods.folder_of(op).log("count").read_bytes()
+                written = sight.folder_of(op).log("count").read_bytes()
                 assert heard.read_bytes() == written
                 assert (tmp_path / "runs" / "a-1" / "pod" / "logs" / "count.log").read_bytes() == written
                 assert written.endswith(b"the end\n")
@@ -103,7 +103,7 @@ def test_who_follows_a_step_that_writes_no_log_is_told_what_it_is_at(tmp_path):
         job = Job("", "", (Step(name="talk", words=("talk.py",)),))
         plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
         op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
-    folder = pods.folder_of(op)
+    folder = sight.folder_of(op)
     try:
         until(lambda: folder.progress.exists() and b"loss" in folder.progress.read_bytes(), "its figures")
         follow = world.begin("logs", "--follow")
@@ -161,7 +161,7 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
         job = Job("", "", (Step(name="talk", words=("talk.py",)),))
         plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
         op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
-    folder = pods.folder_of(op)
+    folder = sight.folder_of(op)
     until(lambda: (folder.logs / "talk.times").exists(), "the early line is noted")
     times = folder.logs / "talk.times"
     at, size = until(times.read_text, "the early line is noted").split()[:2]

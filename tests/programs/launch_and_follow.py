@@ -6,7 +6,7 @@ from pathlib import Path
 from infra import job_environment
 from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
-from infra.runs import pods
+from infra.runs import pods, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import follow
 from infra.runs.settle import bring_home
@@ -22,7 +22,7 @@ with Journal.open(settings.state_file) as journal:
     wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
     secrets = job_environment.secrets(settings)
     op = launch_on(vendor, wanted, journal, root, render.say, secrets, terms_for(settings, vendor))
-    _, verdict = list(follow(op, journal, vendor.reach(pods.pod_of(op))))[-1]
+    _, verdict = list(follow(op, journal, vendor.reach(sight.pod_of(op))))[-1]
     bring_home(op, vendor, settings)
     print(verdict["state"], op.token)
     pods.end(vendor, op, journal)

@@ -74,7 +74,7 @@ class RunKeeper(Keeper):
             try:
                 if not op.is_live or op.detached:
                     raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
-                transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+                transport = self.vendors(op.vendor).reach(sight.pod_of(op))
                 with self._downloading(op, transport):
                     for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
                         heard = True
@@ -292,7 +292,7 @@ class RunKeeper(Keeper):
         what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
         provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
         if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
-            self.downloads.last(op, provider.reach(pods.pod_of(op)), provider.pod_store)
+            self.downloads.last(op, provider.reach(sight.pod_of(op)), provider.pod_store)
         if silent:
             self._find_replacement(op, silent)
         if WAITS not in op.reason:

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale
 from infra.records import Carried, Plan
-from infra.runs import pods, run_rows
+from infra.runs import run_rows, sight
 from infra.runs.timing import Say, stage
 from infra.transport import bootstrap
 from infra.transport.meter import Meter
@@ -27,7 +27,7 @@ def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say)
 
     What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
     """
-    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     made = any("making" in step.config for step in plan.job.steps) if plan.job else False
     sent = [Carried(name="code", source=str(root), anyway=op.send_anyway), *plan.carried]
     for one in sent:
@@ -58,7 +58,7 @@ def _some(paths: Sequence[str]) -> str:
 
 def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
     """Send the code, and what set-up on another machine needs."""
-    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
         pushed = push(transport, root, pod.code, op.token, meter=meter, anyway=op.send_anyway)
@@ -75,4 +75,4 @@ def send_agent(op: Op, provider: Provider) -> None:
         root = Path(folder).resolve()
         shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
         (root / "infra" / "__init__.py").touch()
-        push(provider.reach(pods.pod_of(op)), root, pods.folder_of(op).code, op.token)
+        push(provider.reach(sight.pod_of(op)), root, sight.folder_of(op).code, op.token)

@@ -341,7 +341,7 @@ class Drill:
 
     def _host_key(self, op: Op) -> str | None:
         """Return what a second connection to a pod has met, "" for the host key of the first; None without SSH."""
-        way = self.planned.vendor.reach(pods.pod_of(op))
+        way = self.planned.vendor.reach(sight.pod_of(op))
         if not isinstance(way, Ssh):
             self.has_ssh = False
             return None
@@ -453,7 +453,7 @@ class Drill:
         return Job(run=self.runs[trial], token="", steps=(), kind="hold", limits=limits, clock_scale=self.scale)
 
     def _way(self, op: Op) -> Transport:
-        return self.watch.reach(pods.pod_of(op))
+        return self.watch.reach(sight.pod_of(op))
 
     def _row(self, trial: str) -> Op | None:
         return next(iter(self.journal.ops(run=self.runs[trial])[::-1]), None)

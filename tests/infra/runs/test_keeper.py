@@ -66,7 +66,7 @@ def plan_of(provider: str) -> Plan:
 
 def kill_all_of(op: Op) -> None:
     """Guard, agent and step at once."""
-    state = pods.folder_of(op).state
+    state = sight.folder_of(op).state
     both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
         assert all([send(one, number) for one in both])
@@ -92,7 +92,7 @@ def counted(text: str) -> list[int]:
 def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     op = launch_on(local, plan_of("local"), journal, code, print)
-    folder = pods.folder_of(op)
+    folder = sight.folder_of(op)
     try:
         keeper = keeper_of(journal, local, tmp_path / "home")
         until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
@@ -124,7 +124,7 @@ def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_suc
     """`inv status`, or the supervisor, may settle it first; the listing of a vendor tells of the machine only."""
     provider = Fleeting(tmp_path / "pods")
     op = launch_on(provider, plan_of("local"), journal, code, print)
-    folder = pods.folder_of(op)
+    folder = sight.folder_of(op)
     (folder.code / "GO").touch()
     until(folder.verdict.exists, "its verdict")
     keeper = keeper_of(journal, provider, tmp_path / "home")
@@ -341,12 +341,12 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
             wipe(op, {"box/one": first, "box/two": second}[op.place].folder)
             while (now := journal.ops(run="a-1")[-1]).token == op.token or now.state != "READY":
                 next(seen)
-            (pods.folder_of(now).code / "GO").touch()
+            (sight.folder_of(now).code / "GO").touch()
             *_, (_, verdict) = seen
             assert verdict["state"] == "succeeded"
             new = journal.ops(run="a-1")[-1]
             assert (new.recoveries, journal.op(op.token).reason) == (1, sight.GONE)
-            there = pods.folder_of(new).log("count").read_text()
+            there = sight.folder_of(new).log("count").read_text()
             assert "from 10" in there and counted(there) == list(range(1, 21))  # the log, too, goes on where it was
             assert Job.from_json(new.job).limits.time_s < 600  # what the first pod used is used
         finally:
@@ -414,14 +414,14 @@ def test_a_silent_machine_is_waited_for_and_that_is_said(journal, code, tmp_path
         keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, tell_after_s=0.5)
         try:
             seen = keeping(keeper, op)
-            half = pods.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
+            half = sight.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
             while not half.exists():
                 next(seen)
             host.stop()
             while not any("waiting for box/one" in line for line in said):
                 next(seen)
             host.start()
-            (pods.folder_of(op).code / "GO").touch()
+            (sight.folder_of(op).code / "GO").touch()
             *_, (_, verdict) = seen
             assert verdict["state"] == "succeeded"
             assert [row.token for row in journal.ops()] == [op.token] and journal.op(op.token).recoveries == 0

@@ -76,8 +76,8 @@ def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
     ]
     try:
         for rank, row in enumerate(rows):
-            until(lambda row=row: sight.verdict_of(row, provider.reach(pods.pod_of(row))), "a verdict")
-            said = pods.folder_of(row).log("work").read_text()
+            until(lambda row=row: sight.verdict_of(row, provider.reach(sight.pod_of(row))), "a verdict")
+            said = sight.folder_of(row).log("work").read_text()
             for words in (
                 f"'SLIPWAY_NODE_RANK': '{rank}'", f"'SKYPILOT_NODE_RANK': '{rank}'", "'SLIPWAY_NUM_NODES': '3'",
                 r"'SLIPWAY_NODE_IPS': '127.0.0.1\n127.0.0.1\n127.0.0.1'", "'MASTER_ADDR': '127.0.0.1'",
