@@ -6,8 +6,7 @@ from collections.abc import Callable
 from infra.installation import this_machine
 from infra.settings import Settings
 from infra.units import duration
-from packs.control_host.control import at_boot
-from packs.control_host.control.places import HostPlaces
+from packs.control_host.control.places import NOBODY, HostPlaces
 from store import outside
 from store.packs import AlwaysOn
 
@@ -29,7 +28,7 @@ class ControlHostMachine(AlwaysOn):
         ago = duration(max(0.0, time.time() - float(last["at"])))
         return (
             f"on the control host {this_machine().host}, alive now; keepers and controllers were looked after {ago} "
-            f"ago; after a boot: {places.read_about().get('boot', at_boot.NOBODY)}"
+            f"ago; after a boot: {places.read_about().get('boot', NOBODY)}"
         )
 
     def how(self, again: Callable[..., str]) -> str:

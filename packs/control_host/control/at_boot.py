@@ -9,10 +9,9 @@ import subprocess
 from pathlib import Path
 
 from infra.transport.protocol import ThisMachine
-from packs.control_host.control.places import BOOT_LINE, HostPlaces
+from packs.control_host.control.places import BOOT_LINE, CRON, NOBODY, SYSTEMD, HostPlaces
 from packs.control_host.control.settings import HERE
 
-SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"
 UNIT = "slipway-control.service"
 ANSWER_S = 30.0
 # Keepers and controllers are started by it and outlive it.

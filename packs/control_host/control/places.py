@@ -23,6 +23,7 @@ from infra.settings import Settings
 from store import outside
 
 BOOT_LINE = "# Slipway's control host"
+SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"  # who starts at boot what must go on
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from flows.specs.launch import LaunchSpec
 from packs.sweeps.control import sweep_file
 from packs.sweeps.control.axes import RANGE, SCALES
 from packs.sweeps.control.experiment import NOT_OF_A_TRIAL, ExperimentConfig
-from packs.sweeps.control.trials.records import EarlyStop, Ranking
+from packs.sweeps.control.trials.ranking import Ranking
+from packs.sweeps.control.trials.records import EarlyStop
 from scripts.project.schemas import TEXT, Schema, of_flags, of_record, phases, with_phases
 
 

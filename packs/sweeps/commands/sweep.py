@@ -36,8 +36,9 @@ from packs.sweeps.control.rehearsed import Rehearsed
 from packs.sweeps.control.settings import SweepSettings
 from packs.sweeps.control.trials import results as kept
 from packs.sweeps.control.trials import resume_sweep
+from packs.sweeps.control.trials.promote import promote
 from packs.sweeps.control.trials.records import EarlyStop, SweepSpec
-from packs.sweeps.control.trials.results import SweepResult, promote
+from packs.sweeps.control.trials.results import SweepResult
 from scripts.cli import context, prompts, render, session
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from packs.sweeps.control.trials import ranking
 from packs.sweeps.control.trials import results as kept
-from packs.sweeps.control.trials.ranking import ArmDifference, ArmResult
-from packs.sweeps.control.trials.records import Ranking
+from packs.sweeps.control.trials.ranking import ArmDifference, ArmResult, Ranking
 from packs.sweeps.control.trials.results import SweepResult, TrialResult
 
 NOT_OF_A_LINE = ("tag",)

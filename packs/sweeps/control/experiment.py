@@ -14,7 +14,8 @@ from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.keepers.pod_set import PodEntry
-from packs.sweeps.control.trials.records import Ranking, SweepTrial
+from packs.sweeps.control.trials.ranking import Ranking
+from packs.sweeps.control.trials.records import SweepTrial
 
 PodSpec = PodEntry  # the name that GRAIL uses
 DATASETS = ("gsm8k", "math", "mbpp")

@@ -12,7 +12,8 @@ from infra.names import check_name
 from infra.settings import read_overrides
 from packs.sweeps.control.axes import combined
 from packs.sweeps.control.experiment import NOT_OF_A_TRIAL, slug
-from packs.sweeps.control.trials.records import EarlyStop, Ranking, SweepSpec, SweepTrial, check_arms
+from packs.sweeps.control.trials.ranking import Ranking
+from packs.sweeps.control.trials.records import EarlyStop, SweepSpec, SweepTrial, check_arms
 
 KEYS = {
     "name": "name of the sweep, with which the names of its runs begin (default: the file's)",

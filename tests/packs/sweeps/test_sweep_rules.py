@@ -10,8 +10,8 @@ import pytest
 from packs.sweeps.control.halving import Halving, goes_on, rungs
 from packs.sweeps.control.plan import share
 from packs.sweeps.control.trials import ranking
-from packs.sweeps.control.trials.ranking import ArmResult
-from packs.sweeps.control.trials.records import EarlyStop, Ranking
+from packs.sweeps.control.trials.ranking import ArmResult, Ranking
+from packs.sweeps.control.trials.records import EarlyStop
 
 RECORDED = json.loads(Path(__file__).with_name("optuna_decisions.json").read_text())
 

@@ -10,13 +10,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packs.sweeps.control.trials.records import Ranking
+from infra.errors import UsageError
 
 T_95 = (  # Student's distribution, by degrees of freedom from 1
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+MODES = ("min", "max")
 Lines = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The figure by which arms are ranked."""
+
+    by: str = "loss"
+    """A figure of `metrics.jsonl`, or of the artifact that the last phase makes, such as `bits_per_byte`."""
+    mode: str = "min"
+    """`min` or `max`: which is better."""
+    last: float = 0.1
+    """A figure of the steps is the mean over this share of them, the last ones."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"mode is {self.mode!r}; known: {', '.join(MODES)}")
+        if not 0 < self.last <= 1:
+            raise UsageError(f"last is {self.last}; it must lie in (0, 1]")
+
+    @property
+    def sign(self) -> float:
+        """Return the factor by which a score is multiplied so that less is better."""
+        return 1.0 if self.mode == "min" else -1.0
 
 
 def figure_at(lines: Lines, ranking: Ranking, steps: int, at: int) -> float | None:

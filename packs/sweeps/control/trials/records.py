@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
 from infra.runs.keepers.pod_set import PodEntry
+from packs.sweeps.control.trials.ranking import Ranking
 
 MOST_TRIALS = 1000
-MODES = ("min", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +35,6 @@ class SweepTrial:
     def seed(self) -> int | None:
         """Return the seed of its training."""
         return self.spec.seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """The figure by which arms are ranked."""
-
-    by: str = "loss"
-    """A figure of `metrics.jsonl`, or of the artifact that the last phase makes, such as `bits_per_byte`."""
-    mode: str = "min"
-    """`min` or `max`: which is better."""
-    last: float = 0.1
-    """A figure of the steps is the mean over this share of them, the last ones."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UsageError(f"mode is {self.mode!r}; known: {', '.join(MODES)}")
-        if not 0 < self.last <= 1:
-            raise UsageError(f"last is {self.last}; it must lie in (0, 1]")
-
-    @property
-    def sign(self) -> float:
-        """Return the factor by which a score is multiplied so that less is better."""
-        return 1.0 if self.mode == "min" else -1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.flags import given
-from infra.names import check_name, match
 from infra.settings import Settings
-from packs.sweeps.control.trials.ranking import Lines
 from store import outside
-from store.artifacts.artifacts import Store
 from store.local_files import replace as replace_file
 from trainer.reporting import jsonl_log
 
@@ -95,7 +92,7 @@ class SweepResult:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{run}.jsonl", content)
 
-    def lines(self, run: str) -> Lines:
+    def lines(self, run: str) -> list[dict[str, Any]]:
         """Return the figures of a trial that has ended."""
         return jsonl_log.read(self.folder / f"{run}.jsonl")
 
@@ -183,21 +180,3 @@ def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> S
 def flags_of(spec: Any) -> dict[str, Any]:
     """Return the flags of a launch as JSON has them."""
     return dict(json.loads(json.dumps(given(spec), default=str)))
-
-
-def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
-    """Point `<folder>/<tag>` to the artifact of a run; return that name.
-
-    `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
-    """
-    plain = run.replace("/", ".", 1)
-    prefix = plain if plain.startswith(f"{result.name}.") else f"{result.name}.{plain}"
-    found = result.trials[match(prefix, result.trials)]
-    name, fingerprint = found.made
-    if found.state != SUCCEEDED:
-        done = [one.run for one in result.trials.values() if one.state == SUCCEEDED]
-        has = f"these have: {', '.join(done)}" if done else "none has yet"
-        raise UsageError(f"{found.run} is {found.state} and has made nothing that could be published; {has}")
-    target = f"{name.split('/')[0]}/{check_name(tag)}"
-    Store(settings.store).point(target, fingerprint)
-    return target

@@ -1,0 +1,25 @@
+"""The publication of what a trial of a sweep has made, under a tag."""
+
+from infra.errors import UsageError
+from infra.names import check_name, match
+from infra.settings import Settings
+from packs.sweeps.control.trials.results import SUCCEEDED, SweepResult
+from store.artifacts.artifacts import Store
+
+
+def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
+    """Point `<folder>/<tag>` to the artifact of a run; return that name.
+
+    `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
+    """
+    plain = run.replace("/", ".", 1)
+    prefix = plain if plain.startswith(f"{result.name}.") else f"{result.name}.{plain}"
+    found = result.trials[match(prefix, result.trials)]
+    name, fingerprint = found.made
+    if found.state != SUCCEEDED:
+        done = [one.run for one in result.trials.values() if one.state == SUCCEEDED]
+        has = f"these have: {', '.join(done)}" if done else "none has yet"
+        raise UsageError(f"{found.run} is {found.state} and has made nothing that could be published; {has}")
+    target = f"{name.split('/')[0]}/{check_name(tag)}"
+    Store(settings.store).point(target, fingerprint)
+    return target
