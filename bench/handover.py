@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.agent.job import PodFolder
 from tests.hosts import Host, loopback
 from tests.world import ROOT, World, until
@@ -24,7 +24,7 @@ FLAGS = ("launch", "--provider", "ssh", "--phase", "base", "--detach", "--yes")
 
 
 def main() -> None:
-    environment.ensure("train", ROOT, environment.default_cache(), "cpu", print)
+    environment.ensure("train", ROOT, cache_folder.default_cache(), "cpu", print)
     with tempfile.TemporaryDirectory() as scratch, loopback(Path(scratch)) as host:
         rounds = [launch(Path(scratch), host, number) for number in range(1 + ROUNDS)][1:]  # the first prepares
     for stage in rounds[0]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.train import ROOT, Arm, shown
+from infra.agent.environments import cache_folder
 
 GROUP, MAX_NEW, MICRO_ROWS = 8, 14, 66
 STILL = 1e-9  # learning rate
@@ -304,7 +305,7 @@ def main() -> None:
     given.model = given.model.absolute()
     from bench.turns import scratch
 
-    python = str(environment.ensure("trl", ROOT, environment.default_cache(), "cpu", print))
+    python = str(environment.ensure("trl", ROOT, cache_folder.default_cache(), "cpu", print))
     for kind in [given.only] if given.only else ["step", "rollout"]:
         with scratch(None) as folder, begun(given, kind, python, folder) as arms:
             found: dict[str, list[dict[str, float]]] = {one.name: [] for one in arms}

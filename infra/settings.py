@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar, get_type_hints
 
-from infra.agent.environments.environment import default_cache
+from infra.agent.environments import cache_folder
 from infra.errors import UsageError
 from infra.journal_file import default_path
 from store import extensions, packs
@@ -410,7 +410,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
 
 def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
     if one.name == "environments":
-        return str(default_cache(environ))
+        return str(cache_folder.default_cache(environ))
     if one.name == "state_file":
         return str(default_path(environ))
     if one.name == "pools" and not (root / POOLS).exists():

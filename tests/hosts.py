@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from infra.agent import process
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.records import Address
 from scripts.project import debian
 from tests.needs import PRIVILEGE, needs
@@ -233,7 +233,7 @@ def loopback(
     key = make_key(home / "user")
     address = Address(getpass.getuser(), listen, port, str(key), str(folder / "pod"))
     # A home of its own, so that no start-up file of the user's is read, nor its time measured.
-    shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()} {more}".rstrip()
+    shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()} {more}".rstrip()
     host = Host(home, address, listen, options=["-o", shared, *options])
     try:
         host.start()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.blocks import folder_of, questions_of
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.checkout import ROOT
 from serve import engines
 from store.artifacts.artifacts import Store
@@ -50,7 +50,7 @@ class EngineAnswers:
 def started(engine: str, folder: Path) -> Iterator[tuple[str, int]]:
     """Yield the address and the process id of an engine that answers; it is ended afterwards."""
     group = engines.ENVIRONMENTS[engine]
-    python = environment.ensure(group, ROOT, environment.default_cache(), environment.torch_build(), print)
+    python = environment.ensure(group, ROOT, cache_folder.default_cache(), environment.torch_build(), print)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.pop(engines.KEY, None)
     words = [str(python), *PROGRAMS[engine], "--model", str(folder), "--name", "m"]

@@ -27,6 +27,7 @@ from infra.providers import Provider
 from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
+from infra.runs.lookup import scale_of
 from infra.runs.sight import Asks, Sight, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
@@ -208,5 +209,5 @@ def _change(
         rented = (offer, limits) if offer.micro_usd_per_hour else None
         return Change(step, offer.provider, offer.micro_usd_per_hour, said, rented)
     op = journal.op(step.token)
-    age_s = round(spend.age_s(op, read_clocks(), held_pods.scale_of(op, settings)), 1)
+    age_s = round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1)
     return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {held_pods.purpose(op)}")

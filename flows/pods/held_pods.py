@@ -1,21 +1,16 @@
-"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.pods.stop`).
-
-Also one command on many machines at once.
-"""
+"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.pods.stop`)."""
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flows.limits import shares
 from flows.limits.shares import Offered
 from flows.planning.training_plan import Work, environments_of, plan_for
 from flows.runs import run_leases
-from infra import job_environment, targets
+from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.ledger import turns
 from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal
@@ -27,11 +22,7 @@ from infra.runs.run_home import RunHome
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.selection import registry
-from infra.settings import VENDORS, Settings, is_secret
-from infra.targets import TargetMachine
-
-if TYPE_CHECKING:
-    from infra.transport.group_run import CommandOutcome, Listen
+from infra.settings import Settings, is_secret
 
 
 def make(
@@ -112,30 +103,3 @@ def purpose(op: Op) -> str:
     making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
     work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"
     return f"{work} (set {op.pod_set})" if op.pod_set else work
-
-
-def scale_of(op: Op, settings: Settings) -> float:
-    """Return the speed, relative to ours, of the clock by which the pod is billed."""
-    return settings.clock_scale if op.vendor in VENDORS else 1.0
-
-
-def run_on(
-    machines: Sequence[TargetMachine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None,
-    keeps: bool, interrupted: Callable[[Sequence[str]], None],
-) -> "list[CommandOutcome]":  # fmt: skip
-    """Run a command line on every machine; return how it ended on each, also where it could not begin.
-
-    See `infra.transport.group_run.run`.
-    """
-    from infra.transport import group_run  # Fabric takes a while to be loaded
-
-    outcomes, connections = {}, []
-    for machine in machines:
-        try:
-            connections.append(targets.connection(machine))
-        except SlipwayError as error:
-            outcomes[machine.name] = group_run.CommandOutcome(name=machine.name, problem=str(error))
-    ended = group_run.run(connections, command, listen, sudo=sudo, timeout_s=timeout_s, keeps=keeps,
-                          interrupted=interrupted)  # fmt: skip
-    outcomes |= {one.name: one for one in ended}
-    return [outcomes[machine.name] for machine in machines]

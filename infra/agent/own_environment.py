@@ -13,7 +13,7 @@ import sys
 from typing import Sequence
 
 from infra.agent import step_zero
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.agent.environments.packages import CarriedSources
 from infra.agent.job import PodFolder
 from infra.agent.shortage import SCORE
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     carried = CarriedSources(**read_json(step_zero.packages_of(PodFolder(CODE.parent))))
     try:
         python = environment.ensure(
-            name, CODE, environment.default_cache(), environment.torch_build(), lambda text: print(text, flush=True),
+            name, CODE, cache_folder.default_cache(), environment.torch_build(), lambda text: print(text, flush=True),
             carried,
         )  # fmt: skip
     except environment.EnvironmentFailed as error:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
+from infra.agent.environments import cache_folder
 from infra.agent.job import Job, PodFolder, Step
 from infra.agent.state import read_json
 
@@ -40,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     assert flag == "--config"
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     code = Path(config["code"])
-    cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
+    cache = Path(config["cache"]) if config["cache"] else cache_folder.default_cache()
     carried = CarriedSources(**read_json(packages_of(PodFolder(code.parent))))
     try:
         if config.get("only_there"):

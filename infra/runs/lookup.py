@@ -13,7 +13,7 @@ from infra.runs import run_rows, sight
 from infra.runs.run_home import RunHome
 from infra.runs.sync import reports
 from infra.selection import registry
-from infra.settings import LOCAL, Settings
+from infra.settings import LOCAL, VENDORS, Settings
 from infra.transport.protocol import Transport
 
 
@@ -70,6 +70,11 @@ def has_machine(op: Op, settings: Settings) -> bool:
     except SlipwayError:
         return False
     return True
+
+
+def scale_of(op: Op, settings: Settings) -> float:
+    """Return the speed, relative to ours, of the clock by which the pod is billed."""
+    return settings.clock_scale if op.vendor in VENDORS else 1.0
 
 
 def between_pods(journal: Journal) -> list[Op]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from invoke import Exit
 
-from flows.pods.held_pods import run_on
+from flows.pods.run_on import run_on
 from infra import targets
 from infra.errors import UsageError
 from infra.units import seconds

@@ -14,6 +14,7 @@ from infra.flags import given
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.records import Request
+from infra.runs.lookup import scale_of
 from infra.runs.settle import settle
 from infra.selection import choose, registry
 from infra.settings import Settings
@@ -64,7 +65,7 @@ def deploy(
     if spec.json:
         print_json(about(op, settings))
     beside = f"; or beside others: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
-    render.say(f"{op.run} is ready: {session.cost_of(op, held_pods.scale_of(op, settings))}. "
+    render.say(f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}")  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
         "id": op.remote_id,
         "state": op.state.lower(),
         "usd_per_hour": render.usd(op.rate),
-        "age_s": round(spend.age_s(op, read_clocks(), held_pods.scale_of(op, settings)), 1),
+        "age_s": round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1),
         "ttl_s": op.ttl_s,
         "limit_usd": None if op.cap is None else render.usd(op.cap),
         "stays": op.stays,

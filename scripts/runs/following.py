@@ -11,7 +11,6 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.pods.held_pods import scale_of
 from flows.runs import follow
 from flows.supervisor import supervisor_client
 from infra.agent.limits import read_clocks
@@ -23,6 +22,7 @@ from infra.ledger.op import Op
 from infra.money import per_hour
 from infra.runs import run_rows
 from infra.runs.follow import Seen
+from infra.runs.lookup import scale_of
 from infra.settings import Settings
 from scripts.cli import context, render, steps_text
 from scripts.cli.invoke_patch import print_json

@@ -11,7 +11,6 @@ from typing import Any
 
 from invoke import Exit
 
-from flows.pods.held_pods import scale_of
 from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
 from infra.agent.job import earlier_part, is_earlier_part
 from infra.agent.state import NODE_LOST
@@ -22,7 +21,7 @@ from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
-from infra.runs.lookup import find_run, waits
+from infra.runs.lookup import find_run, scale_of, waits
 from infra.runs.run_home import RunHome
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of

@@ -19,7 +19,7 @@ import urllib.request
 import pytest
 
 from infra import train_env
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from tests import seeds
@@ -243,7 +243,7 @@ def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_thread
     weights, plain = ready.model("base_checkpoints"), tmp_path / "plain"
     ready.extra["OMP_NUM_THREADS"] = "1"
     ready.inv("eject", run, "--out", str(plain))
-    python = train_env.interpreter(ROOT, environment.default_cache(), print)
+    python = train_env.interpreter(ROOT, cache_folder.default_cache(), print)
     said = subprocess.run(["sh", plain / "run.sh"], env={**ready.environ, "PYTHON": str(python)}, cwd=tmp_path,
                           capture_output=True, text=True, timeout=300)  # fmt: skip
     assert said.returncode == 0 and "PyTorch is" not in said.stderr, said.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder
 from infra.agent.job import PodFolder
 from infra.agent.process import find
 from infra.agent.state import living
@@ -137,8 +137,8 @@ def machines(request, tmp_path, hosts):
     found = hosts(getattr(request, "param", 2))
     listed = []
     for host in found:
-        share(host, environment.default_cache())
-        host.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={environment.default_cache()} OMP_NUM_THREADS=1 "
+        share(host, cache_folder.default_cache())
+        host.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()} OMP_NUM_THREADS=1 "
                         + " ".join(f"{key}={value}" for key, value in QUICK.items())]  # fmt: skip
         host.stop()
         host.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments.environment import default_cache
+from infra.agent.environments import cache_folder
 from infra.rehearsal import attach
 from store import credentials
 from store.artifacts.artifacts import Store
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.process
 
 SPOT = ["--provider", "runpod", "--gpu", "H100", "--num-gpus", "1", "--phase", "base", "--use-spot", "--yes"]
 # Environments are not made anew where the tests' cache is another.
-CACHES = {"SLIPWAY_ENVIRONMENTS": str(default_cache())}
-CACHES["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR") or str(default_cache({}).parents[1] / "uv")
+CACHES = {"SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache())}
+CACHES["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR") or str(cache_folder.default_cache({}).parents[1] / "uv")
 s3_server, s3, hub = stores.s3_server, stores.s3, stores.hub
 no_keys = stores.no_keys
 

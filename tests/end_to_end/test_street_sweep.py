@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
@@ -110,7 +110,7 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
 @pytest.mark.nightly
 def test_two_machines_run_two_each(world, tmp_path):
     with ExitStack() as stack:
-        there = f"SLIPWAY_ENVIRONMENTS={environment.default_cache()}"
+        there = f"SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()}"
         hosts = [stack.enter_context(loopback(tmp_path / name, there)) for name in ("one", "two")]
         python = getattr(sys, "_base_executable", sys.executable)
         machines = [

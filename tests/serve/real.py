@@ -19,7 +19,7 @@ import torch
 
 from data.chat import conversations
 from data.tokens.tokenizer import Tokenizer
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from serve.engine.options import Tuning
 from serve.engines import ReplicaConfig, config_of
 from tests.serve.scripted_engine import ROOT
@@ -47,7 +47,7 @@ def why_not() -> str:
 
 def python() -> Path:
     """Return the Python of the environment of vLLM on a CPU, which is made here or found."""
-    return environment.ensure("serve-cpu", ROOT, environment.default_cache(), "cpu", print)
+    return environment.ensure("serve-cpu", ROOT, cache_folder.default_cache(), "cpu", print)
 
 
 def shape(kind: str, vocab: int = 320) -> ModelConfig:

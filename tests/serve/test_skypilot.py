@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from serve import service
 from serve.policy import autoscaler, replica_states
 from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory):
     """Asks it something. Its home is a folder of the test: it writes there."""
-    python = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     home = tmp_path_factory.mktemp("home")
     environ = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
 

@@ -159,13 +159,6 @@ def ensure_at(
     return _interpreter(target)
 
 
-def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that all checkouts of this user share."""
-    if environ.get("SLIPWAY_ENVIRONMENTS"):
-        return Path(environ["SLIPWAY_ENVIRONMENTS"]).expanduser().absolute()
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "environments"
-
-
 def torch_build() -> str:
     """Return the build of torch that this machine can use: "cuda" or "cpu"."""
     return "cuda" if shutil.which("nvidia-smi") else "cpu"

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.agent.environments.packages import CarriedSources
 from infra.agent.job import PodFolder
 from infra.agent.state import read_json
@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
     """Become that module. Return an exit code when the environment cannot be made."""
     carried = CarriedSources(**read_json(packages_of(PodFolder(CODE.parent))))
     try:
-        python = environment.ensure("control", CODE, environment.default_cache(), "", _say, carried)
+        python = environment.ensure("control", CODE, cache_folder.default_cache(), "", _say, carried)
     except environment.EnvironmentFailed as error:
         _say(f"on this control host {error}")
         return 1

@@ -12,7 +12,6 @@ from typing import Any
 from invoke import Exit
 
 from flows.pods.apply import wanted
-from flows.pods.held_pods import scale_of
 from flows.runs.follow import DETACHED
 from flows.specs.launch import STAGES, LaunchSpec
 from flows.supervisor import supervisor_client
@@ -21,6 +20,7 @@ from infra.flags import again, as_typed, flag
 from infra.ledger.held_pods import gpus_of
 from infra.ledger.journal import Journal
 from infra.records import Offer
+from infra.runs.lookup import scale_of
 from infra.runs.settle import settle
 from infra.selection import registry
 from infra.selection.machine_spec import LIMITS, MACHINE

@@ -13,7 +13,7 @@ import torch
 
 from data.chat.conversations import prompt
 from data.tokens import tokenizer as tokenizers
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from tests.trainer.model.test_model import random_model
 from tests.world import ROOT
 from trainer.model import export, generate
@@ -40,7 +40,7 @@ IDS = torch.randint(0, 300, (1, 48), generator=torch.Generator().manual_seed(3))
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return environment.ensure("llama-cpp", ROOT, environment.default_cache(), "", print)
+    return environment.ensure("llama-cpp", ROOT, cache_folder.default_cache(), "", print)
 
 
 def say(python: Path, *words: object) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR
 from infra.ledger.op import Op
@@ -189,7 +189,7 @@ def site(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -
     `are_apart`: each laptop has a network of its own, with a cable to the control host.
     """
     for name in ("control", "store", "train", "serve"):  # from in there no package index answers
-        environment.ensure(name, ROOT, environment.default_cache(), "cpu" if name == "train" else "", say)
+        environment.ensure(name, ROOT, cache_folder.default_cache(), "cpu" if name == "train" else "", say)
     made = Hosts(folder / "hosts")
     made.open()
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.journal_file import Moved
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
@@ -60,7 +60,7 @@ def laptop_of(folder, sshd, prefix=(), **more):
     (folder / "pools.yaml").write_text(json.dumps({"box": {"user": address.user, "hosts": [box]}}))
     (folder / "home").mkdir()
     own = {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "HOME": str(folder / "home")}
-    own["SLIPWAY_ENVIRONMENTS"] = str(environment.default_cache())
+    own["SLIPWAY_ENVIRONMENTS"] = str(cache_folder.default_cache())
     port = "" if address.port == 22 else f":{address.port}"
     return Laptop(folder, {**own, **more}, host=f"{address.host}{port}", prefix=prefix)
 
@@ -275,7 +275,7 @@ def renting(request, tmp_path, sshd):
 @pytest.fixture(scope="session")
 def control_environment():
     """Make the environment of a control host's commands, before a test is in networks without a way out."""
-    environment.ensure("control", ROOT, environment.default_cache(), "", print)
+    environment.ensure("control", ROOT, cache_folder.default_cache(), "", print)
 
 
 def billing(world):
@@ -330,7 +330,7 @@ def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(re
 @pytest.mark.timeout(900)
 def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp_path, control_environment, hosts):
     box, cable = hosts(2)
-    cache = environment.default_cache()
+    cache = cache_folder.default_cache()
     share(box, cache)
     request.addfinalizer(lambda: end_network(box))
     # The Python of its market's machines is the one that environments are there for.

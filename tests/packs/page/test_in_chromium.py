@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from infra import train_env
-from infra.agent.environments.environment import default_cache
+from infra.agent.environments import cache_folder
 from scripts.project import debian
 from tests.world import ROOT, World
 
@@ -66,7 +66,7 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     """Return what a browser sees at these visits on a page that was begun with `flags`."""
     chromium = debian.find("chromium")
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
-    python = train_env.interpreter(ROOT, default_cache(), print, "browser")
+    python = train_env.interpreter(ROOT, cache_folder.default_cache(), print, "browser")
     pictures.mkdir(parents=True, exist_ok=True)
     words = ["invoke", "ui"] if "--rehearse" in flags else ["packs.page.views"]
     page = subprocess.Popen([sys.executable, "-m", *words, "--port", "0", *flags], cwd=ROOT, env=world.environ,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.agent.meet import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,13 +90,13 @@ def lacking() -> str:
         return f"{', '.join(missing)} not installed (Debian: slurmctld slurmd slurm-client munge openssh-server)"
     if not Path(PYTHON).exists():
         return f"there is no {PYTHON}"
-    return "" if environment.find("skypilot", ROOT, environment.default_cache(), "") else "no skypilot environment"
+    return "" if environment.find("skypilot", ROOT, cache_folder.default_cache(), "") else "no skypilot environment"
 
 
 @contextlib.contextmanager
 def bed(folder: Path) -> Iterator[Bed]:
     """Start it in `folder`, which everybody must be able to enter."""
-    sky = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    sky = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_user)
         names = ("munge", "slurmctld", "slurmd-1", "slurmd-2", "sshd", "server", "probe")
@@ -271,7 +271,7 @@ def _sshd(
     for name in ("host", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     shutil.copyfile(folder / "key.pub", folder / "authorized")
-    uv = next(environment.default_cache().glob("uv-*/bin/uv"))
+    uv = next(cache_folder.default_cache().glob("uv-*/bin/uv"))
     shutil.copy(uv, folder / "bin" / "uv.real")
     (folder / "bin" / "uv").write_text(
         f'#!/bin/bash\nwords=()\nfor one in "$@"; do [ "$one" = 3.10 ] && one={PYTHON}; words+=("$one"); done\n'

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.agent.process import end_all, find
 from infra.errors import SlipwayError, UsageError
 from infra.transport.unix_socket import short
@@ -146,7 +146,7 @@ class OldServer(BaseHTTPRequestHandler):
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_skypilot_s_own_client_tells_a_server_of_another_version_and_one_that_is_not_there(tmp_path):
-    python = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     server = HTTPServer(("127.0.0.1", 0), OldServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"

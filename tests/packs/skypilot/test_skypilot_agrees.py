@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from infra.errors import UsageError
 from infra.jobs import job_file, machines
 from infra.selection.machine_spec import MachineSpec
@@ -116,7 +116,7 @@ def test_ours_takes_and_refuses_what_it_is_said_to(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_skypilot_takes_and_refuses_the_same(tmp_path):
-    python = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     texts = (*BOTH_TAKE, *BOTH_REFUSE, *WE_REFUSE)
     done = subprocess.run([str(python), str(VALIDATOR)], cwd=tmp_path, input=json.dumps(texts), capture_output=True,

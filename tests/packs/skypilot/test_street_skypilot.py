@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder
 from tests.packs.skypilot.bed import Bed, bed, lacking
 from tests.world import World, until
 
@@ -28,7 +28,7 @@ def sky():
 @pytest.fixture
 def world(tmp_path, sky: Bed):
     own = {key: value for key, value in sky.environ.items() if os.environ.get(key) != value}
-    caches = {"SLIPWAY_ENVIRONMENTS": str(environment.default_cache()), "SLIPWAY_STORE": f"file://{sky.shared}/store"}
+    caches = {"SLIPWAY_ENVIRONMENTS": str(cache_folder.default_cache()), "SLIPWAY_STORE": f"file://{sky.shared}/store"}
     one = World(tmp_path, {**own, **caches})
     yield one
     one.inv("down", "--all")

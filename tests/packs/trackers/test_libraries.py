@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from store import packs
 from tests.trainer.tracking.test_sidecar import tell
 from tests.world import ROOT, until
@@ -46,7 +46,7 @@ for path in sys.argv[1:]:
 
 
 def python(name: str) -> Path:
-    return environment.ensure(name, ROOT, environment.default_cache(), "cpu", print)
+    return environment.ensure(name, ROOT, cache_folder.default_cache(), "cpu", print)
 
 
 def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from scripts.models import lm_eval
 from tests.trainer import conftest as trained
 from tests.trainer.model.test_own_chat import qwen_like
@@ -37,7 +37,7 @@ metadata: {{version: 1.0}}
 
 @pytest.fixture(scope="module")
 def harness() -> Path:
-    return environment.ensure("lm-eval", ROOT, environment.default_cache(), "", print).with_name("lm_eval")
+    return environment.ensure("lm-eval", ROOT, cache_folder.default_cache(), "", print).with_name("lm_eval")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environments import environment
+from infra.agent.environments import cache_folder, environment
 from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[4]
@@ -264,8 +264,8 @@ def test_an_environment_for_gpus_is_not_made_where_there_is_none(rig):
 
 
 def test_the_cache_lies_where_it_is_told_to():
-    assert environment.default_cache({"SLIPWAY_ENVIRONMENTS": "/e"}) == Path("/e")
-    assert environment.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
+    assert cache_folder.default_cache({"SLIPWAY_ENVIRONMENTS": "/e"}) == Path("/e")
+    assert cache_folder.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
 
 
 def test_every_requirement_is_pinned_by_name_and_version_only():
