@@ -19,7 +19,7 @@ _turn = threading.Lock()
 def open_provider(name: str, settings: Settings) -> Provider:
     """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
     if name == HELD:
-        from infra.ledger.held_pods import HeldPods
+        from infra.selection.held_machines import HeldPods
 
         return HeldPods.of(settings, vendors(settings))
     if found := open_own(name, settings):

@@ -1,0 +1,180 @@
+"""Rented pods that stay, as machines: several runs share one, each on GPUs of its own, as on an own machine.
+
+    the journal's live rows of pods that stay -> a machine each -> the verbs of `infra.providers.ssh` on them
+
+A run on such a pod has a folder, a guard and processes of its own there, and a row of its own that costs nothing: the
+pod's row is what is paid, and the pod's own guard holds the pod to its limits. Such a machine is gone with its pod, by
+the pod's row or by its vendor's word, and whatever was on it is gone too; so a run brings what it makes to the store
+meanwhile, as on any rented pod. It knows the pods as they are at each question, and keeps nothing.
+"""
+
+import getpass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
+from infra.errors import Busy, NoOffer, SlipwayError
+from infra.ledger import accounts
+from infra.ledger.held_pods import asked_of, gpus_of, is_held, place_of
+from infra.ledger.journal import Journal
+from infra.ledger.life_cycle import READY
+from infra.ledger.op import Op
+from infra.machines.host_memory import HostMemory
+from infra.machines.inventory import Host
+from infra.providers import Provider, Vendors, look_up
+from infra.providers.ssh import SshPools
+from infra.records import Account, Address, Offer, Pod, Request
+from infra.settings import HELD, Settings
+from infra.transport.protocol import Transport, Unreachable
+
+ENDED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs
+
+
+@dataclass(frozen=True)
+class HeldPods(Provider):
+    """The provider of runs on held pods."""
+
+    state_file: Path
+    vendors: Vendors
+    memory: HostMemory
+
+    name = HELD
+    is_here, is_rented = False, False
+    fleeting = True
+    settle_s = 0.0
+    pod_store = ""
+
+    @staticmethod
+    def of(settings: Settings, vendors: Vendors) -> "HeldPods":
+        """Return the provider for an installation's journal."""
+        return HeldPods(settings.state_file, vendors, HostMemory.beside(settings.state_file))
+
+    def account(self) -> Account:
+        return Account(provider=self.name, owner=getpass.getuser())
+
+    def rows(self, request: Request | None = None) -> list[Op]:
+        """Return the rows of the held pods, or of those that a request names: by `host`; a set, a vendor by `pool`."""
+        with Journal.open(self.state_file) as journal:
+            found = [op for op in journal.ops(live=True) if is_held(op) and _has_address(op)]
+        if request is None:
+            return found
+        return [
+            op for op in found
+            if request.host in ("", op.run, place_of(op)) and request.pool in ("", op.pod_set, op.vendor)
+        ]  # fmt: skip
+
+    def whole(self, request: Request) -> Request:
+        """Return the request with all GPUs of the smallest pod that it names, where it asks for no number of them."""
+        if request.num_gpus:
+            return request
+        return replace(request, num_gpus=min((gpus_of(op) for op in self.rows(request)), default=0))
+
+    def likely(self, request: Request) -> Offer | None:
+        """Return the machine that a run would be on, as it was asked for; None where none is held."""
+        found = next(iter(self.rows(request)), None)
+        if found is None:
+            return None
+        asked = asked_of(found)
+        return Offer(provider=found.vendor, offer_id="", gpu=asked.get("gpu", ""),
+                     num_gpus=request.num_gpus or gpus_of(found))  # fmt: skip
+
+    def offers(self, request: Request) -> list[Offer]:
+        """Return the held pods that fit and on which what is asked for is free. NoOffer: why each other is none."""
+        found = [op for op in self.rows(request) if op.state == READY]
+        if not found:
+            which = request.host or (f"of {request.pool}" if request.pool else "")
+            there = ", ".join(op.run for op in self.rows()) or "none"
+            name = f" --run-name {request.host.partition('/')[0]}" if request.host else ""
+            raise NoOffer(
+                f"no pod {which} is held; held are: {there}; make one: inv pod.create{name}".replace("  ", " ")
+            )
+        free = [op for op in found if not op.target]
+        if not free:
+            raise Busy(f"{', '.join(op.run for op in found)}: busy with work that inv pod.run gave it")
+        return self._machines(free).offers(replace(request, host="", pool=""))
+
+    def places(self, request: Request) -> tuple[str, ...]:
+        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        return tuple(place_of(op) for op in self.rows(request))
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """Mark a folder of the pod. NoOffer: the pod is gone, or another run has what is asked for of it."""
+        op = self._row(offer.place)
+        if op is None:
+            raise NoOffer(f"held: {offer.place} is gone")
+        return self._machines([op]).create(request, offer, token, limits)
+
+    def find(self, pod: str) -> Pod | None:
+        """Return the run's pod by id on its machine, by token alone on all of them. A machine that is gone has none."""
+        place = pod.partition("@")[2]
+        if not place:
+            return self._machines(self.rows()).find(pod)
+        op = self._row(place)
+        if op is None:
+            return None
+        try:
+            return self._machines([op]).find(pod)
+        except SlipwayError:
+            if self._is_gone(op):
+                return None
+            raise
+
+    def list(self) -> "list[Pod]":
+        return self._machines(self.rows()).list()
+
+    def delete(self, pod_id: str) -> None:
+        """End every process of a run, then take its marker and its secrets away; the held pod stays."""
+        op = self._row(pod_id.partition("@")[2])
+        if op is None:
+            return
+        try:
+            self._machines([op]).delete(pod_id)
+        except SlipwayError:
+            if not self._is_gone(op):
+                raise
+
+    def reach(self, pod: Pod) -> Transport:
+        """Return the transport to the held pod. Raises Unreachable when that is gone."""
+        op = self._row(pod.pod_id.partition("@")[2])
+        if op is None:
+            raise Unreachable(f"the pod that {pod.run} was on is gone")
+        return self._reach(op)
+
+    def _row(self, place: str) -> Op | None:
+        return next((op for op in self.rows() if place_of(op) == place), None)
+
+    def _reach(self, op: Op) -> Transport:
+        pod = Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "")
+        return self.vendors(op.vendor).reach(pod)
+
+    def _is_gone(self, op: Op) -> bool:
+        """Return whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
+        vendor = self.vendors(op.vendor)
+        seen = look_up(vendor, op.remote_id or op.token, op.is_spot)
+        if seen is None and accounts.is_another(vendor, op, read_clocks()):
+            raise SlipwayError(accounts.in_words(op))
+        return seen is None or seen.state in ENDED
+
+    def _machines(self, rows: Sequence[Op]) -> SshPools:
+        by_place = {place_of(op): op for op in rows}
+        hosts = tuple(
+            Host(
+                pool=op.run,
+                name=op.token[-8:],
+                token=op.token,
+                address=replace(Address.parse(op.address or ""), folder="/"),
+            )
+            for op in rows
+        )
+        return SshPools(hosts, lambda host: self._reach(by_place[host.place]), self.memory, name=self.name)
+
+
+def _has_address(op: Op) -> bool:
+    """Return whether the address of a row can be used: a damaged one must not hide the other pods."""
+    try:
+        Address.parse(op.address or "")
+    except ValueError:
+        return False
+    return True
