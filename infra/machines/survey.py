@@ -131,12 +131,6 @@ def misfit(request: Request, what: Has) -> str:
     return ""
 
 
-def lacks(devices: str, num_gpus: int) -> str:
-    """Return which of the GPUs that are named a machine does not have; "" = it has them all."""
-    missing = [one for one in devices.split(",") if one and int(one) >= num_gpus]
-    return f"it has no device {', '.join(missing)}: it has {num_gpus or 'no'} GPUs" if missing else ""
-
-
 def same_gpu(asked: str, name: str) -> bool:
     """Return whether two names are one GPU.
 

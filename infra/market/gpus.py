@@ -199,3 +199,9 @@ def _bare(theirs: str) -> str:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def lacks(devices: str, num_gpus: int) -> str:
+    """Return which of the GPUs that are named a machine does not have; "" = it has them all."""
+    missing = [one for one in devices.split(",") if one and int(one) >= num_gpus]
+    return f"it has no device {', '.join(missing)}: it has {num_gpus or 'no'} GPUs" if missing else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from infra.agent.job import Limits, PodFolder
 from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
-from infra.machines.survey import lacks
+from infra.market.gpus import lacks
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Account, Offer, Pod, Request

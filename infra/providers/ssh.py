@@ -20,7 +20,8 @@ from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
 from infra.machines.inventory import Host, OwnMachines, Unusable, load, tell_unusable
-from infra.machines.survey import LOOK_S, Connect, contact, has, lacks, misfit, shortfall
+from infra.machines.survey import LOOK_S, Connect, contact, has, misfit, shortfall
+from infra.market.gpus import lacks
 from infra.names import check_name
 from infra.providers import PartialListing, Provider
 from infra.records import Account, Address, Offer, Pod, Request
