@@ -50,3 +50,8 @@ def in_usd(micro: int) -> str:
 def per_hour(micro: int) -> str:
     """Return a price per hour for people, exact, cents at least: `2.39 USD/h`."""
     return f"{dollars(micro)} USD/h"
+
+
+def whole_usd(amount: int) -> str:
+    """Return an amount as a flag takes it, rounded up to whole US dollars: `12`."""
+    return str(-(-amount // 1_000_000))

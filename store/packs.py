@@ -76,9 +76,10 @@ class Pack:
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
     """Functions `(root, settings) -> DoctorLine` by the name of the line: what `inv doctor` shows without asking."""
     account_notes: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(settings, accounts, now) -> AccountNotes`: lines about accounts, printed below offers and runs.
+    """Functions `(settings, vendors, now) -> AccountNotes`: lines about accounts, printed below offers and runs.
 
-    The name is the key in the JSON of `inv offers`. accounts: ids of accounts by vendor; now: UTC epoch seconds.
+    The name is the key in the JSON of `inv offers`. vendors: names of vendors and of providers of extensions;
+    now: UTC epoch seconds.
     """
     hints: Mapping[str, str] = field(default_factory=dict)
     """Answers to words of other tools, by "command word": the text names our word."""

@@ -14,10 +14,9 @@ from typing import Any
 from infra.agent.limits import Clocks
 from infra.ledger import spend
 from infra.ledger.op import Op
-from infra.market.forecast import SETUP_S
-from infra.money import in_usd
+from infra.market.expected import SETUP_S
+from infra.money import in_usd, whole_usd
 from infra.runs import run_rows
-from infra.selection.default_limit import whole_usd
 from infra.units import about, duration
 
 ENOUGH_STEPS = 20

@@ -22,8 +22,8 @@ from infra.agent.execution.figures import SHORTEST_S, OtherLoad
 from infra.agent.job import Job, Step
 from infra.checkout import ROOT
 from infra.ledger.timings import Timings
-from infra.market.expected import AROUND, StepTime, estimate
-from infra.market.forecast import SETUP_S, machine_with
+from infra.market.expected import AROUND, SETUP_S, StepTime, estimate
+from infra.market.forecast import machine_with
 from infra.providers import Provider
 from infra.records import Estimate, EstimateRequest, MachineKind, Offer, Plan, Request, StepWork
 from infra.settings import Settings

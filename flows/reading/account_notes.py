@@ -1,14 +1,16 @@
 """Notes of the packs on accounts with vendors, such as the last drill: shown below offers and runs."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from infra.settings import Settings
+from infra.providers.extensions import own_providers
+from infra.settings import VENDORS, Settings
 from store import packs
 from store.packs import AccountNotes
 
 
-def of_accounts(settings: Settings, accounts: Mapping[str, str]) -> dict[str, AccountNotes]:
-    """Return the notes of each pack that has some, by their name. accounts: ids of accounts by vendor."""
-    now = time.time()
-    return {name: packs.load(where)(settings, accounts, now) for name, where in packs.entries("account_notes").items()}
+def of_accounts(settings: Settings, providers: Iterable[str]) -> dict[str, AccountNotes]:
+    """Return the notes of each pack that has some, by their name, on those of the providers that are accounts."""
+    own, _ = own_providers(settings)
+    vendors, now = [one for one in providers if one in (*VENDORS, *own)], time.time()
+    return {name: packs.load(where)(settings, vendors, now) for name, where in packs.entries("account_notes").items()}

@@ -24,8 +24,9 @@ from infra.checkout import ROOT
 from infra.errors import MissingKey, UsageError
 from infra.jobs import job_file, machines
 from infra.market import catalogue, gpus
+from infra.market.expected import SETUP_S
 from infra.market.filters import satisfying
-from infra.market.forecast import SETUP_S, forecast, machine_with
+from infra.market.forecast import forecast, machine_with
 from infra.providers import offers as market
 from infra.records import Estimate, Offer, Request
 from infra.selection.machine_spec import MachineSpec

@@ -22,6 +22,7 @@ LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large b
 # Factors by which a prediction may be off either way, beyond the spread that was seen: from the same work, once and
 # more often; from other settings of the step; from other steps on the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
+SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs of a rented pod: low, expected, high
 NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
 MANY = 5  # with this many records the outermost is left out of the range on either side
 CROWDED = 0.25  # share of a machine's CPUs: when others had more, a record counts only where there is no better one

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.market import gpus
+from infra.market.expected import SETUP_S
 from infra.records import MachineKind, Offer
 
 USEFUL = 0.4  # share of the peak that a well-tuned training of this size reaches
-SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs: low, expected, high
 
 
 @dataclass(frozen=True)

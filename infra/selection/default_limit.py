@@ -7,7 +7,7 @@ Pure. The multiple leaves room for a wrong forecast, and a pod that hangs is end
 
 from dataclasses import dataclass
 
-from infra.money import in_usd, micro_usd
+from infra.money import in_usd, micro_usd, whole_usd
 
 MEASURED, OF_TABLE = 3, 10  # times the high estimate
 LEAST_MICRO_USD = 5_000_000
@@ -49,8 +49,3 @@ def default_limit(high_micro_usd: int | None, is_measured: bool) -> DefaultLimit
         more = f"; the work may need more: --spend-limit {whole_usd(high_micro_usd)}" if short else ""
         return DefaultLimit(micro_usd=found, reason=f"the most that is set ({factor}, is more){more}")
     return DefaultLimit(micro_usd=found, reason=factor)
-
-
-def whole_usd(amount: int) -> str:
-    """Return an amount as a flag takes it, rounded up to whole US dollars: `12`."""
-    return str(-(-amount // 1_000_000))

@@ -13,8 +13,8 @@ from dataclasses import replace
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import UsageError
-from infra.market.expected import AROUND, GUESS, total
-from infra.market.forecast import SETUP_S, Forecast, forecast
+from infra.market.expected import AROUND, GUESS, SETUP_S, total
+from infra.market.forecast import Forecast, forecast
 from infra.money import BadAmount, cents, micro_usd
 from infra.records import Estimate, Offer, Plan
 from infra.selection.choose import Tell, payable

@@ -10,8 +10,7 @@ from infra.errors import NoOffer, UsageError
 from infra.flags import flags_of
 from infra.ledger.cost import PodCost
 from infra.market import gpus
-from infra.market.expected import evidence
-from infra.market.forecast import SETUP_S
+from infra.market.expected import SETUP_S, evidence
 from infra.money import BadAmount, cents, in_usd, micro_usd
 from infra.records import Offer
 from infra.runs.lookup import find_run

@@ -12,9 +12,7 @@ from infra.market.filters import satisfying
 from infra.money import dollars
 from infra.providers import extensions
 from infra.providers import offers as market
-from infra.providers.extensions import own_providers
 from infra.providers.offers import Survey
-from infra.providers.promises.drill_record import account_of
 from infra.records import Offer, Request
 from infra.selection.request import request_for
 from infra.settings import VENDORS, Settings
@@ -43,9 +41,7 @@ def offers(spec: OffersFlags) -> None:
     found = market.require(seen, request)
     if spec.save:
         save(found, settings)
-    own, _ = own_providers(settings)
-    accounts = {one.name: account_of(one.name, settings) for one in asked if one.name in (*VENDORS, *own)}
-    notes = account_notes.of_accounts(settings, accounts)
+    notes = account_notes.of_accounts(settings, [one.name for one in asked])
     if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
         print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),

@@ -13,11 +13,9 @@ from flows.supervisor.over_limit import OverLimit
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.money import in_usd
-from infra.providers.extensions import own_providers
-from infra.providers.promises.drill_record import account_of
 from infra.records import PodView
 from infra.runs.sync import room
-from infra.settings import VENDORS, Settings
+from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
@@ -43,10 +41,7 @@ def status(spec: StatusFlags) -> None:
             elif views:
                 shown = views if spec.run else fold(views, journal, settings)
                 render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
-                own, _ = own_providers(settings)
-                rented = [view.provider for view in views if view.provider in (*VENDORS, *own)]
-                accounts = {one: account_of(one, settings) for one in rented}
-                for notes in account_notes.of_accounts(settings, accounts).values():
+                for notes in account_notes.of_accounts(settings, [view.provider for view in views]).values():
                     render.say("\n".join(notes.lines))
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")

@@ -6,13 +6,13 @@ In: findings. Out: `<journal>-drills/<vendor>-<time>.json`, the newest of an acc
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
 from infra.providers.promises.abilities import KEPT_FOR_S
-from infra.providers.promises.drill_record import STAMP, folder_beside
+from infra.providers.promises.drill_record import STAMP, account_of, folder_beside
 from infra.settings import Settings
 from infra.units import count, duration, iso
 from packs.drill.control.clauses import BROKEN, KEPT, ClauseResult
@@ -88,9 +88,10 @@ class Reports:
         return [*lines, f"never drilled: {', '.join(never)}; next: inv drill --provider {never[0]}"] if never else lines
 
 
-def notes(settings: Settings, accounts: Mapping[str, str], now: float) -> AccountNotes:
+def notes(settings: Settings, vendors: Iterable[str], now: float) -> AccountNotes:
     """Return the newest drill of each account; null in the document where an account was never drilled."""
     reports = Reports.beside(settings.state_file)
+    accounts = {vendor: account_of(vendor, settings) for vendor in vendors}
     newest = {vendor: reports.newest(vendor, account) for vendor, account in accounts.items()}
     document = {
         vendor: one and {"at": iso(one.at), "kept": one.of(KEPT), "broken": one.of(BROKEN)}

@@ -1,0 +1,20 @@
+"""Notes on accounts: of those that packs know of, whatever else offers machines."""
+
+from flows.reading import account_notes
+from infra.settings import Settings
+from store import packs
+from store.packs import AccountNotes
+
+
+def notes(settings: Settings, vendors: list[str], now: float) -> AccountNotes:
+    """Return notes as a pack makes them."""
+    return AccountNotes(lines=tuple(vendors), document={})
+
+
+def test_notes_are_of_vendors_and_of_nobodys_own_machines(tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, "entries", lambda kind: {"seen": f"{__name__}:notes"})
+    settings = Settings.load(tmp_path, environ={"HOME": str(tmp_path)})
+    found = account_notes.of_accounts(settings, ["local", "runpod", "ssh", "lium", "held"])
+    assert found["seen"].lines == ("runpod", "lium")
+    monkeypatch.setattr(packs, "entries", lambda kind: {})
+    assert account_notes.of_accounts(settings, ["runpod"]) == {}
