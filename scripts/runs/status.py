@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from invoke import Exit
 
@@ -33,26 +34,30 @@ def status(spec: StatusFlags) -> None:
     if why := room.lacks(settings.homes, settings.reserve_bytes):
         render.say(why)
     with open_journal(settings) as journal:
-        if every_s is None:
-            with moving_line.waiting("asking every pod"):
-                views = look(journal, settings, spec.run)
-            if spec.json:
-                print_json([status_table.view_json(view) for view in views])
-            elif views:
-                shown = views if spec.run else fold(views, journal, settings)
-                render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
-                for notes in account_notes.of_accounts(settings, [view.provider for view in views]).values():
-                    render.say("\n".join(notes.lines))
-            else:
-                render.say("no runs yet; begin with: ./inv launch --phase sft")
-            for line in () if spec.json else budget_lines(journal, settings):
-                render.say(line)
-            for said in () if spec.json else (one.state_here(settings) for one in packs.always_on_machines()):
-                if said:
-                    render.say(said)
-            leave(found_over_limit(journal))
-            return
-        redraw(journal, settings, spec.run, every_s, spec.json)
+        if every_s is not None:
+            redraw(journal, settings, spec.run, every_s, spec.json)
+        with moving_line.waiting("asking every pod"):
+            views = look(journal, settings, spec.run)
+        if spec.json:
+            print_json([status_table.view_json(view) for view in views])
+        else:
+            show(views, journal, settings, spec.run)
+        leave(found_over_limit(journal))
+
+
+def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -> None:
+    """Print the table, and below it what is to be said of accounts, of budgets and of this machine."""
+    if views:
+        shown = views if run else fold(views, journal, settings)
+        render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
+        for notes in account_notes.of_accounts(settings, [view.provider for view in views]).values():
+            render.say("\n".join(notes.lines))
+    else:
+        render.say("no runs yet; begin with: ./inv launch --phase sft")
+    for line in budget_lines(journal, settings):
+        render.say(line)
+    for said in filter(None, (one.state_here(settings) for one in packs.always_on_machines())):
+        render.say(said)
 
 
 def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
@@ -104,17 +109,17 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
     return bool(ended)
 
 
-def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
+def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> NoReturn:
     """Print the table until Ctrl-C.
 
     On a terminal one that changes in place; elsewhere a table, or a JSON line, per look.
     """
     out = render.console(stderr=False)
-    with render.screen(out) as show:
+    with render.screen(out) as draw:
         while True:
             views = look(journal, settings, run)
             if as_json:
                 print_json([status_table.view_json(view) for view in views], indent=None)
             else:
-                show(status_table.watch_screen(views if run else fold(views, journal, settings), every_s))
+                draw(status_table.watch_screen(views if run else fold(views, journal, settings), every_s))
             time.sleep(every_s)
