@@ -6,9 +6,10 @@ Standard library only, and a grammar that Python 3.9 reads: this runs on any mac
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Dict, Optional, Set, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from infra.agent import outside
 
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 SCHEMA = 1
 PART = ".1"  # ends the name of the earlier part of a log, before its suffix
+SELF_END_KEY = "SLIPWAY_SELF_END_KEY"  # in a `Call`: the vendor's key; no variable of any process has it
+VARIABLE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # in a `Call`; anything else in braces is JSON's or GraphQL's
 STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; any other is one on the pod
 
 
@@ -68,6 +71,11 @@ class Call:
     headers: Dict[str, str] = field(default_factory=dict)
     body: str = ""
 
+    @property
+    def names(self) -> Set[str]:
+        """Return the names of the variables that it needs."""
+        return {name for part in (self.url, self.body, *self.headers.values()) for name in VARIABLE.findall(part)}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -98,6 +106,16 @@ class Job:
         """Return the GPUs of the machine that are its own, as nvidia-smi takes them; "" = all that there are."""
         said = self.environ.get("CUDA_VISIBLE_DEVICES", "")
         return said if all(word.isdigit() for word in said.split(",")) else ""
+
+    @property
+    def needs_key(self) -> bool:
+        """Return whether the pod can end itself with a key only that is handed to its guard."""
+        return any(SELF_END_KEY in call.names for call in self.farewell)
+
+    @property
+    def has_start_timer(self) -> bool:
+        """Return whether the machine ends with this job's pod, so that its timer follows this job's limit."""
+        return bool(self.farewell) and not self.needs_key
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)

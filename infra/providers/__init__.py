@@ -177,7 +177,7 @@ class Market(Provider, Protocol):
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         """Return the requests by which the pod with that id deletes itself with `self_end_key`; () = it cannot.
 
-        `infra.agent.lifecycle.farewell.KEY` stands for the key.
+        `infra.agent.job.SELF_END_KEY` stands for the key.
         """
         return ()
 

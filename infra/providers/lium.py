@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from infra.agent.job import Call, Limits
+from infra.agent.job import SELF_END_KEY, Call, Limits
 from infra.agent.lifecycle import farewell
 from infra.agent.limits import hard_limit_s
 from infra.errors import NoOffer, SlipwayError, UsageError
@@ -226,7 +226,7 @@ class Lium(ByHttp):
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key, drills)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
+        headers = {"X-API-KEY": f"{{{SELF_END_KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
         return (Call("DELETE", self.api.base + self.path_of("/pods/{}", pod_id), headers),)
 
     def check_self_end(self) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
-from infra.agent.job import Call, Limits
+from infra.agent.job import SELF_END_KEY, Call, Limits
 from infra.agent.lifecycle import farewell
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.market import gpus
@@ -158,7 +158,7 @@ class Shadeform(ByHttp):
         return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key, drills)
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
+        headers = {"X-API-KEY": f"{{{SELF_END_KEY}}}", "Accept": "application/json", "User-Agent": USER_AGENT}
         return (Call("POST", self.api.base + self.path_of("/instances/{}/delete", pod_id), headers),)
 
     def check_self_end(self) -> str:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.agent.lifecycle import start_timer
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError, in_words
@@ -221,7 +220,7 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
 def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
     """Return the dead-man timer of a pod that was started with one: its guard has seen that process, or has not."""
     try:
-        if not start_timer.is_of(op.read_job()):
+        if not op.read_job().has_start_timer:
             return ""
     except UsageError:
         return ""

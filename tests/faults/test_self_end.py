@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent import process
-from infra.agent.lifecycle.farewell import KEY
+from infra.agent.job import SELF_END_KEY
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.providers.by_name import open_market
@@ -60,7 +60,7 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
         until(one.pod.work.is_dir, "work", LONG_S)
         assert guard_of(one)["self_end"] == "armed"
         assert holding(key[one.vendor], one.pod.root) == holding(key[one.vendor], tmp_path / one.vendor) == []
-        assert KEY in one.pod.job.read_text()  # and not what it stands for
+        assert SELF_END_KEY in one.pod.job.read_text()  # and not what it stands for
     assert not [one for each in key.values() for one in processes_with(each.encode())]
     ends = [one for one in pods if "succeeds" in one.run]
     stay = [one for one in pods if "revived" in one.run]

@@ -50,7 +50,7 @@ def start(root: Path) -> int:
     """
     pod = PodFolder(root)
     job = read_job(pod)
-    key = farewell.read_key() if farewell.needs_key(job) and hide_memory() else ""
+    key = farewell.read_key() if job.needs_key and hide_memory() else ""
     _take_turn(pod)
     if leaving(pod):
         raise AgentError(f"{root}: the work here is over, and the pod is ending itself; launch again")
@@ -91,7 +91,7 @@ def stop(root: Path) -> int:
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
     guard = leaving(pod)  # ending it would leave the pod running, and billing
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
-    hidden = living(pod, "guard") if farewell.needs_key(job) else None  # whose memory nobody reads, nor its token
+    hidden = living(pod, "guard") if job.needs_key else None  # whose memory nobody reads, nor its token
     if hidden and not leaving(pod):
         send(hidden, signal.SIGKILL)
     if survivors:

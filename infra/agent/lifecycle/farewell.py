@@ -1,9 +1,10 @@
 """The self-termination of a rented pod: it asks its vendor to delete it, again and again until it is gone.
 
 In: the calls of the job, templates over variables of the pod's first process, where a vendor puts a key that opens
-this very pod; or over `KEY`, which whoever launched has handed to the guard by its stdin (`--self-end`), and which is
-in its memory only. Out: nothing; whoever is deleted does not return. What these hold goes into requests and nowhere
-else: no file, no command line, and of an answer only its status is logged, since a server may repeat what it was sent.
+this very pod; or over `SELF_END_KEY`, which whoever launched has handed to the guard by its stdin (`--self-end`), and
+which is in its memory only. Out: nothing; whoever is deleted does not return. What these hold goes into requests and
+nowhere else: no file, no command line, and of an answer only its status is logged, since a server may repeat what it
+was sent.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import threading
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from infra.agent.job import Call, Job
+from infra.agent.job import SELF_END_KEY, VARIABLE, Call, Job
 from infra.agent.process import above, environ_of
 from infra.agent.shortage import Backoff
 from infra.agent.state import say
@@ -24,10 +25,8 @@ LEAST_WAIT_S = 5.0  # by this machine's clock: reading takes its time however fa
 BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # by the job's clock, between two rounds of calls
 CALL_S = 20.0  # time for a whole answer
 MOST_BYTES = 1 << 16
-KEY = "SLIPWAY_SELF_END_KEY"  # stands for the vendor's key; no variable of any process has it
 MOST_KEY_BYTES = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # anything else in braces is JSON's or GraphQL's
 _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
 
 
@@ -36,11 +35,6 @@ def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
     return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
-
-
-def needs_key(job: Job) -> bool:
-    """Return whether the pod can end itself with a key only that is handed to its guard."""
-    return any(KEY in _NAME.findall(part) for call in job.farewell for part in _parts(call))
 
 
 def is_sendable(key: str) -> bool:
@@ -60,7 +54,7 @@ def wait_s(job: Job) -> float:
 
 
 def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
-    """Call the vendor until it has ended process `pid`: this does not return. `key`: the value for `KEY`."""
+    """Call the vendor until it has ended process `pid`: this does not return. `key`: the value for `SELF_END_KEY`."""
     rounds = 0
     while True:
         try:
@@ -77,8 +71,8 @@ def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
 
     All are made: that one is answered does not say that the pod goes.
     """
-    names = {name for call in calls for part in _parts(call) for name in _NAME.findall(part)}
-    given = {KEY: key} if key and KEY in names else {}
+    names = {name for call in calls for name in call.names}
+    given = {SELF_END_KEY: key} if key and SELF_END_KEY in names else {}
     values = {**variables(names - given.keys(), pid), **given}
     if len(values) < len(names):
         return [f"{', '.join(sorted(names))} stand in no process above this one"]
@@ -133,8 +127,4 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    return _NAME.sub(lambda found: values[found.group(1)], template)
-
-
-def _parts(call: Call) -> List[str]:
-    return [call.url, call.body, *call.headers.values()]
+    return VARIABLE.sub(lambda found: values[found.group(1)], template)

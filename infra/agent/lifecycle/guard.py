@@ -79,7 +79,7 @@ def _key_of(job: Job) -> str:
 
     A guard that the agent has begun again has none: its vendor's own limit ends the pod.
     """
-    return farewell.read_key() if farewell.needs_key(job) and hide_memory() else ""
+    return farewell.read_key() if job.needs_key and hide_memory() else ""
 
 
 class Guard:
@@ -100,7 +100,7 @@ class Guard:
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
         self.is_leaving = False
-        if self.limit_s is not None and start_timer.is_of(job):
+        if self.limit_s is not None and job.has_start_timer:
             start_timer.follow(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
@@ -288,7 +288,7 @@ class Guard:
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
-        if farewell.needs_key(self.job) and not self.key:
+        if self.job.needs_key and not self.key:
             say("the work is over; this guard was begun without the key, so that the vendor's own limit ends the pod")
             return
         self.is_leaving = True
@@ -337,8 +337,8 @@ class Guard:
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
             "idle_s": self.idle_gpu.idle_s,
-            "start_timer": start_timer.look() if start_timer.is_of(self.job) else {},
-            "self_end": "" if not farewell.needs_key(self.job) else "armed" if self.key else "lost",
+            "start_timer": start_timer.look() if self.job.has_start_timer else {},
+            "self_end": "" if not self.job.needs_key else "armed" if self.key else "lost",
         }
         tell(report(self.pod, "guard"), said)
 

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from infra.agent.job import Job, write_durably
-from infra.agent.lifecycle import farewell
+from infra.agent.job import write_durably
 from infra.agent.process import identify
 
 FOLDER = ".slipway-timer"  # below HOME: the files of the timer
@@ -19,11 +18,6 @@ ENDS_AT = "ends-at"  # file: the deadline in UTC epoch seconds, by the container
 LIMIT = "limit-s"  # file: the limit that the deadline stands for, in whole seconds by the vendor's clock
 ALIVE = "alive"  # file: process number of the timer, and the time of its last look
 MARGIN_S = 60.0  # by the vendor's clock, after the limit: the guard saves and deletes the pod before
-
-
-def is_of(job: Job) -> bool:
-    """Return whether the machine ends with this job's pod, so that its timer follows this job's limit."""
-    return bool(job.farewell) and not farewell.needs_key(job)
 
 
 def follow(limit_s: float, left_s: float, scale: float) -> None:

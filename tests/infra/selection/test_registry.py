@@ -5,7 +5,7 @@ import pytest
 from infra.errors import MissingKey, UsageError
 from infra.providers import Market, by_name
 from infra.selection import registry
-from infra.settings import OWN_MACHINES, VENDORS, Settings, inventory, is_rented
+from infra.settings import HELD, OWN_MACHINES, VENDORS, Settings, inventory, is_rented
 from store import packs
 from store.packs import Pack, PackProvider
 
@@ -55,5 +55,6 @@ def test_the_table_names_the_class_of_every_provider_of_the_core(settings):
     for name, where in by_name.PROVIDERS.items():
         assert packs.load(where).name == name and callable(packs.load(where).of)
     assert Market in packs.load(by_name.OF_AN_EXTENSION).__mro__
+    assert registry.provider(settings, HELD).name == HELD
     with pytest.raises(MissingKey, match="RUNPOD_API_KEY: inv init runpod"):
         by_name.open_known("runpod", settings)
