@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 LAUNCH = ("launch", "--phase", "sft", "--provider", "local", "--dry-run")
 OF_A_PACK = re.compile(r"packs\.\w+(\.pack)?")
 # Modules that are loaded, and those that have content; their lines; modules of the static closure.
-MOST = {LAUNCH: (338, 286, 40_700, 327), ("status",): (284, 236, 32_800, 250)}
+MOST = {LAUNCH: (313, 266, 36_200, 290), ("status",): (178, 138, 16_600, 180)}
 
 
 def loaded(world: World, words: tuple[str, ...]) -> dict[str, Path]:

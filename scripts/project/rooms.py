@@ -29,7 +29,7 @@ ROOMS = (
         "a vendor",
         "infra/providers",
         "infra/providers/shadeform.py",
-        "key and address in `infra/settings.py` (`VENDORS` and `Settings`), class in `infra/providers/offers.py`, "
+        "key and address in `infra/settings.py` (`VENDORS` and `Settings`), class in `infra/providers/by_name.py`, "
         "names of GPUs in `infra/market/gpus.py`, a rehearsed server in `infra/rehearsal/vendors/`, named in "
         "`infra/rehearsal/world.py` and `infra/rehearsal/records.py`, a column in `docs/money.md`, tests as in "
         "`tests/infra/market/test_shadeform.py`",
