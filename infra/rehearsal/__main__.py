@@ -17,6 +17,7 @@ from infra.errors import SlipwayError
 from infra.rehearsal.faults import Plan, read_plan
 from infra.rehearsal.offers import BUNDLED, read_offers
 from infra.rehearsal.world import World
+from infra.rehearsal.world_files import ENDED
 
 LOOK_S = 0.5
 
@@ -43,7 +44,7 @@ def main(words: list[str]) -> int:
         ) as world:
             print(json.dumps(world.about()), flush=True)
             why = wait(world, signals, flags.idle_s)
-        write_durably(flags.state / "ended.json", json.dumps({"at": int(time.time()), "why": why}))
+        write_durably(flags.state / ENDED, json.dumps({"at": int(time.time()), "why": why}))
     except (SlipwayError, OSError) as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, SlipwayError) else 1

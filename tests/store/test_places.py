@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from store import credentials, packs
 from store.artifacts.artifacts import Store
-from store.backends.backend import PART_BYTES
-from store.backends.by_uri import open_place
+from store.backends.backend import PART_BYTES, Backend
+from store.backends.by_uri import BACKENDS, open_place
 from store.backends.hub import Repository
 from store.backends.s3 import Bucket
 from store.manifest import Artifact, NoStore, StoreError
@@ -29,6 +30,11 @@ pytestmark = pytest.mark.process
 
 pods = pods
 LARGE = random.Random(7).randbytes(700_000)
+
+
+def test_every_kind_of_address_that_has_keys_has_a_backend_in_the_table():
+    assert {*credentials.PLACES, "", "file", "memory"} == set(BACKENDS)
+    assert all(issubclass(packs.load(where), Backend) for where in BACKENDS.values())
 
 
 def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
