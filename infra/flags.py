@@ -9,8 +9,9 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+R = TypeVar("R")
 KINDS = (bool, int, float)
 
 
@@ -49,10 +50,16 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class Typed:
-    """A record that knows which of its flags were given, with whatever value."""
+    """A record that knows which of its flags were given, with whatever value, and the flags that packs add to them."""
 
     typed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
     """Names of the fields that were typed, or stood in a file of flags."""
+    added: tuple[Any, ...] = dataclasses.field(default=(), repr=False)
+    """A record of flags for each pack that adds some to the command."""
+
+    def of(self, record: type[R]) -> R:
+        """Return the record of that type among those of packs; one with its defaults where the command has none."""
+        return next((one for one in self.added if isinstance(one, record)), record())
 
 
 def flag(
@@ -103,25 +110,27 @@ def flags_of(record: type) -> tuple[Flag, ...]:
 
 
 def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the flags of a record that are not at their defaults, as a file of flags would hold them."""
+    """Return the flags of a record that are not at their defaults, as a file of flags would hold them.
+
+    Those that packs add are among them.
+    """
     found: dict[str, Any] = {}
     for one in flags_of(type(spec)):
         value = getattr(spec, one.name)
         if one.name not in but and value != one.default and not (one.read and not value):
             plain = dict(value) if isinstance(value, Mapping) else list(value) if one.is_many else value
             found[one.spelled] = plain
-    return found
+    return found | {name: value for one in getattr(spec, "added", ()) for name, value in given(one, but).items()}
 
 
 def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:
     """Return the words of a command line that gives the same flags; for another process of ours, not for people."""
     words = []
-    for one in flags_of(type(spec)):
-        value = given(spec, but).get(one.spelled)
-        if value is None or value is False:
+    for spelled, value in given(spec, but).items():
+        if value is False:
             continue
         if isinstance(value, Mapping):
             value = [f"{name}={text}" for name, text in value.items()]
-        words += [f"--{one.spelled}" if each is True else f"--{one.spelled}={each}"
+        words += [f"--{spelled}" if each is True else f"--{spelled}={each}"
                   for each in (value if isinstance(value, list) else [value])]  # fmt: skip
     return words

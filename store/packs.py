@@ -47,6 +47,18 @@ class PackProvider:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackWork:
+    """A kind of work that a launch does instead of training phases."""
+
+    where: str
+    """Class that extends `flows.runs.work_kinds.WorkKind`. It is imported where a line or a file is of the kind."""
+    file_keys: tuple[str, ...] = ()
+    """Keys by which a YAML file is of the kind. Known without the pack."""
+    about_key: str = ""
+    """Function `(key) -> str`: which file has a key that is no flag, in words; "" for an unknown key."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pack:
     """The declaration of one pack. Every text of the form "module:attribute" is imported when it is used by name."""
 
@@ -57,6 +69,10 @@ class Pack:
     """Names of the packs that this one imports."""
     commands: Mapping[str, PackCommand] = field(default_factory=dict)
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
+    command_flags: Mapping[str, str] = field(default_factory=dict)
+    """Records of flags by the command that takes them as well; `spec.of(TheRecord)` reads their values."""
+    works: Mapping[str, PackWork] = field(default_factory=dict)
+    """Kinds of work of a launch, by a word for each."""
     settings: str = ""
     """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
     shard_engines: Mapping[str, str] = field(default_factory=dict)
@@ -212,6 +228,21 @@ def providers() -> dict[str, PackProvider]:
     return {name: entry for pack in installed().values() for name, entry in pack.providers.items()}
 
 
+def command_flags(command: str) -> list[str]:
+    """Return where the records of flags are that installed packs add to a command."""
+    return [pack.command_flags[command] for pack in installed().values() if command in pack.command_flags]
+
+
+def works() -> list[PackWork]:
+    """Return the kinds of work of all installed packs."""
+    return [entry for pack in installed().values() for entry in pack.works.values()]
+
+
+def flags_added_to(command: str) -> list[str]:
+    """Return the flags that packs, installed or not, add to a command."""
+    return [flag for name, _, flag in (word.partition(" ") for word in words("command_flags")) if name == command]
+
+
 def provider_traits() -> dict[str, Mapping[str, Any]]:
     """Return the traits of the providers of all packs, installed or not, by name: see the index."""
     return {name: traits for pack in known().values() for name, traits in pack["providers"].items()}
@@ -247,7 +278,8 @@ def words(kind: str) -> list[str]:
 def lacking(kind: str, word: str) -> str:
     """Return in words which pack has `word` and is not installed; "" where no such pack does.
 
-    kind: a key of the index: `commands`, `settings`, `phases` and so on; see `scripts.project.packs_index`.
+    kind: a key of the index: `commands`, `settings`, `phases` and so on; see `scripts.project.packs_index`. A word of
+    `command_flags` is a command with a flag, such as "launch --cmd".
     """
     name = next((name for name, words in known().items() if word in words.get(kind, ())), "")
     if not name or name in installed():

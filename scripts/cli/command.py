@@ -30,6 +30,7 @@ from store import packs
 
 FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
 DRY_RUN = "dry_run"  # the field of a record whose command shows what it would do, and stops
+ADDED = "added"  # records of the flags that packs add, in the same record
 TYPED = "typed"  # names of the flags that were typed, beside the values of all: the field of `infra.flags.Typed`
 
 
@@ -50,6 +51,8 @@ class Command(Task):
         self.flag_file = flag_file
         self.file_word: str = options.pop("file_word", "")
         self.speed = speed
+        self.added: list[str] = []
+        """Places of the records of flags that packs add to the command: see `add_packs`."""
         self.work = body
         """The function that was decorated: of a command of one module it does the work, and takes the record."""
         super().__init__(body, auto_shortflags=False, positional=[], **options)
@@ -67,12 +70,18 @@ class Command(Task):
         from infra.flags import flags_of
         from scripts.cli import flags, line_runner
 
-        more: list[type] = [flags.Environment] if self.takes_env else []
+        more: list[type] = [*self.added_records]
+        more += [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
         more += [flags.Apart] if self.world else []
         own = flags_of(self.record) if self.record else ()
         of_line = () if self.is_here else line_runner.flags()
         return (*own, *(one for record in more for one in flags_of(record)), *of_line)
+
+    @functools.cached_property
+    def added_records(self) -> tuple[type, ...]:
+        """Return the records of flags that packs add to the command. Their modules are imported now."""
+        return tuple(map(packs.load, self.added))
 
     @property
     def word(self) -> str:
@@ -125,13 +134,15 @@ class PackTask(Task):
 
 
 def add_packs(namespace: Collection) -> None:
-    """Add the commands of all installed packs to a namespace, `a.b` as `b` of the collection `a`."""
+    """Add the commands of all installed packs to a namespace, `a.b` as `b` of the collection `a`, and their flags."""
     for pack in packs.installed().values():
         for spelled, entry in pack.commands.items():
             above, _, name = spelled.rpartition(".")
             if above and above not in namespace.collections:
                 namespace.add_collection(Collection(above))
             (namespace.collections[above] if above else namespace).add_task(PackTask(name, entry))
+        for spelled in pack.command_flags:
+            namespace[spelled].added = packs.command_flags(spelled)
 
 
 def command(
@@ -164,6 +175,8 @@ def command(
                     return None
                 values[DRY_RUN], typed = True, typed | {DRY_RUN}
             _choose_world(made, values)
+            if made.added_records:
+                values[ADDED] = tuple(_taken(record, values) for record in made.added_records)
             if TYPED in getattr(made.record, "__dataclass_fields__", {}):
                 values[TYPED] = typed
             spec = [made.record(**values)] if made.record else []
@@ -178,6 +191,13 @@ def command(
         return made
 
     return make
+
+
+def _taken(record: type, values: dict[str, Any]) -> Any:
+    """Return a record made of its values among those of a command, which are taken away there."""
+    from infra.flags import flags_of
+
+    return record(**{one.name: values.pop(one.name) for one in flags_of(record) if one.name in values})
 
 
 def _is_dry(c: Any) -> bool:

@@ -433,6 +433,8 @@ class Words:
         elif flag in ("-h", "--help", "--help-all"):
             self.help_for = here.name
             self.is_help_of_all = flag == "--help-all"
+        elif why := packs.lacking("command_flags", f"{here.name} {flag}"):
+            raise Exit(f"inv {here.name}: {why}", code=2)
         else:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.flags import Flag, flags_of
 from infra.settings import table
+from scripts.cli import flag_help
 from store import packs
 from store.packs import Pack, PackProvider
 
@@ -25,6 +26,9 @@ def index(namespace: Any) -> dict[str, Any]:
             "needs": list(pack.needs),
             "commands": {one: _about_command(namespace[one]) for one in pack.commands},
             "line_flags": {f"--{one.spelled}": _about_flag(one) for one in line_flags(pack)},
+            "command_flags": [f"{at} --{one.spelled}" for at, flags in command_flags(pack).items() for one in flags],
+            "works": [*pack.works],
+            "file_keys": [key for entry in pack.works.values() for key in entry.file_keys],
             "settings": dict(_settings(pack)),
             "providers": {one: _about_provider(entry) for one, entry in pack.providers.items()},
             "schemas": [*pack.schemas],
@@ -50,6 +54,10 @@ def page(
     if pack.line_flags:
         lines += ["## Flags of every command", ""]
         lines += [*(f"- `--{one.spelled} {one.unit}`: {one.about}" for one in line_flags(pack)), ""]
+    for where in dict.fromkeys(pack.command_flags.values()):
+        names = ", ".join(f"`{name}`" for name, its in pack.command_flags.items() if its == where)
+        lines += [f"## Flags of {names}", ""]
+        lines += [*(f"- `{flag_help.written(one)}`: {one.about}" for one in flags_of(packs.load(where))), ""]
     if found := dict(_settings(pack)):
         lines += ["## Settings", "", *settings_table([{"name": name, **row} for name, row in found.items()])]
     if pack.model_formats:
@@ -84,6 +92,11 @@ def packs_summary(task: Any) -> str:
 def line_flags(pack: Pack) -> list[Flag]:
     """Return the flags that a pack adds to every command. The modules of their records are loaded."""
     return [one for where in dict.fromkeys(pack.line_flags.values()) for one in flags_of(packs.load(where))]
+
+
+def command_flags(pack: Pack) -> dict[str, tuple[Flag, ...]]:
+    """Return the flags that a pack adds to commands, by command. The modules of their records are loaded."""
+    return {name: flags_of(packs.load(where)) for name, where in pack.command_flags.items()}
 
 
 def _about_flag(one: Flag) -> dict[str, str]:

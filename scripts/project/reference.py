@@ -18,7 +18,7 @@ from invoke.collection import Collection
 
 from data.config import Persona
 from infra import errors, settings
-from infra.flags import Flag
+from infra.flags import Flag, flags_of
 from infra.machines import inventory
 from infra.runs.keepers import pod_set
 from scripts.cli import flag_file, flag_help, front_page
@@ -114,7 +114,8 @@ def flag_row(one: Flag) -> tuple[str, str, str]:
 
 def flag_rows(task: Any) -> dict[str, list[tuple[str, str, str]]]:
     """Return the flags of one command by the title of their group, without the common ones."""
-    own = tuple(one for one in task.flags if not is_common(one))
+    of_packs = {one.name for record in task.added_records for one in flags_of(record)}
+    own = tuple(one for one in task.flags if not is_common(one) and one.name not in of_packs)
     return {title: [flag_row(one) for one in flags] for title, flags in flag_help.grouped(own).items()}
 
 
@@ -159,6 +160,9 @@ def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) ->
         lines += [f"Example: `./{task.example}`", ""] if task.example else []
         for group, rows in flag_rows(task).items():
             lines += table((group, "default", "meaning"), rows)
+        for pack, entry in packs.known().items():
+            if added := [f"`{word.split()[1]}`" for word in entry["command_flags"] if word.split()[0] == name]:
+                lines += [f"The pack [`{pack}`](../../packs/{pack}/reference.md) adds {', '.join(added)}.", ""]
         taken = [f"`--{one.spelled}`" for one in flags if is_common(one) and not is_of_line(one)]
         taken += [] if task.is_here else [f"`{one}`" for one in packs.words("line_flags")]
         lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []

@@ -142,7 +142,8 @@ def with_phases(flags: Schema) -> Schema:
 
 def launch() -> Schema:
     flags = with_phases(of_flags(LaunchFlags, ("file",)))
-    flags["properties"] |= of_flags(Environment)["properties"]
+    for record in (Environment, *map(packs.load, packs.command_flags("launch"))):
+        flags["properties"] |= of_flags(record)["properties"]
     return {"title": "Flags of a launch: ./inv launch FILE", **{"$ref": "#/$defs/flags"},
             "$defs": {"flags": flags, "phases": phases()}}  # fmt: skip
 

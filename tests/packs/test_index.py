@@ -6,6 +6,8 @@ import re
 import pytest
 
 import tasks
+from flows.runs.work_kinds import WorkKind
+from infra.flags import Typed, flags_of
 from scripts.cli.line_runner import LineFlags
 from scripts.project import packs_index, reference
 from store import packs
@@ -47,3 +49,12 @@ def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_recor
             command = tasks.namespace[spelled].loaded
             assert (command.name or command.work.__name__) == spelled.rpartition(".")[2]
             assert command.__doc__.strip().splitlines()[0] == entry.summary
+
+
+def test_flags_that_a_pack_adds_to_a_command_have_names_of_their_own_and_a_place_in_its_record():
+    for name, pack in packs.installed().items():
+        for command, where in pack.command_flags.items():
+            task, added = tasks.namespace[command], {one.name for one in flags_of(packs.load(where))}
+            assert issubclass(task.record, Typed), f"{name}: the record of {command} keeps no records of packs"
+            assert sorted(one.name for one in task.flags if one.name in added) == sorted(added), name
+        assert all(issubclass(packs.load(entry.where), WorkKind) for entry in pack.works.values()), name

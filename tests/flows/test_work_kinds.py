@@ -1,0 +1,101 @@
+"""Kinds of work that packs add to launches: claimed by flags and by keys of a file; missed by the name of the pack."""
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from flows.runs import work_kinds
+from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
+from flows.specs import work_files
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.flags import Typed, as_typed, flag, given
+from infra.selection.machine_spec import MachineSpec
+from store import packs
+from store.packs import Pack, PackWork
+
+WORDS = {"needs": [], "works": ["dance"], "file_keys": ["waltz"], "command_flags": ["launch --steps-of"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DanceFlags:
+    steps_of: str = flag("", "what is danced")
+
+
+class Dance(AskedWork):
+    """Work of a pack."""
+
+
+class Dances(WorkKind):
+    def asked(self, spec, file):
+        return Dance() if file or spec.of(DanceFlags).steps_of else None
+
+    def estimated(self, spec, wanted, settings):
+        return EstimatedWork(words="a dance", spec=wanted, machine=MachineSpec())
+
+    def findings(self, path):
+        return [FileFinding(1, "too fast")]
+
+
+@pytest.fixture
+def dances(monkeypatch):
+    """A pack `ball` with a kind of work, as far as the core asks for it."""
+    monkeypatch.setattr(DanceFlags, "__module__", "packs.ball.control.flags")
+    monkeypatch.setitem(sys.modules, "packs.ball", SimpleNamespace(kind=Dances))
+    work = PackWork(where="packs.ball:kind", file_keys=("waltz",))
+    pack = Pack(name="ball", about="Dance", works={"dance": work}, command_flags={"launch": "packs.ball:flags"})
+    monkeypatch.setattr(packs, "installed", lambda: {"ball": pack})
+    monkeypatch.setattr(packs, "known", lambda: {"ball": WORDS})
+
+
+@pytest.fixture
+def no_dances(monkeypatch, tmp_path):
+    """The same pack without its folder."""
+    monkeypatch.setattr(packs, "installed", dict)
+    monkeypatch.setattr(packs, "known", lambda: {"ball": WORDS})
+    monkeypatch.setattr(packs, "FOLDER", tmp_path / "packs")
+
+
+def spec(**flags) -> LaunchSpec:
+    return LaunchSpec(added=(DanceFlags(**flags),))
+
+
+def test_a_kind_is_asked_where_its_flag_was_given_or_a_file_has_its_key(dances, tmp_path):
+    ours, theirs = tmp_path / "flags.yaml", tmp_path / "dance.yaml"
+    ours.write_text("gpu: H100")
+    theirs.write_text("name: one\n---\nwaltz: {}")
+    assert type(work_kinds.asked(spec(), "")) is type(work_kinds.asked(spec(), str(ours))) is AskedWork
+    assert type(work_kinds.asked(spec(), str(tmp_path / "none.yaml"))) is AskedWork
+    assert isinstance(work_kinds.asked(spec(steps_of="waltz"), str(ours)), Dance)
+    assert isinstance(work_kinds.asked(spec(), str(theirs)), Dance)
+    assert work_kinds.estimated(spec(), LaunchSpec(), None) is None
+    assert work_kinds.estimated(spec(steps_of="waltz"), LaunchSpec(), None).words == "a dance"
+    assert [one.text for one in work_kinds.findings(ours)] == ["too fast"]
+
+
+def test_work_of_phases_is_what_it_was_typed_as():
+    typed = LaunchSpec(provider="local", phase="base")
+    assert AskedWork().placed(typed) == typed and AskedWork().variables(None) == {}
+
+
+def test_a_record_of_a_pack_is_reached_by_its_type_and_shown_with_the_flags_of_the_command():
+    typed = spec(steps_of="waltz")
+    assert typed.of(DanceFlags).steps_of == "waltz" and Typed().of(DanceFlags) == DanceFlags()
+    assert given(typed) == {"steps-of": "waltz"} and as_typed(typed) == ["--steps-of=waltz"]
+
+
+def test_a_file_and_a_question_of_a_pack_that_is_not_there_are_answered_with_its_name(no_dances, tmp_path):
+    path = tmp_path / "dance.yaml"
+    path.write_text("waltz: {}")
+    for asked in (
+        lambda: work_files.kind(path),
+        lambda: work_kinds.asked(LaunchSpec(), str(path)),
+        lambda: work_kinds.findings(path),
+    ):
+        with pytest.raises(UsageError, match="belongs to the pack ball, and packs/ball is not there"):
+            asked()
+    assert packs.lacking("command_flags", "launch --steps-of").startswith("launch --steps-of belongs to the pack ball")
+    path.write_text("gpu: H100")
+    assert work_files.kind(path) is None and packs.flags_added_to("launch") == ["--steps-of"]
