@@ -43,7 +43,6 @@ ORDER = {
         "providers",
         "ledger",
         "selection",
-        "jobs",
         "notices",
         "runs",
         "rehearsal",
@@ -84,7 +83,6 @@ ORDER = {
         "models",
         "planning",
         "runs",
-        "jobs",
         "supervisor",
         "reading",
         "history",
@@ -194,7 +192,7 @@ def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
 
 
 def test_the_rehearsal_is_imported_by_commands_and_the_supervisor_alone():
-    commands = tuple(f"packs.{name}.commands" for name in packs.installed())
+    commands = tuple(f"packs.{name}.commands" for name in packs.known())
     others = [module for module in tree() if not any(lies_in(module, one) for one in (*REHEARSING, *commands))]
     assert not [one for one in others if any(lies_in(name, "infra.rehearsal") for name in tree()[one])]
 

@@ -58,9 +58,13 @@ def test_the_plan_of_a_sweep_is_what_it_was(tmp_path, name):
     assert sweep(SWEEPS[name], tmp_path) == json.loads(FILE.read_text())[name]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.pack("bits")) if "STAGE=" in LINES[name] else name for name in LINES]
-)
+def packs_of(line: str) -> list[pytest.MarkDecorator]:
+    """Return marks for the packs whose words stand in a line."""
+    words = {"STAGE=": "bits", "examples/jobs": "jobs"}
+    return [pytest.mark.pack(pack) for word, pack in words.items() if word in line]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=packs_of(LINES[name])) for name in LINES])
 def test_the_plan_of_a_job_is_what_it_was(tmp_path, name):
     assert plan(LINES[name], tmp_path) == json.loads(FILE.read_text())[name]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.project import example_jobs
 from store import packs
 from tests.world import ROOT, World
 
+JOBS = "packs.jobs.commands.example_jobs:ROWS"
 pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(7200)]
 
 
@@ -82,8 +82,12 @@ def test_without_one_pack_the_rest_works_and_its_words_are_answered_with_its_nam
             process = world.begin("launch", f"--{flag}", word, "--provider", "local", "--dry-run")
             _, err = process.communicate(timeout=60)
             assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
+    for word in packs.known()[name]["command_flags"]:
+        process = world.begin(*word.split(), "word")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and f"{word} belongs to the pack {name}" in err
     # A row with words of its own and none for this machine begins with a published model, which is on the hub.
-    for file, here in [(file, here) for file, usual, here in example_jobs.ROWS if here or not usual]:
+    for file, here in [(file, here) for file, usual, here in packs.load(JOBS) if here or not usual]:
         words = (f"examples/jobs/{file}", *here.split(), "--provider", "local", "--dry-run")
         process = world.begin("launch", *words, "--json")
         out, err = process.communicate(timeout=300)

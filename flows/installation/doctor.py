@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.installation import first_keys
+from flows.runs import work_kinds
 from infra.agent.environments import environment, packages
 from infra.errors import SlipwayError, UsageError
-from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.providers import listed
@@ -264,7 +264,7 @@ def _uploads(settings: Settings) -> list[DoctorLine]:
 def lint(path: str) -> list[DoctorLine]:
     """Tell which lines of a job file go wrong later. Raises UsageError for what cannot be read as one."""
     try:
-        found = lines.lint(Path(path))
+        found = work_kinds.findings(Path(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     told = [DoctorLine(f"{path}:{one.line}", "bad", one.text) for one in found]

@@ -1,28 +1,26 @@
 """The time and cost of work on kinds of machines, before anything is planned and without an account.
 
-    words: phase, stage, job, profile, steps, tokens -> work_named -> NamedWork
-    NamedWork, offers of one kind of machine          -> quote -> Quote: low, middle, high, and the evidence
+    words: phase, profile, steps, tokens, flags of packs -> work_named -> NamedWork
+    NamedWork, offers of one kind of machine             -> quote -> Quote: low, middle, high, and the evidence
 
 In: words, settings; offers of vendors, or the catalogue of prices. Out: phases of a recipe, and quotes by the estimator
-of plans (`infra.market.expected.estimate`), so that `cost --estimate`, `fit`, docs/reference/jobs.md and a plan show
-the same figures. What the phases go on from is not among them.
+of plans (`infra.market.expected.estimate`), so that `cost --estimate`, `fit` and a plan show the same figures. What the
+phases go on from is not among them.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from flows.jobs import training
 from flows.planning import estimates
 from flows.planning.training_plan import Work, init_named
+from flows.runs import work_kinds
 from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
-from infra.checkout import ROOT
 from infra.errors import MissingKey, UsageError
-from infra.jobs import job_file, machines
+from infra.flags import Typed
 from infra.market import catalogue, gpus
 from infra.market.expected import SETUP_S
 from infra.market.filters import satisfying
@@ -31,14 +29,11 @@ from infra.providers import offers as market
 from infra.records import Estimate, Offer, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
+from store import packs
 from trainer import plan as planning
 from trainer.config import PhaseConfig
 from trainer.recipes import PROFILES, PUBLISHED
 from trainer.records.phase_registry import PHASES
-
-JOBS = ROOT / "examples" / "jobs"
-STAGES = "train"  # the job of the stages of 1.58 bits
-OF_JOBS = {"dlm": "dlm_train"}  # other words for jobs of the examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +41,10 @@ class NamedWork:
     """The phases that words name."""
 
     words: str
-    """Job or phases, and the recipe."""
+    """The phases in words, and the recipe."""
     phases: tuple[PhaseConfig, ...]
     machine: MachineSpec = MachineSpec()
-    """The machine that a job file asks for."""
+    """The machine that was named with the phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,30 +68,21 @@ class Quote:
 
 
 def work_named(
-    phase: str, stage: str, job: str, settings: Settings, steps: int | None = None, tokens: float = 0.0
+    phase: str, asked: Typed, settings: Settings, steps: int | None = None, tokens: float = 0.0
 ) -> NamedWork:  # fmt: skip
-    """Return the phases that words name, of the recipe that the settings or the job's variables name.
+    """Return the phases that words name, of the recipe that the settings or the variables name.
 
-    tokens: the length of the one phase that is named. No hub is asked for the published model of a profile. Raises
-    UsageError.
+    asked: the flags that packs add to `inv cost`. tokens: the length of the one phase that is named. No hub is asked
+    for the published model of a profile. Raises UsageError.
     """
-    asked = [word for word in (phase, stage, job) if word]
-    if len(asked) != 1:
-        raise UsageError("one of --phase, --stage and --job, not several" if asked else
-                         "what work? give --phase, --stage or --job, or --hours for any")  # fmt: skip
+    flags = ["--phase", *packs.flags_added_to("cost")]
     spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
-    machine = MachineSpec()
-    if phase:
-        spec = variables.applied(spec, settings.given)
-    else:
-        file = job_file.load(_file_of(job or STAGES))
-        if not training.is_training(file):
-            raise UsageError(f"--job {job}: how long its own command takes is not known until it has run; give --hours")
-        spec = training.work_spec(file, spec, settings)
-        machine = machines.wishes(file.tasks[0], MachineSpec(), "", True, str(file.where)).wishes[0].machine
-        if gpu := settings.given.get("ACCELERATOR", ""):
-            ((kind, number),) = gpus.read_set(gpu, 1)
-            machine = replace(machine, gpu=kind, num_gpus=number)
+    other = work_kinds.estimated(asked, spec, settings)
+    if phase and other:
+        raise UsageError(f"one of {', '.join(flags[:-1])} and {flags[-1]}, not several")
+    if not phase and not other:
+        raise UsageError(f"what work? give {', '.join(flags[:-1])} or {flags[-1]}, or --hours for any")
+    spec, machine = (other.spec, other.machine) if other else (variables.applied(spec, settings.given), MachineSpec())
     settings = replace(settings, profile=spec.profile or settings.profile)
     if tokens and any("tokens" in PHASES[one].sizes for one in planning.parse_phases(spec.phase)):
         spec, tokens = replace(spec, tokens=round(tokens)), 0.0
@@ -107,7 +93,7 @@ def work_named(
     found = tuple(one for name in wanted.phases if isinstance(one := nodes[name].spec, PhaseConfig))
     if tokens:
         found = (_of_tokens(found, tokens),)
-    what = f"phase {spec.phase}" if phase else f"stage {stage}" if stage else f"job {job}"
+    what = other.words if other else f"phase {spec.phase}"
     model = f"{max(one.model.num_params for one in found) / 1e6:,.0f}M parameters"
     length = ", ".join(f"{one.phase} {one.steps:,} steps" for one in found if one.steps)
     return NamedWork(words=f"{what} of {settings.profile} ({model}; {length})", phases=found, machine=machine)
@@ -119,16 +105,6 @@ def _is_of_its_shape(init: str, profile: str) -> bool:
     return any(
         init == address and shape == PROFILES[name]().phases["base"].model for name, address in PUBLISHED.items()
     )
-
-
-def _file_of(job: str) -> Path:
-    """Return the file of a job: a path, or the name of one of the examples. Raises UsageError."""
-    known = {path.stem: path for path in sorted(JOBS.glob("*.yaml"))}
-    if Path(job).suffix in (".yaml", ".yml"):
-        return Path(job)
-    if (name := OF_JOBS.get(job, job)) not in known:
-        raise UsageError(f"--job {job}: known: {', '.join((*OF_JOBS, *known))}, or the file of a job")
-    return known[name]
 
 
 def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:

@@ -57,7 +57,7 @@ S = TypeVar("S", bound=LaunchSpec)
 
 
 class AnyWork(Protocol):
-    """The work of a launch: a training of ours, or a user's own job."""
+    """The work of a launch: phases of ours, or what a pack adds."""
 
     @property
     def made(self) -> str:
@@ -124,8 +124,8 @@ class Launch:
         return bool(self.plan.doubtful) and not self.resolved.work.made and not self.resolved.spec.dry_run
 
 
-def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) -> ResolvedLaunch:
-    """Return the resolved launch. names_tag: its tag stands in a job file. Raises UsageError for an impossible one."""
+def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
+    """Return the resolved launch of phases. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -134,7 +134,7 @@ def understand(spec: LaunchSpec, settings: Settings, names_tag: bool = False) ->
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
-    work = replace(Work.of(spec, settings), names_tag=names_tag)
+    work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:

@@ -107,7 +107,7 @@ def of_file(path: Path) -> WorkKind | None:
 
 
 def _of_flags(spec: Typed) -> list[WorkKind]:
-    """Return the kinds of the packs whose flags were given."""
+    """Return the kinds of the packs whose flags were given. The record of the flags of a pack lies in its folder."""
     names = {type(one).__module__.split(".")[1] for one in spec.added if given(one)}
     return [packs.load(entry.where)() for name in sorted(names) for entry in packs.installed()[name].works.values()]
 
@@ -126,4 +126,6 @@ def findings(path: Path) -> list[FileFinding]:
     """Return what goes wrong later in a file of any kind. Raises UsageError for a file of none; OSError."""
     if missing := [why for word in packs.words("works") if (why := packs.lacking("works", word))]:
         raise UsageError(missing[0])
-    return [one for entry in packs.works() for one in packs.load(entry.where)().findings(path)]
+    kind = of_file(path)
+    kinds = [kind] if kind else [packs.load(entry.where)() for entry in packs.works()]
+    return [one for each in kinds for one in each.findings(path)]

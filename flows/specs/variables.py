@@ -58,28 +58,3 @@ def of_hub(model: str) -> str:
         return model
     is_there = OF_HUB.fullmatch(model) and not model.endswith((".yaml", ".yml"))
     return f"hf://{model}" if is_there else ""
-
-
-def of_file(
-    file: str, written: Mapping[str, str | None], values: Mapping[str, str], given: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of a job file; a MODEL of the hub becomes INIT, and MODEL the profile that the file names.
-
-    written: as the file has them; values: with what was typed. Raises UsageError where INIT names another model.
-    """
-    model = of_hub(values.get("MODEL", ""))
-    if not model or "INIT" not in written:
-        return dict(values)
-    if given.get("INIT") and "MODEL" in given:
-        raise UsageError(f"{file}: -e MODEL={given['MODEL']} is on the hub, and INIT names another model; choose one")
-    profile = written["MODEL"] or ""
-    return {**values, "MODEL": "" if of_hub(profile) else profile, "INIT": model}
-
-
-def check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
-    """Raise UsageError for a variable of these names that a job file of a training does not have."""
-    for name in (*FLAGS, *SIZES, *OF_FILES):
-        if name in given and name not in known:
-            there = OF_FILES.get(name, "")
-            other = f"; {there} has it" if there else ""
-            raise UsageError(f"-e {name}: {file} has no such variable (known: {', '.join(known) or 'none'}){other}")

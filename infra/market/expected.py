@@ -2,7 +2,7 @@
 
     EstimateRequest: kind of machine, what each step does -> estimate -> Estimate: low, middle, high, and the evidence
 
-Plans, `cost --estimate`, `fit`, limits, the pipeline and docs/reference/jobs.md all call `estimate`;
+Plans, `cost --estimate`, `fit`, limits, the pipeline and pages of reference all call `estimate`;
 `flows.planning.estimates` makes the requests. Times that were measured (`StepTime`) count before the table of speeds.
 Every record makes a prediction of its own: the median of them is what is expected, the outermost are the range, so that
 a record that is far off moves neither far. On a machine whose CPUs other processes use, middle and high grow by their

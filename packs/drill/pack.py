@@ -5,6 +5,7 @@ from store.packs import Pack, PackCommand
 PACK = Pack(
     name="drill",
     about="Test what a vendor promises, on rented machines",
+    needs=("jobs",),
     commands={
         "drill": PackCommand(
             where="packs.drill.commands.drill:drill", summary="Test what a vendor promises, on rented machines."

@@ -27,9 +27,6 @@ THEIR_FLAGS = {
     "--stage": "--phase, or -e STAGE=2",
     "--service-name": "--name",
 }
-OF_COMMANDS = {
-    ("config", "--job"): "--config examples/jobs/dlm_train.yaml",
-}
 _carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
 _taken: list[Callable[[str], Collection[str]]] = []  # tells which flags a command takes
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
@@ -64,4 +61,4 @@ def ours(word: str, command: str) -> str:
     if not command:
         return THEIR_TASKS.get(word, "") or THEIR_FLAGS.get(word, "")
     of_pack = packs.entries("hints").get(f"{command} {word}", "")
-    return of_pack or OF_COMMANDS.get((command, word), "") or THEIR_FLAGS.get(word, "") or THEIR_TASKS.get(word, "")
+    return of_pack or THEIR_FLAGS.get(word, "") or THEIR_TASKS.get(word, "")

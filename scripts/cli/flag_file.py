@@ -17,10 +17,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from flows.specs import phase_words
+from flows.specs import phase_words, work_files
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.jobs import job_file
+from store import packs
 
 RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts": "volume"}
 SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
@@ -29,11 +29,11 @@ SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, list[str | bool]]:
     """Return the values of each flag of a file. Raises UsageError, with the place.
 
-    `known`: all flags, without dashes; `typed`: those that outweigh the file. A job file has none: who launches it
-    reads it.
+    `known`: all flags, without dashes; `typed`: those that outweigh the file. The file of a kind of work has no flags:
+    the kind reads it.
     """
     try:
-        if job_file.is_job(path):
+        if work_files.kind(path):
             return {}
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
         if flag not in known:
             near = difflib.get_close_matches(flag, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
-            hint = job_file.belongs(str(key)) or hint
+            hint = packs.lacking("command_flags", f"launch --{flag}") or work_files.about_key(str(key)) or hint
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found and flag != "set":
             raise UsageError(f"{path}: {key}: --{flag} is given twice")

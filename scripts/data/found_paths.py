@@ -1,7 +1,8 @@
 """The command `inv config --config`: whether each path exists that a recipe or a file of flags names.
 
-In: the name of a recipe, or a YAML file: a recipe, a job, flags. Out: a row for each path. A job file has a row for
-each of its variables before these; a recipe and a file of flags have those of the packs after them.
+In: the name of a recipe, or a YAML file: a recipe, flags, a kind of work of a pack. Out: a row for each path. The file
+of a kind has a row for each of its variables before these; a recipe and a file of flags have those of the packs after
+them.
 """
 
 import dataclasses
@@ -10,13 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from flows.jobs import request as jobs
+from flows.runs import work_kinds
 from infra import strict_yaml
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.jobs import job_file
-from infra.jobs.job_file import JobFile
-from infra.settings import is_secret
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -29,10 +27,10 @@ PUBLISHED = "hub"  # as `init`: the published model of the profile
 
 
 def show(name: str, as_json: bool) -> None:
-    job = job_file.load(Path(name)) if jobs.is_job(name) else None
-    variables = _variables(job) if job else {}
+    kind = work_kinds.of_file(Path(name))
+    variables = kind.file_variables(Path(name)) if kind else {}
     found = [(what, path, _is_there(path)) for what, path in dict.fromkeys(_named(name, variables))]
-    if not job:
+    if not kind:
         settings = context.settings()
         found += [row for where in packs.entries("config_paths").values() for row in packs.load(where)(settings)]
     if as_json:
@@ -43,16 +41,10 @@ def show(name: str, as_json: bool) -> None:
     print(render.clean(columns([*given, *((what, there, str(path)) for what, path, there in found)])))
 
 
-def _variables(job: JobFile) -> dict[str, str | None]:
-    """Return the variables of a job file as it says them, by name; None = to be given, and `***` for a secret."""
-    said = {name: value for task in job.tasks for name, value in {**task.envs, **task.secrets}.items()}
-    return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
-
-
 def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str, Path]]:
     """Yield what names a path, and the path. Raises UsageError for what is neither a recipe nor a file.
 
-    variables: those of a job file, which stand as `$NAME` in its other keys.
+    variables: those of the file, which stand as `$NAME` in its other keys.
     """
     path = Path(name).expanduser()
     said: Any

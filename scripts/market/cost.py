@@ -6,8 +6,9 @@ from typing import Any
 
 from flows.reading import quotes, spending
 from flows.reading.quotes import Quote
+from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
-from infra.flags import flags_of
+from infra.flags import flags_of, given
 from infra.ledger.cost import PodCost
 from infra.market import gpus
 from infra.market.expected import SETUP_S, evidence
@@ -36,8 +37,9 @@ def cost(spec: CostFlags) -> None:
             raise UsageError("--estimate is for work to come, --accuracy for runs that are over; give one of them")
         show_estimate(spec, spec.json)
         return
-    if given := [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]:
-        raise UsageError(f"--{given[0]} belongs to --estimate")
+    typed = [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]
+    if typed := [*typed, *(name for one in spec.added for name in given(one))]:
+        raise UsageError(f"--{typed[0]} belongs to --estimate")
     run, month = spec.run, spec.month
     if spec.accuracy and month:
         raise UsageError("--accuracy is for runs, not for a month; leave --month out, or give the name of a run")
@@ -125,31 +127,31 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     settings = context.settings(profile=wanted.profile)
     what, machine = "work", MachineSpec()
     work: float | tuple[PhaseConfig, ...] = 3600 * (wanted.hours or 0.0)
-    if wanted.phase or wanted.stage or wanted.job or not work:
-        named = quotes.work_named(wanted.phase, wanted.stage, wanted.job, settings, wanted.steps, tokens)
+    if wanted.phase or any(map(given, wanted.added)) or not work:
+        named = quotes.work_named(wanted.phase, wanted, settings, wanted.steps, tokens)
         what, machine = named.words, named.machine
         work = work or named.phases
     if wanted.gpu or wanted.num_gpus:  # as for a launch, one of them typed leaves nothing of the job's machine
         machine = MachineSpec()
     kinds = kinds_of(wanted.gpu or machine.gpu, wanted.num_gpus or machine.num_gpus or 1)
-    given, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
-    if given:
-        seen = quotes.SeenOffers(offers=tuple(priced(kind, count, given) for kind, count in kinds))
+    price, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
+    if price:
+        seen = quotes.SeenOffers(offers=tuple(priced(kind, count, price) for kind, count in kinds))
     else:
         with moving_line.waiting("asking for offers"):
             seen = quotes.offers_of(kinds, settings, wanted.provider, wanted.use_spot)
     found = [
-        quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not given)
+        quotes.quote(work, kind, count, seen.offers, settings, spot=wanted.use_spot and not price)
         for kind, count in kinds
     ]
     if as_json:
-        estimates = [estimate_json(one, bool(given)) for one in found]
+        estimates = [estimate_json(one, bool(price)) for one in found]
         print_json(
             {"work": what, "estimates": estimates, "silent": list(seen.silent), "prices_as_of": seen.dated or None}
         )
     else:
         print(f"=== {what} ===")
-        print(estimate_table(found, bool(given), seen.dated))
+        print(estimate_table(found, bool(price), seen.dated))
         if wanted.hours is None:
             render.say(f"Hours are of the work named, without what it goes on from; dollars are with boot and set-up, "
                        f"{duration(SETUP_S[1])} expected")  # fmt: skip
@@ -183,7 +185,7 @@ def price_of(text: str) -> int:
 
 
 def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
-    """Return the number of tokens, 0 where none is given, and the variables of the job. Raises UsageError."""
+    """Return the number of tokens, 0 where none is given, and the variables of the work. Raises UsageError."""
     tokens, others = wanted.tokens, []
     for word in wanted.e:
         name, equals, value = word.partition("=")
@@ -196,8 +198,8 @@ def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
             raise UsageError(f"-e {word}: {value!r} is not a number") from None
     if tokens is not None and not 0 < tokens < 1e15:
         raise UsageError(f"{tokens:g} is not a credible number of tokens")
-    named = {"STAGE": wanted.stage, "MODEL": wanted.profile if wanted.stage or wanted.job else ""}
-    return tokens or 0.0, [*others, *(f"{name}={value}" for name, value in named.items() if value)]
+    named = work_kinds.cost_variables(wanted, wanted.profile)
+    return tokens or 0.0, [*others, *(f"{name}={value}" for name, value in named.items())]
 
 
 def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infra.flags import flag
+from infra.flags import Typed, flag
 from infra.selection.machine_spec import MACHINE, MachineSpec
 from scripts.cli.flags import Output, Questions
 from store import packs
@@ -40,12 +40,10 @@ class ReapFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateFlags:
+class EstimateFlags(Typed):
     """The work whose cost is estimated."""
 
     phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
-    stage: str = flag("", "estimate: stage of the 1.58-bit training: 1, 1.9, 2, 3 or a sum of them", group="Estimates")
-    job: str = flag("", "estimate: dlm, another job of examples/jobs, or the file of a job", group="Estimates")
     profile: str = flag("", "estimate: the recipe (default: that of the job, else SLIPWAY_PROFILE)", group="Estimates")
     steps: int | None = flag(None, "estimate: optimizer steps of each phase", group="Estimates", least=1)
     tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")

@@ -23,7 +23,7 @@ from infra.machines import inventory
 from infra.runs.keepers import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
-from scripts.project import agents, example_jobs, other_tools, packs_index, requirements, rooms
+from scripts.project import agents, other_tools, packs_index, requirements, rooms
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 from store import packs
@@ -333,7 +333,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "exit-codes.md": exit_codes,
     "files.md": files,
-    "jobs.md": example_jobs.page,
     "requirements.md": requirements.page,
     "other-tools.md": other_tools.page,
 }

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from flows.specs.job import JobSpec
 from flows.specs.launch import RUN, LaunchSpec
 from infra.flags import flag
 from infra.selection.machine_spec import LIMITS
@@ -13,7 +12,7 @@ NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags t
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFlags(Output, Questions, JobSpec, LaunchSpec):
+class LaunchFlags(Output, Questions, LaunchSpec):
     file: str = flag(
         "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
         "the file",

@@ -1,20 +1,14 @@
 """The command `launch`: the plan and its price, the question, the run at work."""
 
-import os
 from dataclasses import replace
 from typing import Any
 
-from flows.jobs import request as jobs
-from flows.jobs import training
-from flows.jobs.work import JobWork
 from flows.planning.training_plan import Work, node_commands
 from flows.runs import launch as use_case
-from flows.runs import run_leases
-from flows.specs import variables
+from flows.runs import run_leases, work_kinds
 from flows.supervisor import due, supervisor_client
 from infra.errors import UsageError
 from infra.flags import given
-from infra.jobs.job_file import JobFile
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
@@ -32,21 +26,15 @@ from store import moving_line, packs
 
 
 def launch(spec: LaunchFlags) -> None:
-    file = jobs.load(spec, spec.file, spec.cmd, spec.script, spec.workdir)
-    if file:
-        spec = replace(spec, provider=jobs.provider_of(file, spec))
+    work = work_kinds.asked(spec, spec.file)
+    spec = work.placed(spec)
     if spec.no_deploy:
         spec = use_case.on_held(spec)
-    settings, names_tag = context.settings_of(spec), False
-    if file and training.is_training(file):
-        names_tag = not spec.tag
-        context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
-        spec, file = training.spec_of(file, spec, settings, render.tell), None
-        settings = context.settings_of(spec)
-    elif not file:
-        spec = variables.applied(spec, settings.given)
-        settings = context.settings_of(spec)
-    resolved = own_job(file, spec, settings) if file else use_case.understand(spec, settings, names_tag)
+    settings = context.settings_of(spec)
+    context.give([f"{name}={value}" for name, value in work.variables(settings).items()])
+    spec = work.applied(spec, settings, render.tell)
+    settings = context.settings_of(spec)
+    resolved = work.understand(spec, settings)
     if spec.deploy_only:
         is_rented = registry.candidates(settings)[0].is_rented
         limits = with_most(resolved.limits, is_rented, render.tell)
@@ -123,14 +111,6 @@ def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> 
             return use_case.picked(found, [], settings)
         else:
             return use_case.picked(found, picked, settings)
-
-
-def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.ResolvedLaunch:
-    """Return the launch of a user's own job; its secrets are then in the environment of this process and its keeper."""
-    resolved = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings)
-    assert isinstance(resolved.work, JobWork)
-    os.environ.update(resolved.work.secrets)
-    return resolved
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.shells import SHELLS, machine
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process]
 
 BY_DAY = ("bash that prints 1", "fish that greets", "tcsh that greets")
 

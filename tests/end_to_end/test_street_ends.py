@@ -18,6 +18,7 @@ from tests.hosts import sshd as sshd
 from tests.world import until
 
 pytestmark = [
+    pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.nightly,  # a minute and a half each, until the limit
     pytest.mark.needs("sshd", "ssh-keygen"),

@@ -11,7 +11,12 @@ from store import packs
 from tests.hosts import sshd as sshd
 from tests.world import World, until
 
-pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.pack("jobs"),
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(300),
+]
 
 BAD = {
     "words": {"password": "hunter2", "hosts": ["192.0.2.11"]},

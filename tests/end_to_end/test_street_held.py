@@ -9,7 +9,12 @@ import pytest
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 
-pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.pack("jobs"),
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(600),
+]
 TWO_GPUS = ("--provider", "lium", "--gpu", "RTX4090,L40S", "--num-gpus", "2")
 
 

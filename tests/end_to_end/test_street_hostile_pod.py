@@ -14,7 +14,7 @@ from tests.hosts import sshd as sshd
 from tests.programs import source
 from tests.world import World, until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.timeout(300)]
 
 RUN, SECRET = "guest", secrets.token_hex()
 

@@ -19,7 +19,12 @@ from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import ROOT, until
 
-pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.pack("jobs"),
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(400),
+]
 NO_TIMER = strict_yaml.read(ROOT / "examples" / "no-timer.yaml")
 SPEED = 60
 

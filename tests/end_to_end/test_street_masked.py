@@ -8,7 +8,7 @@ import pytest
 from store import packs
 from tests.world import World, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process]
 
 SECRET = "pg://admin:" + "s3cr3t-Zq8vT3" + "@db"
 RUN = """python -u -c '

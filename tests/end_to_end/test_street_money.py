@@ -40,6 +40,7 @@ def told(user, *words: str, code: int = 0) -> str:
     return " ".join(err.split())
 
 
+@pytest.mark.pack("jobs")
 def test_a_launch_without_a_limit_gets_one_that_follows_its_plan_and_says_why(user):
     said = told(user, "launch", *L40S, "--dry-run")
     assert "neither --ttl nor --spend-limit is given: the limit is " in said
@@ -65,6 +66,7 @@ def test_a_run_that_needs_more_than_its_limit_says_so_after_twenty_steps(user):
     assert user.status()["long"]["beyond_limit"] is None
 
 
+@pytest.mark.pack("jobs")
 def test_a_resume_shows_what_it_would_rent_and_asks(user):
     words = ("-n", "calm", "--spend-limit", "4", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
     told(user, "launch", *words)
@@ -81,6 +83,7 @@ def test_a_resume_shows_what_it_would_rent_and_asks(user):
     assert len(user.truth()["pods"]) == rented
 
 
+@pytest.mark.pack("jobs")
 def test_a_run_that_has_ended_at_its_limit_is_not_resumed_without_another_one(user):
     words = ("-n", "spent", "--cmd", "sleep 1000", *L40S[:4], *AT_ONCE)
     told(user, "launch", *words, "--spend-limit", "0.25")

@@ -7,6 +7,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import until
 
 pytestmark = [
+    pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
     pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work

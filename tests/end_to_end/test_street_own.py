@@ -108,6 +108,7 @@ def rows(world: World, run: str) -> list:
         return journal.ops(run=run)
 
 
+@pytest.mark.pack("jobs")
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tmp_path):
@@ -156,6 +157,7 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
     assert world.json("audit")["machines"] == []
 
 
+@pytest.mark.pack("jobs")
 def test_a_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkeypatch):
     world = world_of(rack, tmp_path / "w")
     monkeypatch.setitem(KIND, "usd_per_hour", "0")

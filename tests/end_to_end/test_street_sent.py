@@ -10,7 +10,7 @@ import pytest
 
 from tests.world import ROOT, World
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process]
 
 JOB = """
 name: stranger

@@ -13,6 +13,7 @@ from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.world import ROOT
 
 pytestmark = [
+    pytest.mark.pack("jobs"),
     pytest.mark.nightly,  # three minutes: a pod makes its own environments, and trains
     pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),

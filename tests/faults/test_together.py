@@ -10,6 +10,7 @@ from tests.needs import PRIVILEGE
 @pytest.mark.nightly
 @pytest.mark.needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
 @pytest.mark.timeout(14500)
+@pytest.mark.pack("jobs")
 @pytest.mark.pack("control_host")
 def test_a_thousand_kills_of_everything_at_once_lose_no_run_no_machine_and_no_answer():
     done = rig("together", "--kills", "1000", timeout_s=14000)

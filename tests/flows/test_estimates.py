@@ -1,7 +1,6 @@
 """The one estimator: every recipe has a time without an account, and whoever asks for a job is told the same."""
 
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,8 @@ from flows.specs.work import WorkSpec
 from infra.agent.execution import figures
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.market import catalogue, gpus
+from infra.flags import Typed
+from infra.market import gpus
 from infra.market.expected import evidence
 from infra.market.forecast import machine_with
 from infra.records import Estimate, Offer, Request
@@ -22,9 +22,6 @@ from infra.selection import registry
 from infra.selection.preflight import billed, forecast_of, shown_forecast
 from infra.settings import Settings
 from scripts.cli.plan_text import plan_json, time_lines
-from scripts.models import fit
-from scripts.models.flags import FitFlags
-from scripts.project import example_jobs
 from tests.world import ROOT
 from trainer.plan import profile_named
 from trainer.plan.estimates import PHASE_START_S
@@ -69,41 +66,6 @@ def test_every_phase_of_every_profile_has_an_estimate_on_every_kind_of_gpu_witho
             assert 0 < low <= middle <= high < math.inf and evidence(found) == "from a table", (phase.phase, kind)
             slow[kind] = middle
         assert slow["H100"] <= slow["A100"] <= slow["L4"]
-
-
-@pytest.mark.pack("blocks")
-@pytest.mark.pack("bits")
-def test_every_stage_and_job_of_the_examples_has_an_estimate_without_an_account(settings):
-    given = replace(settings, given={"INIT": ""})
-    for stage in ("1", "1.9", "2", "3", "1.9+2"):
-        for profile in (name for name in PROFILES if "bits2" in profile_named(name).phases):
-            own = replace(given, given={"STAGE": stage, "MODEL": profile})
-            named = quotes.work_named("", stage, "", own)
-            assert profile in named.words and [one.bits or one.steps for one in named.phases]
-            assert quotes.quote(named.phases, "H100", 4, [], settings).seconds[1] > 0
-    for job in ("dlm", "train", "ablation_haar", "ablation_saliency"):
-        assert quotes.work_named("", "", job, settings).phases
-    with pytest.raises(UsageError, match="its own command takes is not known until it has run; give --hours"):
-        quotes.work_named("", "", "bert_ddp", settings)
-
-
-@pytest.mark.pack("bits")
-@pytest.mark.pack("blocks")
-def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(settings, capsys):
-    offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
-    own = replace(settings, given={"STAGE": "2"})
-    told = quotes.work_named("", "2", "", own)
-    cost = quotes.quote(told.phases, told.machine.gpu, told.machine.num_gpus, offers, settings)
-    page = example_jobs.estimate("train.yaml", ("STAGE=2",))
-    assert page.hours == pytest.approx(cost.seconds[1] / 3600) and page.usd == pytest.approx(cost.micro_usd[1] / 1e6)
-    plan = planned(rehearsed(settings), cost.offer, profile="qwen3_4b", phase="bits2")
-    (step,) = (one for one in plan.shown.steps if one.step == "bits2")
-    assert (step.low, step.seconds, step.high) == pytest.approx(cost.seconds)
-    row = next(one for one in example_jobs.page().splitlines() if "-e STAGE=2` " in one)
-    assert f"| {page.hours:.2g} | {float(f'{page.usd:.2g}'):g} |" in row
-    fit.fit(FitFlags(profile="qwen3_4b", phase="bits2", gpu="H100-PCIe", num_gpus=4))
-    said = re.search(r"the phase takes about (\d+) h", capsys.readouterr().err)
-    assert said and int(said[1]) == int(page.hours)
 
 
 def test_a_rehearsal_shows_the_time_of_the_real_machine_and_apart_from_it_that_of_the_simulation(settings):
@@ -170,7 +132,7 @@ def test_on_this_machine_the_estimate_counts_what_other_processes_use(settings, 
     ],
 )
 def test_the_length_of_work_is_named_in_steps_or_in_tokens(settings, words, said):
-    found = quotes.work_named(words["phase"], "", "", settings, words.get("steps"), words.get("tokens", 0.0))
+    found = quotes.work_named(words["phase"], Typed(), settings, words.get("steps"), words.get("tokens", 0.0))
     assert said in found.words and "smoke" in found.words
 
 

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from data.config import ConfigError
-from flows.jobs import request as jobs
 from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Job, Step
@@ -15,7 +14,6 @@ from infra.market import gpus
 from infra.records import Offer
 from infra.selection import registry
 from infra.settings import Settings
-from scripts.runs.flags import LaunchFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT
 from trainer.config import PhaseConfig
@@ -141,12 +139,9 @@ def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, m
     launch.refuse_code_of_others(job(replace(phases["sft"], mixture={"mbpp": 0.1, "identity": 0.9})))
 
 
-def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(settings, tmp_path):
+def test_a_key_for_the_end_of_a_pod_is_for_rented_ones(settings):
     with pytest.raises(UsageError, match="--self-end is for rented machines"):
         resolved(settings, self_end=True)
-    with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
-        spec = LaunchFlags(cmd="true", self_end=True)
-        jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
 
 
 @pytest.mark.parametrize(("flags", "own", "what"), [
@@ -177,10 +172,6 @@ def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, 
     settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
     with pytest.raises(UsageError, match=why):
         launch.prepare(resolved(settings, budget=said), journal, settings, print)
-    spec = LaunchFlags(cmd="true", provider="runpod", budget=said)
-    with pytest.raises(UsageError, match=why):
-        job = jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings)
-        launch.prepare(job, journal, settings, print)
 
 
 def test_five_steps_and_an_hour_make_a_launch_small(settings, journal):

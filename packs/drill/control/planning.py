@@ -5,10 +5,8 @@ In: a vendor, an amount of money. Out: `Planned`; nothing is rented yet.
 
 from dataclasses import dataclass, replace
 
-from flows.jobs.work import JobWork
 from infra.agent.job import Limits
 from infra.errors import NoOffer, UsageError
-from infra.jobs import job_file
 from infra.ledger.journal import Journal
 from infra.market.filters import satisfying
 from infra.providers import Market, extensions, market
@@ -19,6 +17,8 @@ from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.settings import VENDORS, Settings
 from packs.drill.control.evidence import LEAVERS, SPOT, STRAY, TIMED, WORKER
+from packs.jobs.control import job_file
+from packs.jobs.control.work import JobWork
 from store.artifacts.artifacts import Store
 
 # Time limit of each machine: a backstop, the drill itself takes minutes. It is no whole number of hours, so that a

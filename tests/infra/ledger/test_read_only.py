@@ -56,6 +56,7 @@ def test_a_journal_on_a_read_only_folder_is_read_and_not_written(world, is_open)
     assert second.startswith("refused: ")
 
 
+@pytest.mark.pack("jobs")
 def test_status_shows_what_is_there_and_says_that_it_may_only_read(world):
     run = world.json("launch", "--cmd", "echo hello", "--provider", "local", "--yes")["run"]
     done = fixed(world.folder / "state", sys.executable, "-m", "invoke", "status", "--json", env=world.environ)

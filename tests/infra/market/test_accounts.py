@@ -253,6 +253,7 @@ def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehea
     assert out.splitlines()[-1] == f"total: {in_usd(true['runpod'])}"
 
 
+@pytest.mark.pack("jobs")
 def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_work(rehearsal):
     words = ("--phase", "base", "--profile", "qwen3_4b", "--gpu", "H100", "--num-gpus", "4", "--provider", "runpod")
     (one,) = rehearsal.json("cost", "--estimate", *words)["estimates"]
@@ -280,9 +281,11 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--estimate", "--job", "bert_ddp"], 2, "give --hours"),
+        pytest.param(["--estimate", "--job", "bert_ddp"], 2, "give --hours", marks=pytest.mark.pack("jobs")),
         (["--estimate", "--phase", "sft", "--tokens", "1e6"], 2, "for sft: --steps"),
-        (["--estimate", "--phase", "sft", "--stage", "2"], 2, "not several"),
+        pytest.param(
+            ["--estimate", "--phase", "sft", "--stage", "2"], 2, "not several", marks=pytest.mark.pack("jobs")
+        ),
         (["--estimate"], 2, "what work"),
         (["--estimate", "--phase", "sft", "--gpu", "TPU"], 2, "TPU"),
         (["--estimate", "--hours", "1", "--gpu", "B300", "--num-gpus", "3"], 3, "no price"),

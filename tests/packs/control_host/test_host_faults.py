@@ -6,6 +6,7 @@ from tests.faults.test_crash import rig
 from tests.needs import PRIVILEGE
 
 pytestmark = [
+    pytest.mark.pack("jobs"),
     pytest.mark.process,
     pytest.mark.nightly,  # a round takes minutes, also where nothing else is at work
     pytest.mark.needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE),

@@ -357,6 +357,7 @@ def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp
     assert begun.returncode == 1 and "what was started there goes on" in said
 
 
+@pytest.mark.pack("jobs")
 @pytest.mark.nightly
 def test_the_logs_of_runs_that_are_over_go_along_to_the_control_host_and_come_home(laptop, sshd):
     def ran(*words):

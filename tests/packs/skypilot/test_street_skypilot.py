@@ -11,7 +11,7 @@ from infra.agent.environments import cache_folder
 from tests.packs.skypilot.bed import Bed, bed, lacking
 from tests.world import World, until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 WHERE = "--provider skypilot --cloud slurm --region loop --gpu none --cpus 1 --ttl 50m".split()
 LONG_S = 900.0  # for SkyPilot to bring a job to work, or to bring it back, on a busy machine

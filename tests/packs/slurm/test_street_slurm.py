@@ -11,7 +11,7 @@ import pytest
 from tests.slurm import cluster as cluster
 from tests.world import World, until
 
-pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.pack("jobs"), pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 JOB = """
 name: {name}

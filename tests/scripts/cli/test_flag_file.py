@@ -4,12 +4,11 @@ import json
 
 import pytest
 
+import tasks
 from infra.errors import UsageError
-from infra.flags import flags_of
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import request_for
 from scripts.cli import flag_file
-from scripts.runs.flags import LaunchFlags
 from tests.world import ROOT, World
 
 pytestmark = pytest.mark.process
@@ -44,13 +43,6 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
     ("text", "said"),
     [
         ("gpux: H100", "gpux: no such flag; did you mean gpu?"),
-        ("file_mounts: {/c: {name: b}}", "a job says what it does; add the line `run: COMMAND`"),
-        ("config: {gcp: {}}", "it is a key of a job"),
-        ("readiness_probe: {path: /health}", "under `service:` in the file of a service"),
-        (
-            "replica_policy: {min_replicas: 3}\nrun: x",
-            "line 1: unknown key 'replica_policy'; it stands under `service:`",
-        ),
         ("- phase", "expected lines of the form `flag: value`"),
         ("steps: many", "steps 'many' is not a whole number"),
         ("steps: [1, 2]", "expected one word or number"),
@@ -60,7 +52,6 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("command: {a: b}", "command: expected a text, or a list of words"),
         ("command: []", "command: expected a text, or a list of words"),
         ("env: [{nam: A}]", "env: expected KEY: VALUE"),
-        ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is for Slipway's own trainings"),
         ("gpu: A100\ngpuType: A100", "--gpu is given twice"),
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
@@ -89,10 +80,6 @@ def test_a_file_that_is_not_there_is_refused(world):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local"),
-            "--phase is for Slipway's own",
-        ),
         (("launch", "--num-gpus", "0"), "--num-gpus is 0; it must be at least 1"),
         (("export", "--bits", "gguf", "--dtype", "float32"), "--dtype is for folders"),
         (("export", "--out", "x", "--gguf-type", "tq2_0"), "--gguf-type tq2_0 is for --bits gguf"),
@@ -142,9 +129,10 @@ def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp
     assert found == {"gpu": ["A100"], "cmd": [command], "env": ["RUN_SHARD=1", "RUN_CONFIG=smoke"]}
 
 
+@pytest.mark.pack("jobs")
 def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
     """The rehearsed pod of tests/end_to_end/test_street_volume.py runs its command."""
-    manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {"env", *(one.spelled for one in flags_of(LaunchFlags))}
+    manifest, flags = ROOT / "infra" / "runpod-pod.yaml", {one.spelled for one in tasks.namespace["launch"].flags}
     with pytest.raises(UsageError, match="volumeName is empty; fill in the id of your network volume.*--volume ID"):
         flag_file.read(manifest, flags)
     found = flag_file.read(manifest, flags, {"volume"})

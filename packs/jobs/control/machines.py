@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infra.errors import UsageError
-from infra.jobs.job_file import JobTask, near
-from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from infra.providers.by_name import known
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import NO_GPU
+from packs.jobs.control.job_file import JobTask, near
+from packs.jobs.control.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from store import packs
 
 SKYPILOTS = (

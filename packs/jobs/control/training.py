@@ -15,18 +15,18 @@ from dataclasses import fields, replace
 from string import Template
 from typing import Any, TypeVar
 
-from flows.jobs import request as jobs
 from flows.runs import launch
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
-from flows.specs.variables import check_known, of_file
+from flows.specs.variables import FLAGS, OF_FILES, SIZES, of_hub
 from infra.errors import UsageError
 from infra.flags import flags_of
-from infra.jobs.job_file import JobFile
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 from infra.settings import Settings
+from packs.jobs.control import resolve
+from packs.jobs.control.job_file import JobFile
 
 NOT_THERE = ("nodes", "run_name", "dry_run", *(one.name for kind in (MachineSpec, PlaceSpec) for one in flags_of(kind)))
 S = TypeVar("S", bound=LaunchSpec)
@@ -40,11 +40,36 @@ def is_training(file: JobFile) -> bool:
 
 def variables(file: JobFile, settings: Settings) -> dict[str, str]:
     """Return the variables of the file, as they were typed or as it says. Raises UsageError for one without a value."""
-    check_known(str(file.where), file.tasks[0].envs, settings.given)
-    envs, _ = jobs.values_of(file, settings.given, set(), settings)
+    _check_known(str(file.where), file.tasks[0].envs, settings.given)
+    envs, _ = resolve.values_of(file, settings.given, set(), settings)
     written = file.tasks[0].envs
     values = {name: value for name, value in envs[0].items() if name in written}
-    return of_file(str(file.where), written, values, settings.given)
+    return _with_model(str(file.where), written, values, settings.given)
+
+
+def _with_model(
+    file: str, written: Mapping[str, str | None], values: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a job file; a MODEL of the hub becomes INIT, and MODEL the profile that the file names.
+
+    written: as the file has them; values: with what was typed. Raises UsageError where INIT names another model.
+    """
+    model = of_hub(values.get("MODEL", ""))
+    if not model or "INIT" not in written:
+        return dict(values)
+    if given.get("INIT") and "MODEL" in given:
+        raise UsageError(f"{file}: -e MODEL={given['MODEL']} is on the hub, and INIT names another model; choose one")
+    profile = written["MODEL"] or ""
+    return {**values, "MODEL": "" if of_hub(profile) else profile, "INIT": model}
+
+
+def _check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable of these names that a job file of a training does not have."""
+    for name in (*FLAGS, *SIZES, *OF_FILES):
+        if name in given and name not in known:
+            there = OF_FILES.get(name, "")
+            other = f"; {there} has it" if there else ""
+            raise UsageError(f"-e {name}: {file} has no such variable (known: {', '.join(known) or 'none'}){other}")
 
 
 def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
@@ -55,12 +80,12 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
     vendor = registry.candidates(settings)[0]
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     gpu = spec.gpu or settings.given.get(launch.ACCELERATOR, "")
-    found = jobs.same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
-    notes, machine = list(found.notes), jobs.with_number(found.wishes[0].machine)
+    found = resolve.same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    notes, machine = list(found.notes), resolve.with_number(found.wishes[0].machine)
     if len(found.wishes) > 1:
         notes.append(f"of {len(found.wishes)} kinds of machine that would do, the first is taken")
     if not vendor.is_rented:
-        machine, said = jobs.on_own(machine, vendor)
+        machine, said = resolve.on_own(machine, vendor)
         notes += said
     for note in dict.fromkeys(notes):
         tell(note)

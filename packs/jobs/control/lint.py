@@ -6,13 +6,13 @@ Source: SkyPilot's guides on distributed training and on Ray.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from flows.runs.work_kinds import FileFinding
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.jobs import job_file
 from infra.strict_yaml import YamlDocument
+from packs.jobs.control import job_file
 
 TEXTS = ("setup", "run")
 LISTS = "SKYPILOT_NODE_IPS|SKYPILOT_SETUP_NODE_IPS|SKYPILOT_TASK_IDS"
@@ -29,13 +29,7 @@ RULES = (
 LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
 
 
-@dataclass(frozen=True)
-class LintFinding:
-    line: int
-    text: str
-
-
-def lint(path: Path) -> list[LintFinding]:
+def lint(path: Path) -> list[FileFinding]:
     """Return what is to be mended, by line. Raises UsageError for a file that is no job's, OSError."""
     documents = strict_yaml.documents(path)
     if not any(isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said)
@@ -48,11 +42,11 @@ def lint(path: Path) -> list[LintFinding]:
             job_file.load(path)
         except UsageError as error:
             line, _, words = str(error).removeprefix(f"{path}: line ").partition(": ")
-            found.append(LintFinding(int(line), words) if line.isdecimal() else LintFinding(1, str(error)))
+            found.append(FileFinding(int(line), words) if line.isdecimal() else FileFinding(1, str(error)))
     return sorted(dict.fromkeys(found), key=lambda one: one.line)
 
 
-def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[LintFinding]:
+def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFinding]:
     said = document.said
     listens: list[tuple[int, str]] = []
     for key in TEXTS:
@@ -64,23 +58,23 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[LintFi
         for line, words in enumerate(words_of, begins):
             if words.lstrip().startswith("#"):
                 continue
-            yield from (LintFinding(line, f"{key}: {told}") for rule, told in RULES if re.search(rule, words))
+            yield from (FileFinding(line, f"{key}: {told}") for rule, told in RULES if re.search(rule, words))
             if key == "setup" and re.search(r"\bray\s+start\b", words):
-                yield LintFinding(line, "setup: it runs once per machine, and a Ray that it starts is not there when "
+                yield FileFinding(line, "setup: it runs once per machine, and a Ray that it starts is not there when "
                                         "`run` begins again; start it in `run`")  # fmt: skip
             listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
     resources = said.get("resources")
     ports = str(resources.get("ports", "")) if isinstance(resources, dict) else ""
     for line, one in listens:
         if one not in re.findall(r"\d+", ports) and "-" not in ports:
-            yield LintFinding(line, f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
+            yield FileFinding(line, f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
                                     f"reaches it with: inv forward RUN {one})")  # fmt: skip
     if "service" in said and not ports:
-        yield LintFinding(document.line("service"), "service: resources.ports is missing, so no replica can be reached")
+        yield FileFinding(document.line("service"), "service: resources.ports is missing, so no replica can be reached")
     for section in ("envs", "secrets"):
         values = said.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():
             as_written = document.texts.get((section, name))
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
-                yield LintFinding(document.line(section, name),
+                yield FileFinding(document.line(section, name),
                                   f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'")  # fmt: skip

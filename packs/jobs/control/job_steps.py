@@ -16,12 +16,12 @@ from infra.agent.execution import own_root
 from infra.agent.job import Step
 from infra.agent.shell import SETUP, WORDS, Script
 from infra.errors import UsageError
-from infra.jobs.job_file import JobFile, JobTask, Mount
-from infra.jobs.machines import recovery_of
 from infra.records import Carried, PlannedMount
 from infra.transport import shipment
 from infra.transport.scan import homes
 from infra.transport.scan.inspector import named
+from packs.jobs.control.job_file import JobFile, JobTask, Mount
+from packs.jobs.control.machines import recovery_of
 
 RUN = "run"
 ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering

@@ -9,8 +9,6 @@ from flows.planning import estimates, training_plan
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
-from infra.jobs import job_steps
-from infra.jobs.job_file import JobFile
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.runs.engine import RunEngine, engine_of
@@ -18,6 +16,8 @@ from infra.selection import work_disk
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
 from infra.units import count
+from packs.jobs.control import job_steps
+from packs.jobs.control.job_file import JobFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A job of one's own: a job file and flags -> the `ResolvedLaunch` that a training comes to as well.
+"""A job of the user's own: a job file and flags -> the `ResolvedLaunch` that a training comes to as well.
 
     load -> provider_of -> understand      then flows.runs.launch: prepare -> check -> start
 
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flows.jobs.work import JobWork
 from flows.limits import shares
 from flows.runs import launch, same_request
 from flows.specs.launch import LaunchSpec
@@ -19,8 +18,6 @@ from infra import job_environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flags_of
-from infra.jobs import job_file, machines
-from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
@@ -30,23 +27,24 @@ from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
 from infra.selection.request import counted, request_for
 from infra.settings import MARKET, Settings, is_rented, is_secret, read_dotenv
+from packs.jobs.control import job_file, machines
+from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.work import JobWork
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(spec: LaunchSpec, path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
-    """Return the job that was asked for; None for a training of ours. Raises UsageError."""
+def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
+    """Return the job that was asked for; None for phases of ours. Raises UsageError."""
     if script:
-        if cmd or (path and is_job(path)):
+        if cmd or path:
             raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
         return job_file.of_script(Path(script), Path(workdir) if workdir else None)
     if cmd:
-        if path and not is_job(path):
-            path = ""
         if path:
             raise UsageError(f"--cmd and {path} are two jobs; give one of them")
         return job_file.of_command(cmd, Path(workdir) if workdir else None)
-    if not path or not is_job(path):
+    if not path:
         if workdir:
             raise UsageError("--workdir is for a job of your own: --cmd COMMAND, or a job file")
         return None
@@ -55,14 +53,6 @@ def load(spec: LaunchSpec, path: str, cmd: str, script: str, workdir: str) -> Jo
         sent = job_file.folder("--workdir", Path(workdir))
         file = replace(file, tasks=tuple(replace(one, workdir=sent) for one in file.tasks))
     return file
-
-
-def is_job(path: str) -> bool:
-    """Return whether the file is a job file; False for one that cannot be opened, which the reader of flags reports."""
-    try:
-        return job_file.is_job(Path(path))
-    except OSError:
-        return False
 
 
 def provider_of(file: JobFile, spec: LaunchSpec) -> str:
@@ -78,7 +68,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 
 def understand(
     spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings
-) -> "launch.ResolvedLaunch":  # fmt: skip
+) -> launch.ResolvedLaunch:  # fmt: skip
     """Return the launch that the job means. Raises UsageError for an impossible one, with the line."""
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:

@@ -1,17 +1,18 @@
-"""docs/reference/jobs.md: every job file of the examples with its machine, and what it takes there, as far as is known.
+"""The section of the pack's reference about the job files of the examples: machine, hours and cost, as far as known.
 
-In: examples/jobs, the catalogue of prices that comes along, the estimates of plans. Out: the page. Nobody is asked.
+In: examples/jobs, the catalogue of prices that comes along, the estimates of plans. Out: lines. Nobody is asked.
 """
 
 from dataclasses import dataclass
 
-from flows.jobs import training
 from flows.reading import quotes
 from infra.checkout import ROOT
-from infra.jobs import job_file, machines
+from infra.flags import Typed
 from infra.market import catalogue
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import Settings
+from packs.jobs.control import job_file, machines, training
+from packs.jobs.control.flags import JobCostFlags
 
 FOLDER = ROOT / "examples" / "jobs"
 ROWS = (  # a file, the words that it is launched with, and those that make it small enough for this machine
@@ -26,7 +27,7 @@ ROWS = (  # a file, the words that it is launched with, and those that make it s
     ("data.yaml", "", ""),
     ("gpt_cpu.yaml", "", ""),
 )
-HEAD = """# The job files of the examples
+HEAD = """## The job files of the examples
 
 Each is begun with `./inv launch examples/jobs/FILE WORDS`, and on this machine with the words of the last column and
 `--provider local`. Hours are those of `./inv cost --estimate --job FILE`: of the phases that are named, from a table of
@@ -47,25 +48,25 @@ class JobEstimate:
     usd: float | None
 
 
-def page() -> str:
-    """Return the page."""
-    lines = []
+def lines() -> list[str]:
+    """Return the lines of the section, as Markdown."""
+    rows = []
     for file, words, small in ROWS:
         found = estimate(file, tuple(words.split()[1::2]))
         known = ["?" if one is None else f"{float(f'{one:.2g}'):g}" for one in (found.hours, found.usd)]
         link = f"[{file}](../../examples/jobs/{file})"
         said = [f"`{one}`" if one else "" for one in (words, small)]
-        lines.append(f"| {link} | {said[0]} | {found.machine} | {known[0]} | {known[1]} | {said[1]} |")
+        rows.append(f"| {link} | {said[0]} | {found.machine} | {known[0]} | {known[1]} | {said[1]} |")
     sweep = "[rates.yaml](../../examples/sweeps/rates.yaml)"
     service = "[service.yaml](../../serve/service.yaml)"
-    return (
-        HEAD
-        + "\n".join(lines)
-        + f"""
-
-A search for a learning rate is a file of `inv sweep`, {sweep}; a service is one of `inv serve.up`, {service}.
-"""
-    )
+    return [
+        *HEAD.splitlines(),
+        *rows,
+        "",
+        f"A search for a learning rate is a file of `./inv sweep`, {sweep}; a service is one of `./inv serve.up`, "
+        f"{service}.",
+        "",
+    ]
 
 
 def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
@@ -79,7 +80,8 @@ def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
         machine = f"{nodes}{asked.num_gpus} {kinds}" if asked.gpu else f"{asked.cpus or 1} CPUs"
         return JobEstimate(machine, None, None)
     settings = Settings.load(ROOT, {}, given, environ={"HOME": str(ROOT)})
-    named = quotes.work_named("", "", str(FOLDER / name), settings)
+    wanted = Typed(added=(JobCostFlags(job=str(FOLDER / name)),))
+    named = quotes.work_named("", wanted, settings)
     offers = [one.offer for one in catalogue.read(catalogue.BUNDLED)]
     gpu, number = named.machine.gpu, named.machine.num_gpus
     found = quotes.quote(named.phases, gpu, number, offers, settings)

@@ -6,16 +6,19 @@ Where we refuse what SkyPilot takes, that is by decision, and the file stands un
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from infra.agent.environments import cache_folder, environment
 from infra.errors import UsageError
-from infra.jobs import job_file, machines
 from infra.selection.machine_spec import MachineSpec
+from packs.jobs.control import job_file, machines
 from tests.world import ROOT
 
-VALIDATOR = ROOT / "tests" / "infra" / "jobs" / "sky_validator.py"
+pytestmark = pytest.mark.pack("skypilot")
+
+VALIDATOR = Path(__file__).with_name("sky_validator.py")
 BOTH_TAKE = (
     "run: echo hi",
     "name: minimal\nsetup: echo a\nrun: |\n  echo b\n  nvidia-smi",

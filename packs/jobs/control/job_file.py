@@ -15,9 +15,9 @@ from typing import Any
 
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.jobs import schema
-from infra.jobs.schema import Resources, Storage, TaskFile
 from infra.strict_yaml import YamlDocument
+from packs.jobs.control import schema
+from packs.jobs.control.schema import Resources, Storage, TaskFile
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
@@ -84,12 +84,6 @@ class JobFile:
     """The file, as errors name it."""
     name: str
     tasks: tuple[JobTask, ...]
-
-
-def is_job(path: Path) -> bool:
-    """Return whether the file holds a job, and not flags. Raises UsageError, OSError."""
-    found = strict_yaml.documents(path)
-    return any(isinstance(one.said, dict) and set(schema.JOB_KEYS) & set(one.said) for one in found)
 
 
 def belongs(key: str) -> str:

@@ -5,15 +5,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from flows.jobs import training
 from flows.runs import launch
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.jobs import job_file
 from infra.records import Request
 from infra.selection import registry
 from infra.settings import Settings
+from packs.jobs.control import job_file, training
 from tests.data.hub import Repo, serving
 from tests.sources.settings_of import with_models
 from tests.trainer.model.test_init import models

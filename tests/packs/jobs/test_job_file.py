@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from flows.runs import work_kinds
 from infra.errors import UsageError
-from infra.jobs import job_file, job_steps, machines, schema
 from infra.selection.machine_spec import MachineSpec
+from packs.jobs.control import job_file, job_steps, machines, schema
 
 
 def job(tmp_path, text):
@@ -27,7 +28,7 @@ def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
                          ("name: a\n---\nrun: x", True), ("- run", False), ("", False)):  # fmt: skip
         path = tmp_path / "file.yaml"
         path.write_text(text)
-        assert job_file.is_job(path) is is_job, text
+        assert (work_kinds.of_file(path) is not None) is is_job, text
 
 
 def test_every_key_of_a_task_is_read_as_it_was_written(tmp_path):

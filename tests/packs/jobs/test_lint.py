@@ -2,9 +2,10 @@
 
 import pytest
 
+from flows.installation import doctor
 from infra.errors import UsageError
-from infra.jobs.lint import lint
-from tests.infra.jobs.test_job_file import BAD
+from packs.jobs.control.lint import lint
+from tests.packs.jobs.test_job_file import BAD
 
 CASES = {
     "run: ray stop": (1, "`ray stop` ends SkyPilot's own Ray"),
@@ -52,3 +53,15 @@ def test_no_file_ends_it(tmp_path, text):
         assert lint(path)
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+def test_lines_to_mend_are_bad_and_what_is_no_job_is_refused(tmp_path):
+    (tmp_path / "job.yaml").write_text("run: ray stop\n")
+    (one,) = doctor.lint(str(tmp_path / "job.yaml"))
+    assert (one.name, one.state) == (f"{tmp_path}/job.yaml:1", "bad")
+    for path in (tmp_path, tmp_path / "nowhere.yaml"):
+        with pytest.raises(UsageError):
+            doctor.lint(str(path))
+    (tmp_path / "flags.yaml").write_text("gpu: H100\n")
+    with pytest.raises(UsageError, match="it is no job file"):
+        doctor.lint(str(tmp_path / "flags.yaml"))

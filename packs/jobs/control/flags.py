@@ -1,14 +1,15 @@
-"""The flags of a job of one's own: what `--cmd` says without a file, and what a file leaves open."""
+"""The flags of the user's own jobs: what `--cmd` says without a file, and what a file leaves open."""
 
 from dataclasses import dataclass
 
 from infra.flags import flag
 
 OWN = "A job of your own"
+ESTIMATES = "Estimates"
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobFlags:
     """A job that is no training of ours."""
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
@@ -21,3 +22,11 @@ class JobSpec:
         (), "secret environment variable of the job: KEY=VALUE, or KEY to take the shell's value; repeatable",
         group=OWN, unit="KEY[=VALUE]",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCostFlags:
+    """A job whose cost is estimated."""
+
+    stage: str = flag("", "estimate: stage of the 1.58-bit training: 1, 1.9, 2, 3 or a sum of them", group=ESTIMATES)
+    job: str = flag("", "estimate: dlm, another job of examples/jobs, or the file of a job", group=ESTIMATES)

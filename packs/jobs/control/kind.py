@@ -1,0 +1,123 @@
+"""The kind of work `job`: the seam between a launch of the core and job files.
+
+In: the flags of `inv launch` and `inv cost`, the path of a file. Out: the commands of a user as work of a launch, or a
+training whose flags stand in the file; estimates, variables and findings of such files.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from flows.planning.training_plan import Work
+from flows.runs import launch
+from flows.runs.work_kinds import AskedWork, EstimatedWork, FileFinding, WorkKind
+from flows.specs.launch import LaunchSpec
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.flags import Typed
+from infra.market import gpus
+from infra.runs.timing import Say
+from infra.selection.machine_spec import MachineSpec
+from infra.settings import Settings, is_secret
+from packs.jobs.control import job_file, lint, machines, resolve, training
+from packs.jobs.control.flags import JobCostFlags, JobFlags
+from packs.jobs.control.job_file import JobFile
+from packs.jobs.control.work import JobWork
+
+JOBS = ROOT / "examples" / "jobs"
+STAGES = "train"  # the job of the stages of 1.58 bits
+OF_JOBS = {"dlm": "dlm_train"}  # other words for jobs of the examples
+S = TypeVar("S", bound=LaunchSpec)
+
+
+@dataclass(frozen=True)
+class AskedJob(AskedWork):
+    """The job of a line."""
+
+    file: JobFile
+
+    def placed(self, spec: S) -> S:
+        return replace(spec, provider=resolve.provider_of(self.file, spec))
+
+
+class OwnCommands(AskedJob):
+    """Commands of the user's own."""
+
+    def applied(self, spec: S, settings: Settings, tell: Say) -> S:
+        return spec
+
+    def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
+        """Return the resolved launch. Its secrets are then in the environment of this process and of its keeper."""
+        secrets = resolve.secrets_of(spec.of(JobFlags).secret, os.environ)
+        resolved = resolve.understand(spec, self.file, secrets, settings)
+        assert isinstance(resolved.work, JobWork)
+        os.environ.update(resolved.work.secrets)
+        return resolved
+
+
+@dataclass(frozen=True)
+class TrainingFile(AskedJob):
+    """A training of ours whose flags stand in a job file."""
+
+    is_tag_typed: bool
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        return training.variables(self.file, settings)
+
+    def applied(self, spec: S, settings: Settings, tell: Say) -> S:
+        return training.spec_of(self.file, spec, settings, tell)
+
+    def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
+        found = launch.understand(spec, settings)
+        assert isinstance(found.work, Work)
+        return replace(found, work=replace(found.work, names_tag=not self.is_tag_typed))
+
+
+class JobFiles(WorkKind):
+    """Job files, `--cmd` and `--script`."""
+
+    def asked(self, spec: LaunchSpec, file: str) -> AskedWork | None:
+        typed = spec.of(JobFlags)
+        job = resolve.load(file, typed.cmd, typed.script, typed.workdir)
+        if job is None:
+            return None
+        return TrainingFile(job, bool(spec.tag)) if training.is_training(job) else OwnCommands(job)
+
+    def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
+        named = {"STAGE": spec.of(JobCostFlags).stage, "MODEL": profile}
+        return {name: value for name, value in named.items() if value}
+
+    def estimated(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
+        typed = spec.of(JobCostFlags)
+        stage, job = typed.stage, typed.job
+        if stage and job:
+            raise UsageError("one of --phase, --stage and --job, not several")
+        file = job_file.load(_file_of(job or STAGES))
+        if not training.is_training(file):
+            raise UsageError(f"--job {job}: how long its own command takes is not known until it has run; give --hours")
+        machine = machines.wishes(file.tasks[0], MachineSpec(), "", True, str(file.where)).wishes[0].machine
+        if gpu := settings.given.get(launch.ACCELERATOR, ""):
+            ((kind, number),) = gpus.read_set(gpu, 1)
+            machine = replace(machine, gpu=kind, num_gpus=number)
+        return EstimatedWork(words=f"stage {stage}" if stage else f"job {job}", machine=machine,
+                             spec=training.work_spec(file, wanted, settings))  # fmt: skip
+
+    def file_variables(self, path: Path) -> Mapping[str, str | None]:
+        said = {name: value for task in job_file.load(path).tasks
+                for name, value in {**task.envs, **task.secrets}.items()}  # fmt: skip
+        return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
+
+    def findings(self, path: Path) -> list[FileFinding]:
+        return lint.lint(path)
+
+
+def _file_of(job: str) -> Path:
+    """Return the file of a job: a path, or the name of one of the examples. Raises UsageError."""
+    known = {path.stem: path for path in sorted(JOBS.glob("*.yaml"))}
+    if Path(job).suffix in (".yaml", ".yml"):
+        return Path(job)
+    if (name := OF_JOBS.get(job, job)) not in known:
+        raise UsageError(f"--job {job}: known: {', '.join((*OF_JOBS, *known))}, or the file of a job")
+    return known[name]

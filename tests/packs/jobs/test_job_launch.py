@@ -1,0 +1,104 @@
+"""The user's own jobs as work of a launch: what the command line hands on, and what is refused with the plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from flows.runs import launch, work_kinds
+from infra.errors import UsageError
+from infra.flags import as_typed, given
+from packs.jobs.control import resolve, schema
+from packs.jobs.control.flags import JobFlags
+from packs.jobs.control.kind import OwnCommands, TrainingFile
+from packs.jobs.pack import PACK
+from scripts.runs.flags import LaunchFlags
+from tests.flows.test_launch import journal as journal
+from tests.flows.test_launch import settings as settings
+from tests.world import World
+
+
+def spec_of(**flags) -> LaunchFlags:
+    own = {name: flags.pop(name) for name in ("cmd", "script", "workdir", "secret") if name in flags}
+    return LaunchFlags(**flags, added=(JobFlags(**own),))
+
+
+def test_a_line_asks_for_commands_for_a_training_or_for_phases(tmp_path):
+    job, training, flags = (tmp_path / f"{name}.yaml" for name in ("job", "training", "flags"))
+    job.write_text("run: echo")
+    training.write_text("slipway: {train: {phase: base}}")
+    flags.write_text("gpu: H100")
+    assert isinstance(work_kinds.asked(spec_of(cmd="true"), ""), OwnCommands)
+    assert isinstance(work_kinds.asked(spec_of(cmd="true"), str(flags)), OwnCommands)
+    assert isinstance(work_kinds.asked(spec_of(), str(job)), OwnCommands)
+    assert isinstance(work_kinds.asked(spec_of(), str(training)), TrainingFile)
+    for spec in (spec_of(), spec_of(secret=("A=b",)), LaunchFlags()):
+        assert type(work_kinds.asked(spec, str(flags))) is work_kinds.AskedWork
+    with pytest.raises(UsageError, match="are two jobs; give one of them"):
+        work_kinds.asked(spec_of(cmd="true"), str(job))
+
+
+def test_the_record_of_the_pack_names_the_keys_of_a_job():
+    assert PACK.works["job"].file_keys == schema.JOB_KEYS
+
+
+def test_flags_of_the_pack_are_among_those_of_a_plan_and_of_another_process():
+    spec = spec_of(cmd="echo", secret=("A", "B"), gpu="H100")
+    assert given(spec) == {"gpu": "H100", "cmd": "echo", "secret": ["A", "B"]}
+    assert as_typed(spec) == ["--gpu=H100", "--cmd=echo", "--secret=A", "--secret=B"]
+
+
+def understood(settings, **flags) -> launch.ResolvedLaunch:
+    job = resolve.load("", "true", "", "")
+    assert job is not None
+    return resolve.understand(spec_of(cmd="true", **flags), job, {}, settings)
+
+
+def test_a_key_for_the_end_of_a_pod_is_for_trainings_of_ours(settings):
+    with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
+        understood(settings, self_end=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("evals=x", "--budget: "),
+        ("evals=0", "nothing can be rented for that"),
+        ("=3", "expected NAME, or NAME=USD"),
+        ("evals", "there is no budget 'evals'; known: none"),
+    ],
+)
+def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):
+    vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}
+    settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
+    with pytest.raises(UsageError, match=why):
+        launch.prepare(understood(settings, provider="runpod", budget=said), journal, settings, print)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file_mounts: {/c: {name: b}}", "a job says what it does; add the line `run: COMMAND`"),
+        ("config: {gcp: {}}", "it is a key of a job"),
+        ("readiness_probe: {path: /health}", "under `service:` in the file of a service"),
+        (
+            "replica_policy: {min_replicas: 3}\nrun: x",
+            "line 1: unknown key 'replica_policy'; it stands under `service:`",
+        ),
+        ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is for Slipway's own trainings"),
+        ("run: x\nresources: {infra: local}", "on this or another machine of yours only if you ask for it"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_with_the_place(tmp_path, text, said):
+    world, path = World(tmp_path), tmp_path / "run.yaml"
+    path.write_text(text + "\n")
+    _, err = (process := world.begin("launch", str(path), "--dry-run")).communicate(timeout=60)
+    assert process.returncode == 2 and said in " ".join(err.split()) and "Traceback" not in err, err
+
+
+@pytest.mark.process
+def test_a_flag_of_a_training_is_refused_beside_a_job_although_its_value_is_the_default(tmp_path):
+    process = World(tmp_path).begin("launch", "examples/jobs/data.yaml", "--phase", "sft", "--provider", "local")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "--phase is for Slipway's own" in err, err
