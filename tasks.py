@@ -6,6 +6,7 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
+from scripts.checkpoints import tasks as checkpoints  # noqa: E402
 from scripts.cli import command, invoke_patch  # noqa: E402
 from scripts.data import tasks as data  # noqa: E402
 from scripts.market import tasks as market  # noqa: E402
@@ -36,8 +37,14 @@ namespace = Collection(
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(
         "ckpt",
-        *(models.ckpt_list, models.ckpt_show, models.ckpt_status, models.ckpt_push, models.ckpt_pull),
-        *(models.ckpt_verify, models.ckpt_init),
+        *(
+            checkpoints.ckpt_list,
+            checkpoints.ckpt_show,
+            checkpoints.ckpt_status,
+            checkpoints.ckpt_push,
+            checkpoints.ckpt_pull,
+        ),
+        *(checkpoints.ckpt_verify, checkpoints.ckpt_init),
     ),
     *(pods.ssh, pods.on, pods.forward, pods.pull),
     *(pools.hosts, market.offers, market.audit, market.reap, market.cost, pods.apply),

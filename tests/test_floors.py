@@ -97,6 +97,7 @@ ORDER = {
         "market",
         "services",
         "models",
+        "checkpoints",
         "data",
         "pools",
         "store",

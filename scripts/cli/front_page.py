@@ -33,6 +33,7 @@ Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
     "runs": "Runs",
     "models": "Models and data",
+    "checkpoints": "Models and data",
     "data": "Models and data",
     "market": "Market and money",
     "pods": "Pods and own machines",

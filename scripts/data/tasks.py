@@ -18,7 +18,7 @@ def shard(c, spec):
 
 
 @command(
-    "scripts.data.tokenizer",
+    "scripts.data.tokenizer_train",
     "scripts.data.flags:TokenizerFlags",
     name="train",
     default=True,
@@ -34,7 +34,7 @@ def tokenizer(c, spec):
 
 
 @command(
-    "scripts.data.tokenizer",
+    "scripts.data.tokenizer_eval",
     "scripts.data.flags:TokenizerEvalFlags",
     name="eval",
     world="",

@@ -24,7 +24,7 @@ def audit(c, spec):
     """
 
 
-@command("scripts.market.audit", "scripts.market.flags:ReapFlags", example="inv reap")
+@command("scripts.market.reap", "scripts.market.flags:ReapFlags", example="inv reap")
 def reap(c, spec):
     """Clean up now: adopt lost pods, end those that are due.
 

@@ -7,9 +7,6 @@ from infra.flags import Typed, again, flag
 from scripts.cli.flags import Output
 from trainer.records.phase_registry import phase_names
 
-FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
-NAME = "name as inv ckpt.list shows it, or its beginning or end"
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(Output, WorkSpec):
@@ -90,49 +87,3 @@ class ExportFlags(Typed):
     dtype: str = flag("float32", "float32 or bfloat16")
     bits: str = flag("", "for a ternary model: gguf (llama.cpp), or hf (transformers, 2 bits per weight)")
     gguf_type: str = flag("tq2_0", "type of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptListFlags(Output):
-    from_: str = flag("", FROM)
-    job: str = flag("", "only checkpoints whose name contains this")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptShowFlags(Output):
-    model: str = flag("", NAME, word=True)
-    from_: str = flag("", FROM)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptStatusFlags(Output):
-    run: str = flag("", "a run (default: all that are at work)", word=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptVerifyFlags(Output):
-    model: str = flag("", f"{NAME} (default: all)", word=True)
-    from_: str = flag("", FROM)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptPullFlags(Output):
-    model: str = flag("", NAME, word=True)
-    from_: str = flag("", FROM)
-    to: str = flag("", "folder to put it in")
-    latest: bool = flag(False, "the newest one")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptPushFlags(Output):
-    models: tuple[str, ...] = flag(
-        (), "artifacts, or folders: of Hugging Face, of a pack's format, of a tokenizer (default: all)", word=True
-    )
-    to: str = flag("", "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
-    from_: str = flag("", "the store to copy from (default: the one in the settings)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CkptInitFlags(Output):
-    to: str = flag("", "the store to make")
-    dry_run: bool = flag(False, "show the vendor's own command, and stop")

@@ -1,10 +1,10 @@
-"""Models by hand. What these do stands in `local_model.py`."""
+"""Models by hand. What each does stands in the file of its name."""
 
 from scripts.cli.command import BEGIN, command
 
 
 @command(
-    "scripts.models.local_model",
+    "scripts.models.train",
     "scripts.models.flags:TrainFlags",
     world="",
     env=True,
@@ -28,7 +28,7 @@ def fit(c, spec):
 
 
 @command(
-    "scripts.models.local_model",
+    "scripts.models.chat",
     "scripts.models.flags:ChatFlags",
     world="",
     env=True,
@@ -49,7 +49,7 @@ def eval(c, spec):
 
 
 @command(
-    "scripts.models.local_model",
+    "scripts.models.export",
     "scripts.models.flags:ExportFlags",
     world="",
     env=True,
@@ -57,76 +57,3 @@ def eval(c, spec):
 )
 def export(c, spec):
     """Write a model as a Hugging Face folder, or as a GGUF file."""
-
-
-@command("scripts.models.ckpt", "scripts.models.flags:CkptListFlags", name="list", example="inv ckpt.list")
-def ckpt_list(c, spec):
-    """List every checkpoint, published or of a live run."""
-
-
-@command(
-    "scripts.models.ckpt",
-    "scripts.models.flags:CkptShowFlags",
-    name="show",
-    example="inv ckpt.show chatsft_checkpoints/smoke",
-)
-def ckpt_show(c, spec):
-    """Show what a checkpoint holds.
-
-    Step, time, model, configuration, data position, figures and files.
-    """
-
-
-@command(
-    "scripts.models.ckpt",
-    "scripts.models.flags:CkptStatusFlags",
-    name="status",
-    example="inv ckpt.status brave-otter-3",
-)
-def ckpt_status(c, spec):
-    """Show what of runs is in their store, and what is pending.
-
-    Pending are checkpoints, and files of folders that a job mounts, which the store does not have yet.
-    """
-
-
-@command("scripts.models.ckpt", "scripts.models.flags:CkptVerifyFlags", name="verify", example="inv ckpt.verify")
-def ckpt_verify(c, spec):
-    """Read every byte of checkpoints, and compare.
-
-    They are read in place. The exit code is 5 when one is damaged.
-    """
-
-
-@command(
-    "scripts.models.ckpt",
-    "scripts.models.flags:CkptPullFlags",
-    name="pull",
-    example="inv ckpt.pull --latest --from s3://bucket/runs --to model",
-)
-def ckpt_pull(c, spec):
-    """Bring a checkpoint here from a store, verified."""
-
-
-@command(
-    "scripts.models.ckpt",
-    "scripts.models.flags:CkptPushFlags",
-    name="push",
-    example="inv ckpt.push --to hf://user/repo",
-)
-def ckpt_push(c, spec):
-    """Copy artifacts into another store; read each back there.
-
-    Artifacts are checkpoints, the tokenizer and conversations.
-    """
-
-
-@command(
-    "scripts.models.ckpt",
-    "scripts.models.flags:CkptInitFlags",
-    name="init",
-    world="",
-    example="inv ckpt.init --to s3://bucket/runs",
-)
-def ckpt_init(c, spec):
-    """Make the bucket, repository or folder of a store."""

@@ -1,4 +1,4 @@
-"""Pods: the stages of a launch one by one (`stages.py`), sets of pods, being on the machine of a run (`shell.py`).
+"""Pods: the stages of a launch one by one , sets of pods, being on the machine of a run.
 
 They chain: inv pod.create --gpu H100 pod.sync pod.setup pod.run --phase sft pod.down
 """
@@ -7,7 +7,7 @@ from scripts.cli.command import BEGIN, command
 
 
 @command(
-    "scripts.pods.stages",
+    "scripts.pods.create",
     "scripts.pods.flags:CreateFlags",
     world=BEGIN,
     env=True,
@@ -21,7 +21,7 @@ def create(c, spec):
     """
 
 
-@command("scripts.pods.stages", "scripts.pods.flags:OnPodFlags", env=True, example="inv pod.setup")
+@command("scripts.pods.setup", "scripts.pods.flags:OnPodFlags", env=True, example="inv pod.setup")
 def setup(c, spec):
     """Make the train environment on a pod.
 
@@ -29,7 +29,7 @@ def setup(c, spec):
     """
 
 
-@command("scripts.pods.stages", "scripts.pods.flags:RunFlags", env=True, example="inv pod.run --phase sft")
+@command("scripts.pods.run", "scripts.pods.flags:RunFlags", env=True, example="inv pod.run --phase sft")
 def run(c, spec):
     """Train on an existing pod, to the end; the pod stays.
 
@@ -37,7 +37,7 @@ def run(c, spec):
     """
 
 
-@command("scripts.pods.stages", "scripts.pods.flags:OnPodFlags", example="inv pod.down")
+@command("scripts.pods.down", "scripts.pods.flags:OnPodFlags", example="inv pod.down")
 def down(c, spec):
     """End a pod; return when it is proven to be gone.
 
@@ -45,12 +45,12 @@ def down(c, spec):
     """
 
 
-@command("scripts.pods.stages", "scripts.cli.flags:Output", name="list", example="inv pod.list")
+@command("scripts.pods.list", "scripts.cli.flags:Output", name="list", example="inv pod.list")
 def list_(c, spec):
     """List every pod, those of launches too: price, age, purpose."""
 
 
-@command("scripts.pods.shell", "scripts.pods.flags:SshFlags", example="inv ssh brave-otter-3 -- nvidia-smi")
+@command("scripts.pods.ssh", "scripts.pods.flags:SshFlags", example="inv ssh brave-otter-3 -- nvidia-smi")
 def ssh(c, spec):
     """Open a shell in a run's folder, on its machine.
 
@@ -69,7 +69,7 @@ def on(c, spec):
     """
 
 
-@command("scripts.pods.shell", "scripts.pods.flags:ForwardFlags", example="inv forward brave-otter-3 8000:8000")
+@command("scripts.pods.forward", "scripts.pods.flags:ForwardFlags", example="inv forward brave-otter-3 8000:8000")
 def forward(c, spec):
     """Bring a port of a run's machine to this one, on loopback.
 
@@ -77,7 +77,7 @@ def forward(c, spec):
     """
 
 
-@command("scripts.pods.shell", "scripts.pods.flags:SyncFlags", example="inv pod.sync --plan")
+@command("scripts.pods.sync", "scripts.pods.flags:SyncFlags", example="inv pod.sync --plan")
 def sync(c, spec):
     """Send the code to a run's machine again.
 
@@ -85,7 +85,7 @@ def sync(c, spec):
     """
 
 
-@command("scripts.pods.shell", "scripts.pods.flags:PullFlags", example="inv pull brave-otter-3")
+@command("scripts.pods.pull", "scripts.pods.flags:PullFlags", example="inv pull brave-otter-3")
 def pull(c, spec):
     """Copy here what a run has made so far.
 

@@ -1,9 +1,9 @@
-"""Own machines. What these do stands in `machines.py`."""
+"""Own machines. What each command does stands in a file of its own."""
 
 from scripts.cli.command import command
 
 
-@command("scripts.pools.machines", "scripts.pools.flags:ListFlags", name="list", world="", example="inv pool.list")
+@command("scripts.pools.list", "scripts.pools.flags:ListFlags", name="list", world="", example="inv pool.list")
 def list_(c, spec):
     """List own machines: GPUs, price, and which run has each.
 
@@ -11,7 +11,7 @@ def list_(c, spec):
     """
 
 
-@command("scripts.pools.machines", "scripts.pools.flags:UpFlags", world="", example="inv pool.up")
+@command("scripts.pools.up", "scripts.pools.flags:UpFlags", world="", example="inv pool.up")
 def up(c, spec):
     """Look at every own machine, and remember what it has.
 
@@ -19,7 +19,7 @@ def up(c, spec):
     """
 
 
-@command("scripts.pools.machines", "scripts.pools.flags:CheckFlags", world="", example="inv pool.check")
+@command("scripts.pools.check", "scripts.pools.flags:CheckFlags", world="", example="inv pool.check")
 def check(c, spec):
     """Check that own machines can be reached.
 
@@ -28,7 +28,7 @@ def check(c, spec):
 
 
 @command(
-    "scripts.pools.machines",
+    "scripts.pools.import_hosts",
     "scripts.pools.flags:ImportFlags",
     name="import",
     world="",
@@ -41,7 +41,7 @@ def import_(c, spec):
     """
 
 
-@command("scripts.pools.machines", "scripts.pools.flags:HostsFlags", world="", example="inv hosts")
+@command("scripts.pools.hosts", "scripts.pools.flags:HostsFlags", world="", example="inv hosts")
 def hosts(c, spec):
     """List machines that failed and are no longer offered.
 

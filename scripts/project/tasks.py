@@ -90,9 +90,9 @@ def doctor(c, spec):
             with open_journal(settings) as journal:
                 found = checklist.training(settings, journal)
         elif for_:
-            from scripts.services import doctor
+            from scripts.services.checklist import serving
 
-            found = doctor.serving(spec.config, settings)
+            found = serving(spec.config, settings)
         elif provider in VENDORS:
             found = machine.account(provider, settings)
         else:

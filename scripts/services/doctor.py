@@ -1,106 +1,83 @@
-"""The checklist of `inv doctor --for serve`: what should be in place before a service is started.
+"""The command `serve.doctor`: what is wrong with a service, and what to do."""
 
-In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
-nothing is changed. What is "off" is not needed.
-"""
+import time
+from typing import Any
 
-from pathlib import Path
-
-from flows.installation import doctor
-from flows.installation.doctor import DoctorLine
-from flows.services.serve import folder_of
-from infra.errors import SlipwayError
-from infra.settings import VENDORS, Settings
-from scripts.cli import render
-from serve import revision
-from serve import service as service_file
-from serve.engine import models
-from serve.processes.controller_process import Places
+from flows.services.service_view import figures
+from infra.ledger import service_rows
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.services.flags import ServeDoctorFlags
+from scripts.services.one_service import take_over
+from serve.awaiting import phases
+from serve.policy import service_state
+from serve.policy.replica_states import State
+from serve.policy.service_state import ServiceRecord, WantedService
+from serve.processes import controller_client, controller_process
 from serve.replicas import placement
-from serve.service import Service
-from store.manifest import StoreError
+from store import moving_line
 
 
-def serving(config: str, settings: Settings) -> list[DoctorLine]:
-    """Return a line for each thing that a service needs. Raises UsageError for a service file that is none."""
-    service = service_file.load(revision.path_of(config))
-    shipped = service_file.load(revision.CONFIG)
-    name = service.file.name or "slipway"
-    nodes = _nodes(settings)
-    own = sum(one.state == "ok" for one in nodes)
-    unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
-    return [*nodes, *_clouds(settings), _model(service, config, name, settings), *unread, _replicas(service, own),
-            _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
+def doctor(spec: ServeDoctorFlags) -> None:
+    name = spec.name
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        name = controller_client.find(name, journal)
+        was_kept = controller_process.is_kept(name, journal)
+        with moving_line.waiting(f"{name}: asked"):
+            take_over(name, settings, journal)
+        row = service_rows.find(journal, name)
+        assert row is not None
+        wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
+    findings = advice(name, wanted, seen, figures(name, settings), was_kept)
+    if spec.json:
+        print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
+    elif not findings:
+        print(f"{name}: nothing is wrong that can be seen: {len(seen.serving)} replicas serve at {seen.endpoint}")
+    for what, do in [] if spec.json else findings:
+        print(render.clean(f"{what}\n    {do}"))
 
 
-def _nodes(settings: Settings) -> list[DoctorLine]:
-    if not settings.pools.exists():
-        return [DoctorLine("own machines", "off", f"no inventory {settings.pools}; write one, then: inv pool.up")]
-    try:
-        return doctor.nodes(settings)
-    except SlipwayError as error:
-        return [DoctorLine("own machines", "bad", str(error))]
-
-
-def _clouds(settings: Settings) -> list[DoctorLine]:
-    """Return a line per cloud, with what its account says: a key that is set may be void."""
-    found = []
-    for vendor, key in VENDORS.items():
-        if not getattr(settings, key):
-            found.append(DoctorLine(vendor, "off", f"no key; set {key.upper()} to rent there"))
-            continue
-        said = [one for one in doctor.account(vendor, settings) if one.name == "account"]
-        found += [DoctorLine(vendor, one.state, one.detail) for one in said]
+def advice(
+    name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
+) -> list[tuple[str, str]]:
+    """Return the findings, each with advice. Pure."""
+    newest, found = wanted.newest, list[tuple[str, str]]()
+    found += [(f"{key} of its service file changes nothing", instead)
+              for key, instead in placement.unread(newest.service)]  # fmt: skip
+    policy, probe = newest.service.policy, newest.service.probe
+    if not was_kept and not seen.problem:
+        found.append(("its controller was not running", f"it has been started again; why it ended: "
+                      f"inv serve.logs {name} --controller"))  # fmt: skip
+    if seen.problem:
+        found.append((seen.problem, f"inv serve.logs {name} --controller"))
+    if seen.held:
+        found.append((f"no more replicas are started: {seen.held}", f"mend it, then: inv serve.up {name}"))
+    failed = [one for one in seen.members if one.state.is_failed]
+    if failed and not seen.serving:
+        last = failed[-1]
+        ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
+        coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
+        now = f"; in its place: {coming}" if coming else ""
+        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
+    for one in seen.members:
+        if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
+            found.append((
+                f"{one.run} is {one.state.value}{f': {at}' if (at := phases(one)) else ''}",
+                f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
+                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
+                "which counts from its engine's start",
+            ))  # fmt: skip
+    late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
+    if late:
+        found.append((f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
+                      "raise initial_delay_seconds in the service file, or see the log of one"))  # fmt: skip
+    waits = metrics["queue_s"]["p95"]
+    if waits is not None and waits > 1.0:
+        found.append((f"requests wait {waits:g} s for a replica (p95)", f"scale up: inv serve.scale {name} "
+                      f"--min-replicas {policy.min_replicas + 1}, or lower target_qps_per_replica"))  # fmt: skip
+    if metrics["requests"] and metrics["failed"]:
+        share = metrics["failed"] / metrics["requests"]
+        found.append((f"{share:.1%} of the requests of five minutes failed", f"inv serve.logs {name} --tail 20"))
     return found
-
-
-def _model(service: Service, config: str, name: str, settings: Settings) -> DoctorLine:
-    """Return the line of the model that serve.up would take."""
-    try:
-        said = revision.model_meant(service, config, "", "", None)
-        source = folder_of(said, "", settings, name, render.tell)
-        if "://" in source:
-            where, size = "every machine can fetch it", models.size_there(source)
-        else:
-            where = "this machine and own ones; rented ones need hf://, s3:// or gs://: inv ckpt.push"
-            size = sum(path.stat().st_size for path in Path(source).iterdir() if path.is_file())
-        return DoctorLine("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
-    except (SlipwayError, StoreError, OSError) as error:
-        return DoctorLine("model", "bad", " ".join(str(error).split()))
-
-
-def _replicas(service: Service, own: int) -> DoctorLine:
-    least = service.policy.min_replicas
-    if least == own or not own:
-        return DoctorLine("min_replicas", "ok", f"{least}, {f'one on each of {own}' if own else 'and no'} own machines")
-    how = f"{least - own} of them rented all the time" if least > own else f"{own - least} own machines for bursts"
-    return DoctorLine("min_replicas", "off", f"{least} for {own} own machines: {how}")
-
-
-def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
-    """Return the line of the load: whether a number was chosen, as one that fits the model is measured."""
-    target = service.policy.target_qps_per_replica
-    ask = f"measure it: inv serve.bench {name} --target-ttft 1"
-    if target is None:
-        return DoctorLine(
-            "target_qps_per_replica", "off", f"none: the number of replicas is fixed; what one can do: {ask}"
-        )
-    if target == shipped.policy.target_qps_per_replica:
-        return DoctorLine("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
-    return DoctorLine("target_qps_per_replica", "ok", f"{target}")
-
-
-def _alerts(settings: Settings) -> DoctorLine:
-    where = "figures: /metrics of its address for Prometheus, inv serve.status --metrics"
-    if settings.notify:
-        return DoctorLine("monitoring", "ok", f"{where}; runs that end are told to {settings.notify}")
-    return DoctorLine("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so nobody is told when a run ends")
-
-
-def _door(name: str, settings: Settings) -> DoctorLine:
-    """Return the line of who gets in. HTTPS is for what stands before the gateway."""
-    proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
-    if Places.of(settings, name).keys.exists():
-        return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")
-    return DoctorLine("access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for "
-                   f"WHO; {proxy}")  # fmt: skip

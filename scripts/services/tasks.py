@@ -1,10 +1,10 @@
-"""A model behind one address that stays up. It stands in `change.py` (what changes) and `inspect.py` (what looks)."""
+"""A model behind one address that stays up. What each command does stands in the file of its name."""
 
 from scripts.cli.command import BEGIN, command
 
 
 @command(
-    "scripts.services.change",
+    "scripts.services.up",
     "scripts.services.flags:ServeUpFlags",
     world=BEGIN,
     env=True,
@@ -23,7 +23,7 @@ def up(c, spec):
 
 
 @command(
-    "scripts.services.change",
+    "scripts.services.scale",
     "scripts.services.flags:ScaleFlags",
     example="inv serve.scale demo --min-replicas 1 --max-replicas 3",
     rents=True,
@@ -35,7 +35,7 @@ def scale(c, spec):
     """
 
 
-@command("scripts.services.change", "scripts.services.flags:ServeDownFlags", example="inv serve.down demo")
+@command("scripts.services.down", "scripts.services.flags:ServeDownFlags", example="inv serve.down demo")
 def down(c, spec):
     """End a service; return when nothing of it runs.
 
@@ -43,7 +43,7 @@ def down(c, spec):
     """
 
 
-@command("scripts.services.change", "scripts.services.flags:KeyFlags", example="inv serve.key demo --for ada")
+@command("scripts.services.key", "scripts.services.flags:KeyFlags", example="inv serve.key demo --for ada")
 def key(c, spec):
     """Make an API key, or list whose keys there are.
 
@@ -52,13 +52,13 @@ def key(c, spec):
 
 
 @command(
-    "scripts.services.inspect", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics"
+    "scripts.services.status", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics"
 )
 def status(c, spec):
     """Show services: address, ready replicas, state of each."""
 
 
-@command("scripts.services.inspect", "scripts.services.flags:ServeLogsFlags", example="inv serve.logs demo --follow")
+@command("scripts.services.logs", "scripts.services.flags:ServeLogsFlags", example="inv serve.logs demo --follow")
 def logs(c, spec):
     """Print the requests, or an engine's or the controller's log.
 
@@ -66,9 +66,7 @@ def logs(c, spec):
     """
 
 
-@command(
-    "scripts.services.inspect", "scripts.services.flags:ServeSshFlags", example="inv serve.ssh demo --replica-id 1"
-)
+@command("scripts.services.ssh", "scripts.services.flags:ServeSshFlags", example="inv serve.ssh demo --replica-id 1")
 def ssh(c, spec):
     """Open a shell in a replica's folder, on its machine.
 
@@ -76,13 +74,13 @@ def ssh(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:ServeDoctorFlags", example="inv serve.doctor demo")
+@command("scripts.services.doctor", "scripts.services.flags:ServeDoctorFlags", example="inv serve.doctor demo")
 def doctor(c, spec):
     """Say what is wrong with a service, and what to do."""
 
 
 @command(
-    "scripts.services.inspect",
+    "scripts.services.bench",
     "scripts.services.flags:BenchFlags",
     example="inv serve.bench demo --rate 4 --duration 1m",
 )
@@ -94,7 +92,7 @@ def bench(c, spec):
 
 
 @command(
-    "scripts.services.change",
+    "scripts.services.export",
     "scripts.services.flags:ServeExportFlags",
     name="export",
     world="",

@@ -290,7 +290,7 @@ def main(words: list[str]) -> int:
     print(f"seed {flags.seed}", flush=True)
     module, _, name = flags.manners.partition(":")
     manners = getattr(importlib.import_module(module), name)()
-    for heavy in ("tasks", "scripts.pods.stages", "httpx", "rich.console", "paramiko", "fabric"):
+    for heavy in ("tasks", "scripts.pods.create", "httpx", "rich.console", "paramiko", "fabric"):
         importlib.import_module(heavy)
     with tempfile.TemporaryDirectory(prefix="signals-") as text:
         folder = Path(text)

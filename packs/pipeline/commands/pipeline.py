@@ -38,7 +38,7 @@ from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
-from scripts.data import tokenizer as vocabulary
+from scripts.data.tokenizer_train import check_size
 from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile
@@ -115,7 +115,7 @@ def recipe_of(ours: PipelineSettings, space: Workspace, steps: int | None, vocab
     if steps is not None:
         found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
     if vocab_size is not None:
-        vocabulary.check_size(vocab_size)
+        check_size(vocab_size)
         found = with_ids(found, vocab_size)
     return found
 

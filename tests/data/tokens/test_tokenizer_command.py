@@ -10,7 +10,7 @@ import pytest
 
 from data.tokens.tokenizer import load
 from infra.errors import UsageError
-from scripts.data import tokenizer
+from scripts.data import tokenizer_train
 from scripts.data.flags import TokenizerFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
@@ -47,13 +47,13 @@ def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
 
 def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
     settings = SimpleNamespace(store=str(tmp_path / "store"))
-    assert tokenizer.of_the_store(settings) == []
+    assert tokenizer_train.of_the_store(settings) == []
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "tokenizer.json").write_text("{}")
     Store(settings.store).publish(tmp_path / "made", "tokenizer", "a-b-c", {})
-    (folder,) = tokenizer.of_the_store(settings)
+    (folder,) = tokenizer_train.of_the_store(settings)
     assert Path(folder, "tokenizer.json").read_text() == "{}"
-    assert tokenizer.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
+    assert tokenizer_train.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
 )
 def test_words_that_do_not_fit_are_refused(words, told):
     with pytest.raises(UsageError, match=told):
-        tokenizer.tokenizer(TokenizerFlags(**{"vocab_size": 300, **words}))
+        tokenizer_train.tokenizer(TokenizerFlags(**{"vocab_size": 300, **words}))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infra.ledger import service_rows
-from scripts.services import change, inspect, services_text
+from scripts.services import key, logs, services_text
 from scripts.services.flags import KeyFlags
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
@@ -22,11 +22,11 @@ def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_pat
     log = AccessLog(tmp_path / "access.jsonl")
     log.write([visit])
     log.close()
-    inspect.write(tmp_path / "access.jsonl", 0, None, services_text.request_line)
+    logs.write(tmp_path / "access.jsonl", 0, None, services_text.request_line)
     line = capsys.readouterr().out.strip()
     assert line.split()[1:] == ("200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann "
                                 "2 attempts").split()  # fmt: skip
-    inspect.write(tmp_path / "access.jsonl", 0, None)
+    logs.write(tmp_path / "access.jsonl", 0, None)
     assert json.loads(capsys.readouterr().out)["replica"] == "demo-1"
     assert services_text.request_line("{half") == "{half"
 
@@ -45,10 +45,10 @@ def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch,
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
     monkeypatch.setattr(service_rows, "every", lambda journal: [type("Row", (), {"name": "demo"})] if runs else [])
     monkeypatch.setattr(
-        change.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
+        key.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
     )
-    change.key(KeyFlags(name="demo", for_="ann"))
+    key.key(KeyFlags(name="demo", for_="ann"))
     assert said in capsys.readouterr().err
-    change.key(KeyFlags(name="demo", for_="bob"))
+    key.key(KeyFlags(name="demo", for_="bob"))
     assert "locked" not in (err := capsys.readouterr().err) and "401" not in err
     assert keys.load(tmp_path / "keys")

@@ -1,18 +1,16 @@
-"""The commands `tokenizer.train` and `tokenizer.eval`: a tokenizer in a folder, and how well it compresses text."""
+"""The command `tokenizer.train`: text shards -> a tokenizer in a folder."""
 
 from pathlib import Path
 
-from flows.planning.training_plan import text_steps
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
-from scripts.data.flags import TokenizerEvalFlags, TokenizerFlags
-from scripts.models import scores_text
+from scripts.data.flags import TokenizerFlags
+from scripts.data.tokenizer_text import DEFAULT_OUT, text_folder
 from store.artifacts.artifacts import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
-DEFAULT_OUT = "var/tokenizer"
 
 
 def tokenizer(spec: TokenizerFlags) -> None:
@@ -52,39 +50,3 @@ def of_the_store(settings: Settings) -> list[str]:
     store = Store(settings.store)
     found = None if "://" in str(settings.store) else store.check("tokenizer")
     return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
-
-
-def tokenizer_eval(spec: TokenizerEvalFlags) -> None:
-    settings = context.settings(source=spec.source)
-    folder = tokenizer_folder(settings, spec.tokenizer)
-    inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, spec.source, spec.text, spec.json))}
-    given = str(Path(spec.peers).expanduser().absolute()) if spec.peers else ""
-    compared = {"peers": given, "download": spec.download, "partial": spec.partial}
-    config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": compared}
-    found = local_step.run("compression", ("-m", "data", "compression"), config, settings, spec.json)
-    if spec.json:
-        print_json(found)
-    else:
-        scores_text.show_compression(found)
-
-
-def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:
-    """Return the text shards that are meant: a folder, or the store's of the source, made when they are missing."""
-    if text and source:
-        raise UsageError("--text and --source are two texts; choose one")
-    if text:
-        return Path(text).expanduser().absolute()
-    artifact, due = text_steps(settings)
-    for step in due:
-        local_step.run(step.name, step.words, step.config, settings, quiet)
-    return local_step.artifact(settings, artifact, "./inv launch --phase base")
-
-
-def tokenizer_folder(settings: Settings, folder: str) -> Path:
-    """Return the tokenizer that is meant. Raises UsageError when there is none."""
-    if folder:
-        return Path(folder).expanduser().absolute()
-    made = Path(DEFAULT_OUT).absolute()
-    return (
-        made if (made / "tokenizer.json").is_file() else local_step.artifact(settings, "tokenizer", "./inv tokenizer")
-    )

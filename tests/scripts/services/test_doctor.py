@@ -7,7 +7,7 @@ import time
 import pytest
 
 from flows.services.service_view import figures, percentiles
-from scripts.services.inspect import advice
+from scripts.services.doctor import advice
 from serve import awaiting, revision, service
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, Version, WantedService

@@ -10,7 +10,7 @@ import pytest
 from invoke import Exit
 
 from infra.errors import UsageError
-from scripts.models import ckpt, flags
+from scripts.checkpoints import flags, found, init, list, pull, push, show, status, verify
 from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from store.run_sync.run_folder import RunFolder
@@ -19,6 +19,15 @@ from tests.world import World
 
 s3_server, s3, hub, no_keys = stores.s3_server, stores.s3, stores.hub, stores.no_keys
 RUN = "brave-otter-3"
+COMMANDS = {
+    "ckpt_list": list.ckpt_list,
+    "ckpt_show": show.ckpt_show,
+    "ckpt_status": status.ckpt_status,
+    "ckpt_verify": verify.ckpt_verify,
+    "ckpt_pull": pull.ckpt_pull,
+    "ckpt_push": push.ckpt_push,
+    "ckpt_init": init.ckpt_init,
+}
 
 
 def save(folder: Path, step: int, phase: str = "base") -> Path:
@@ -40,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     store = tmp_path / "artifacts"
     monkeypatch.setenv("SLIPWAY_STORE", str(store))
     monkeypatch.setenv("SLIPWAY_PODS", str(tmp_path / "pods"))
-    monkeypatch.setattr(ckpt, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(found, "ROOT", tmp_path / "checkout")
     save(tmp_path / "made", 40)
     (tmp_path / "made" / "hf").mkdir()
     (tmp_path / "made" / "hf" / "config.json").write_text("{}")
@@ -58,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def told(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
     record = getattr(flags, f"Ckpt{name.removeprefix('ckpt_').capitalize()}Flags")
     capsys.readouterr()
-    getattr(ckpt, name)(record(**{"json": True, **given}))
+    COMMANDS[name](record(**{"json": True, **given}))
     return json.loads(capsys.readouterr().out)
 
 
@@ -72,7 +81,7 @@ def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
     ]
     assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
     assert len(told(capsys, "ckpt_list", job="otter")) == 2
-    ckpt.ckpt_list(flags.CkptListFlags(from_="", job="", json=False))
+    list.ckpt_list(flags.CkptListFlags(from_="", job="", json=False))
     out = capsys.readouterr().out
     assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
 
@@ -84,7 +93,7 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
         "Decoder",
         {"loss": 2.5},
     )
-    ckpt.ckpt_show(flags.CkptShowFlags(model="base_ch", from_="", json=False))
+    show.ckpt_show(flags.CkptShowFlags(model="base_ch", from_="", json=False))
     out = capsys.readouterr().out
     assert "tokenizer_sha256" in out and "steps 40" in out and "file model.safetensors" in out
 
@@ -118,7 +127,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
         with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
-            ckpt.ckpt_verify(flags.CkptVerifyFlags(model="", from_="", json=True))
+            verify.ckpt_verify(flags.CkptVerifyFlags(model="", from_="", json=True))
         rows = json.loads(capsys.readouterr().out)
         assert seen.value.code == 5 and len(rows) == 4
         assert sum(bool(row["problem"]) for row in rows) == number
@@ -153,7 +162,7 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
     made = home / "made" / "step-000000040" / "model.safetensors"
     assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
     with pytest.raises(UsageError, match="is there already"):
-        ckpt.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
+        pull.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
 
 
 def test_a_phase_means_its_model_as_for_chat_and_serve(home, capsys):

@@ -1,0 +1,77 @@
+"""Checkpoints wherever they are: those of a store, and what runs have left on this machine; which one a name means."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.settings import Settings
+from store import catalogue, credentials
+from store.catalogue import FoundCheckpoint
+
+
+def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
+    """Return the checkpoints of that store; without one, of the settings' store and of this machine.
+
+    job: only of runs or tags of that name.
+    """
+    lend_for(uri, settings)
+    found = catalogue.in_store(uri or settings.store)
+    if not uri:
+        pods = sorted(settings.pods.glob("/".join(("*", "work", "checkpoints")))) if settings.pods.is_dir() else []
+        folders = {path.parents[1].name: path for path in pods} | {"work": ROOT / "var" / "work" / "checkpoints"}
+        found += catalogue.here(folders)
+    return [one for one in found if job in one.name]
+
+
+def lend_for(uri: str, settings: Settings) -> None:
+    """Lend what the settings know of a store's keys to a store that is named on the command line too."""
+    if credentials.kind(uri) in ("s3", "gs"):
+        credentials.lend({name: getattr(settings, name.lower()) for name in credentials.KEYS[credentials.kind(uri)]})
+
+
+def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
+    """Return the one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
+    if not name:
+        raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
+    exact = [one for one in found if one.name == name]
+    alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
+    if len(alike) == 1:
+        return alike[0]
+    if alike and len({one.name for one in alike}) == 1:
+        return max(alike, key=lambda one: one.step)
+    if alike:
+        raise UsageError(f"{name!r} could be any of: {', '.join(one.name for one in alike[:8])}")
+    raise UsageError(f"no checkpoint {name!r} in {where(uri)}; {near(name, [one.name for one in found])}")
+
+
+def newest(found: Sequence[FoundCheckpoint], uri: str) -> FoundCheckpoint:
+    whole = [one for one in found if not one.trouble]
+    if not whole:
+        raise UsageError(f"No checkpoints found in {where(uri)}")
+    return max(whole, key=lambda one: (one.saved_at, one.step))
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    if not known:
+        return "there is none yet; make one: inv train --phase base"
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
+
+
+def where(uri: str) -> str:
+    return uri or "the store and on this machine"
+
+
+def about(one: FoundCheckpoint) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "phase": one.manifest.get("phase"),
+        "step": one.step,
+        "bytes": one.num_bytes,
+        "saved_at": one.saved_at or None,
+        "where": f"{one.uri}/{one.path}",
+        "trouble": one.trouble or None,
+    }

@@ -1,0 +1,28 @@
+"""The command `ckpt.init`: the bucket, repository or folder of a store."""
+
+from infra.errors import UsageError
+from scripts.checkpoints.flags import CkptInitFlags
+from scripts.checkpoints.found import lend_for
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from store.backends.by_uri import open_place
+
+
+def ckpt_init(spec: CkptInitFlags) -> None:
+    if not spec.to:
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
+    lend_for(spec.to, context.settings())
+    place = open_place(spec.to)
+    if spec.dry_run:
+        made = None
+        render.say("dry run: nothing was made; by hand it would be:")
+        if not spec.json:
+            print(place.creation())
+    else:
+        made = place.create()
+        render.say(
+            f"{spec.to} {'is made' if made else 'was there already'}; "
+            f"use it: --store {spec.to}, or SLIPWAY_STORE={spec.to}"
+        )
+    if spec.json:
+        print_json({"uri": spec.to, "made": made, "command": place.creation()})

@@ -1,0 +1,74 @@
+"""The command `ckpt.push`: artifacts and folders -> another store, read back there."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from flows.models.find_model import find_model
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.checkpoints import foreign_folder
+from scripts.checkpoints.flags import CkptPushFlags
+from scripts.checkpoints.found import lend_for, near
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from store.artifacts.artifacts import Store
+from store.manifest import Manifest
+from trainer.records.phase_registry import PHASES
+
+
+def ckpt_push(spec: CkptPushFlags) -> None:
+    if not spec.to:
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
+    settings = context.settings()
+    source, target = Store(spec.from_ or settings.store), Store(spec.to)
+    lend_for(spec.to, settings)
+    there = {one.name: one for one in source.artifacts()}
+    folders = {word: found for word in spec.models if word not in there and (found := foreign_folder.folder_of(word))}
+    pushed = [foreign_folder.push(folder, spec.to, settings, quiet=spec.json) for folder in folders.values()]
+    chosen = [meant(name, there, source, settings) for name in spec.models if name not in folders]
+    chosen = chosen if spec.models else [name for name in sorted(there) if not there[name].problem]
+    for name in chosen:
+        if name not in there:
+            raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
+        if there[name].problem:
+            raise UsageError(f"{name} in {source.uri}: {there[name].problem}; make it again: inv train")
+    if not chosen and not folders:
+        raise UsageError(f"{source.uri} holds nothing to push; make something: inv train --phase base")
+    have = {one.name: one for one in target.artifacts()} if chosen else {}
+    for name in chosen:
+        manifest = source.manifest(name)
+        if name in have and not have[name].problem and have[name].fingerprint == manifest.fingerprint:
+            render.say(f"{name} is in {target.uri} already")
+            continue
+        folder = source.path(name, manifest.fingerprint)
+        with _only(folder, manifest) as files:
+            target.publish(files, name, manifest.fingerprint, manifest.about, flat=manifest.flat)
+        pushed.append(name)
+        render.say(f"{name} is in {target.uri}, read back")
+    if spec.json:
+        print_json({"to": target.uri, "pushed": pushed})
+
+
+def meant(name: str, there: Collection[str], source: Store, settings: Settings) -> str:
+    """Return the artifact that a word means: a name, or a phase, as other commands take it. Raises UsageError."""
+    if name in there or name not in PHASES:
+        return name
+    found, _ = find_model(replace(settings, store=source.uri), name, "", render.say)
+    assert found is not None, "a phase is no folder"
+    return found.name
+
+
+@contextlib.contextmanager
+def _only(folder: Path, manifest: Manifest) -> Iterator[Path]:
+    """Yield a folder with the files of that artifact alone: flat ones lie beside others."""
+    if not manifest.flat:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="slipway-") as copies:
+        for entry in manifest.files:
+            shutil.copyfile(folder / entry.path, Path(copies, entry.path))
+        yield Path(copies)

@@ -1,0 +1,34 @@
+"""The command `ckpt.show`: one checkpoint, by its manifest."""
+
+from typing import Any
+
+from infra.errors import UsageError
+from scripts.checkpoints.flags import CkptShowFlags
+from scripts.checkpoints.found import about, everything, named
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
+from store.catalogue import FoundCheckpoint
+
+
+def ckpt_show(spec: CkptShowFlags) -> None:
+    one = named(everything(context.settings(), spec.from_), spec.model, spec.from_)
+    if one.trouble:
+        raise UsageError(f"{one.name}: {one.trouble}; see all of it: inv ckpt.verify {one.name}")
+    if spec.json:
+        print_json({**about(one), "manifest": one.manifest})
+        return
+    facts = {**about(one), **{name: one.manifest[name] for name in sorted(one.manifest) if name != "files"}}
+    lines = [(name, _words(value)) for name, value in facts.items()]
+    lines += [(f"file {file['path']}", f"{file['size']} bytes, sha256 {file['sha256']}") for file in _files(one)]
+    print(render.clean(columns(lines)))
+
+
+def _files(one: FoundCheckpoint) -> list[dict[str, Any]]:
+    return list(one.manifest["files"])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
+    return "?" if value is None else str(value)

@@ -1,0 +1,32 @@
+"""The command `ckpt.status`: what of runs is in their store, and what is pending."""
+
+from flows.reading import status as runs
+from infra.runs.lookup import find_run
+from scripts.checkpoints.flags import CkptStatusFlags
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from store import moving_line
+
+AT_WORK = ("planned", "idle", "running", "ending")
+
+
+def ckpt_status(spec: CkptStatusFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal, moving_line.waiting("asking every pod"):
+        name = find_run(journal, spec.run).run if spec.run else ""
+        views = [one for one in runs.status(journal, settings, name)
+                 if (one.run == name if name else one.state in AT_WORK)]  # fmt: skip
+    if spec.json:
+        print_json([{"run": one.run, "pending": list(one.pending), "problem": one.upload_problem or None,
+                     "in_store": dict(one.in_store)} for one in views])  # fmt: skip
+        return
+    if not views:
+        render.say("no run is at work")
+    for one in views:
+        saved = ", ".join(one.in_store) or "none"
+        print(render.clean(f"{one.run}: pending {len(one.pending)}; newest checkpoints in the store: {saved}"))
+        for name in one.pending:
+            print(render.clean(f"  {name}"))
+        if one.upload_problem:
+            render.say(render.clean(f"  the store cannot be written just now: {one.upload_problem}"))

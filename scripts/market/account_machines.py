@@ -1,0 +1,64 @@
+"""Machines in the accounts as `audit` and `reap` show them, and the exit code of both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from invoke import Exit
+
+from flows.pods.accounts import Done
+from flows.supervisor.over_limit import OverLimit
+from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
+from scripts.cli import render
+from scripts.cli.session import past_limit_words
+
+NOBODY = "no vendor's key is set, and nothing was rented that may still run: there is no account to ask"
+
+
+def done_words(one: Done) -> str:
+    return render.clean(f"{one.provider}: {one.run}: {one.what}")
+
+
+def leave(
+    command: str, found: Sequence[Finding], problems: Sequence[str], then: str, over: Sequence[OverLimit] = ()
+) -> None:
+    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known.
+
+    `over`: pods that were found past their limit, ended by now or not.
+    """
+    wrong = [one for one in found if one.is_wrong]
+    unclear = [one for one in wrong if one.kind == UNCLEAR]
+    unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
+    said = [past_limit_words(over)] if over else []
+    if sure := [one for one in wrong if one not in (*unclear, *unknown)]:
+        said.append(f"{in_words(sure)} should not run; {then}")
+    if unclear:
+        said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
+    if unknown:
+        names = ", ".join(f"{one.provider} {one.pod_id or '?'} ({one.note})" for one in unknown)
+        said.append(f"what cannot be read may be ours, and bill; look at the vendor's own page: {names}")
+    if problems:
+        said.append("not every account could be asked, so there may be more: " + "; ".join(problems))
+    if said:
+        raise Exit(render.clean(f"inv {command}: " + "\n".join(said)), code=5)
+
+
+def in_words(found: Sequence[Finding]) -> str:
+    names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in found)
+    cost = render.usd(sum(one.micro_usd_per_hour for one in found))
+    return f"{render.count(len(found), 'machine')} of ours at {cost} USD/h ({names})"
+
+
+def machine_json(one: Finding) -> dict[str, Any]:
+    """Return one machine as JSON; null is what nobody knows. Money is a decimal string in US dollars."""
+    return {
+        "provider": one.provider,
+        "id": one.pod_id or None,
+        "whose": one.kind,
+        "run": one.run or None,
+        "name": one.name or None,
+        "token": one.token or None,
+        "state": one.state or None,
+        "usd_per_hour": render.usd(one.micro_usd_per_hour),
+        "age_s": None if one.age_s is None else round(one.age_s),
+        "note": one.note or None,
+    }

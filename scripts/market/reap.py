@@ -1,0 +1,36 @@
+"""The command `inv reap`: what is due in the accounts, done now."""
+
+from dataclasses import asdict
+
+from flows.pods import accounts as use_case
+from infra.runs.settle import settle
+from infra.settings import is_rented
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
+from scripts.market.flags import ReapFlags
+from store import moving_line
+
+
+def reap(spec: ReapFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
+        if here and not spec.provider:
+            settle(journal, settings, render.tell, here)
+        with moving_line.waiting("asking every account"):
+            seen = use_case.reap(journal, settings, spec.provider)
+    if seen.is_alone:
+        render.say(NOBODY)
+    if spec.json:
+        due = [machine_json(one) for one in seen.found if one.is_wrong]
+        print_json({"done": [asdict(one) for one in seen.done], "due": due, "problems": seen.problems})
+    else:
+        for one in seen.done:
+            print(done_words(one))
+        for problem in seen.problems:
+            render.say(render.clean(problem))
+        if not seen.done:
+            render.say("nothing was due")
+    leave("reap", seen.found, seen.problems, "run again: inv reap")

@@ -1,0 +1,60 @@
+"""The command `chat`: a conversation with a model here, or with a service."""
+
+import math
+import os
+from pathlib import Path
+
+from flows.models.find_model import find_model
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import context, local_step, render
+from scripts.models.flags import ChatFlags
+from scripts.models.gguf_files import LLAMA, refuse_gguf
+from trainer.config import phases_for
+from trainer.talk import TalkPlace
+
+ENGINES = ("torch", LLAMA)
+HISTORY = "chat-history"
+
+
+def chat(spec: ChatFlags) -> None:
+    from infra import train_env
+
+    if spec.prompt is not None and not spec.prompt.strip():
+        raise UsageError("--prompt is empty; leave it out for a conversation")
+    if spec.max_tokens < 1:
+        raise UsageError(f"--max-tokens is {spec.max_tokens}; it must be at least 1")
+    if not 0 <= spec.temperature < math.inf:
+        raise UsageError(f"--temperature is {spec.temperature}; it must be a number from 0 up")
+    if spec.engine not in ENGINES:
+        raise UsageError(f"--engine is {spec.engine!r}; known: {', '.join(ENGINES)}")
+    settings = context.settings()
+    if spec.endpoint:
+        from scripts.services import endpoint_chat
+
+        endpoint_chat.hold(
+            spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens, spec.system,
+            place_of(settings),
+        )  # fmt: skip
+        return
+    first = () if spec.engine == "torch" else phases_for(LLAMA)
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
+    name = found.name if found else folder.name
+    if spec.engine == "torch":
+        python, said = local_step.python(settings), ["-m", "trainer", "chat"]
+    else:
+        refuse_gguf(folder, name, instead="leave out --engine llama.cpp")
+        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
+    place = place_of(settings)
+    values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
+              "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
+    said += [f"--{word}={value}" for word, value in values.items()]  # a value may begin with dashes
+    said += [f"--prompt={spec.prompt}"] if spec.prompt else []
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    train_env.exec_interactive(said, root=ROOT, python=python)
+
+
+def place_of(settings: Settings) -> TalkPlace:
+    """Return the place of a conversation: its history beside the journal, saved files in the current folder."""
+    return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))

@@ -1,0 +1,53 @@
+"""The command `export`: a model as a Hugging Face folder, or as a GGUF file."""
+
+from pathlib import Path
+
+from flows.models.find_model import GGUF_TYPES, find_model
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from scripts.cli import context, local_step, render
+from scripts.models.flags import ExportFlags
+from scripts.models.gguf_files import LLAMA, refuse_gguf
+from store import packs
+from trainer.config import phases_for
+
+
+def check_export(spec: ExportFlags) -> None:
+    """Raise UsageError for flags of an export that mean nothing together."""
+    if said := packs.lacking("exports", spec.bits):
+        raise UsageError(f"--bits {said}")
+    if spec.bits not in ("", "gguf", *packs.entries("exports")):
+        raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")
+    if spec.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
+    if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
+        raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    if spec.bits == "gguf" and (spec.dtype != "float32" or "dtype" in spec.typed):
+        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
+    if spec.bits != "gguf" and (spec.gguf_type != "tq2_0" or "gguf_type" in spec.typed):
+        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")
+
+
+def export(spec: ExportFlags) -> None:
+    check_export(spec)
+    settings = context.settings()
+    is_ternary = spec.bits in packs.entries("exports") or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, phases_for(LLAMA) if is_ternary else ())
+    kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    if spec.bits == "gguf":
+        refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
+    named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
+    to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
+    group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
+    if spec.bits == "gguf":
+        group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]
+    elif spec.bits:
+        said += ["--layout", spec.bits]
+    from infra import train_env
+
+    said += ["--model", str(folder), "--out", str(to)]
+    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings, group)):
+        pass
+    print(to)

@@ -1,0 +1,76 @@
+"""The command `train`: the steps of a launch, in this terminal."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from invoke import Exit
+
+from flows.planning import memory_check
+from flows.planning.training_plan import Work, plan_for
+from flows.runs.run_leases import foreground, move_names
+from flows.specs import variables
+from infra.agent import host
+from infra.agent.job import Limits
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.records import Request
+from infra.selection import registry
+from scripts.cli import context, local_step, plan_text, prompts, render
+from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.local_step import run as run_step
+from scripts.models.flags import TrainFlags
+from trainer.records.phase_registry import PHASES
+
+
+def run_script(script: str) -> None:
+    """Run somebody's own file as `inv launch --script` does, here and now."""
+    path = Path(script).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--script: there is no file {script}")
+    settings = context.settings()
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(1, len(host.nvidia()[0]))}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+    done = subprocess.run([str(local_step.python(settings)), *words, str(path), *words_after_dashes()], env=environ)
+    if done.returncode:
+        raise Exit(f"{script} ended with exit code {done.returncode}", code=1)
+
+
+def train(spec: TrainFlags) -> None:
+    if spec.script:
+        run_script(spec.script)
+        return
+    if spec.profile and spec.config:
+        raise UsageError("--profile and --config mean the same; choose one")
+    spec = variables.applied(spec, context.settings().given)
+    settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store)
+    work = Work.of(spec, settings)
+    limits = Limits(reserve_bytes=settings.reserve_bytes)
+    here = registry.provider(settings, "local")
+    plan = plan_for(work, settings, Request(run="foreground"), here, limits)
+    if made := prompts.ask_about_made(plan, yes=spec.json):
+        plan = plan_for(replace(work, made=made), settings, Request(run="foreground"), here, limits)
+    if not spec.json:
+        plan_text.show_plan(plan)
+    move_names(plan)
+    results = {}
+    due = plan.job.steps if plan.job else ()
+    if plan.job and plan.job.trackers:
+        say = "a training in the foreground has no trackers; for those: ./inv launch --track"
+        if spec.track:
+            raise UsageError(f"--track {spec.track}: {say} {spec.track}")
+        render.say(say)
+    if spec.prepare:
+        due = tuple(step for step in due if step.name not in PHASES)
+    memory_check.check(memory_check.phases_of(due))
+    with foreground(plan, render.say):
+        for step in due:
+            results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=spec.json)
+    if spec.json:
+        print_json({"state": "succeeded", "ran": list(results), "results": results})
+    elif not results:
+        render.say("everything is here; nothing to do")
+    elif spec.init and not spec.prepare:
+        made = due[-1].config["making"]["name"]
+        render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")

@@ -1,0 +1,93 @@
+"""The command `forward`: a port of the machine of a run, or the page of a tracker, on this machine."""
+
+import http.client
+import logging
+import re
+import signal
+import socket
+import time
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.op import Op
+from infra.runs import pods
+from infra.runs.lookup import find_run, way
+from infra.transport.protocol import Transport
+from infra.transport.streams.port_forward import LOOPBACK
+from scripts.cli import context, render
+from scripts.cli.session import open_journal
+from scripts.pods.flags import ForwardFlags
+from store import packs
+
+PAGE_S = 240.0  # time until it answers: a busy machine imports slowly
+ANSWER_S = 5.0
+POLL_S = 0.25
+
+
+def is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
+
+
+def forward(spec: ForwardFlags) -> None:
+    *run, ports = spec.what or [""]
+    pages = {name: one for name, one in packs.named_trackers().items() if one.page}
+    local, _, remote = f"{pages[ports].port}:{ports}".partition(":") if ports in pages else ports.partition(":")
+    remote = remote or local
+    if why := packs.lacking("trackers", remote):
+        raise UsageError(why)
+    if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote in pages):
+        named = ", or ".join(("inv forward brave-otter-3 8000:8000", *pages))
+        raise UsageError(f"expected a run and ports, such as: {named}")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        op = find_run(journal, *run)
+        transport = way(settings, op)
+        if remote in pages:
+            show_page(pages[remote], op, transport, int(local))
+            return
+        with transport.forward(int(local), int(remote)) as port:
+            render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+            shown = next((name for name, one in pages.items() if one.port == int(remote)), "")
+            if shown and not answers(port):
+                render.say(f"nothing is listening there yet; for {pages[shown].title}: inv forward {op.run} {shown}")
+            signal.pause()
+
+
+def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: int) -> None:
+    """Show the run's figures on a tracker's page, from the run's machine, until Ctrl-C. Raises SlipwayError."""
+    with socket.create_server((LOOPBACK, 0)) as free:
+        there = free.getsockname()[1]  # on another machine it may be taken: the page says so
+    # nothing answers yet, which is expected
+    logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
+    pod, environments = pods.folder_of(op), op.read_job().environments
+    around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
+    around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
+    line = [transport.python, "-m", "infra.agent.own_environment", tracker.environment, tracker.page]
+    line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
+    render.say(f"{op.run}: {tracker.title} begins there; the first time its environment is made")
+    with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:
+        deadline = time.monotonic() + PAGE_S
+        while not answers(port):
+            ending = look()
+            if ending or time.monotonic() > deadline:
+                why = f"no answer after {render.duration(PAGE_S)}"
+                if ending:
+                    why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
+                raise SlipwayError(render.clean(f"{op.run}: {tracker.title} does not run: {why}"))
+            time.sleep(POLL_S)
+        render.say(f"{tracker.title} of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
+        while look() is None:
+            time.sleep(POLL_S)
+    raise SlipwayError(f"{op.run}: {tracker.title} exited")
+
+
+def answers(port: int) -> bool:
+    """Return whether somebody there speaks HTTP."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
+    try:
+        connection.request("HEAD", "/")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

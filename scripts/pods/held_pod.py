@@ -1,0 +1,30 @@
+"""The pod that a stage of a launch deals with: the named one, else that of the line, else the only one."""
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
+from infra.runs.lookup import find_run
+from scripts.cli import session
+
+
+def find_pod(journal: Journal, name: str = "") -> Op:
+    """Return a live pod that takes work: by a prefix of its name, else that of this line, else the only one.
+
+    The rest of the line deals with it. Raises UsageError; SlipwayError: there is none.
+    """
+    there = [op for op in journal.ops(live=True) if op.stays]
+    name = name or session.current()
+    if name:
+        op = find_run(journal, name)
+        if not op.is_live:
+            raise UsageError(f"{op.run} has ended; run: inv pod.create --run-name {op.run}")
+        if not op.stays:
+            raise UsageError(f"{op.run} is the pod of a launch, and ends with it; run: inv pod.create")
+    elif len(there) == 1:
+        op = there[0]
+    elif there:
+        raise UsageError(f"several pods are there; name one of: {', '.join(op.run for op in there)}")
+    else:
+        raise SlipwayError("there is no pod; run: inv pod.create")
+    session.use(op)
+    return op

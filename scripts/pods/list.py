@@ -1,0 +1,29 @@
+"""The command `pod.list`: every pod."""
+
+from infra.runs.settle import settle
+from scripts.cli import context, render
+from scripts.cli.flags import Output
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
+from scripts.cli.session import open_journal
+from scripts.runs.deploy import about
+
+
+def list_(spec: Output) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        settle(journal, settings, render.tell)
+        ops = journal.ops(live=True)
+    rows = [about(op, settings) for op in ops]
+    if spec.json:
+        print_json(rows)
+    elif rows:
+        table = [("pod", "provider", "id", "state", "USD/h", "age", "what for")]
+        for row in rows:
+            about_it = (row["state"], row["usd_per_hour"], render.duration(row["age_s"]), row["for"])
+            table.append((row["run"], row["provider"], row["id"] or "?", *about_it))
+        print(render.clean(columns(table)))
+        total = render.usd(sum(op.rate for op in ops))
+        render.say(f"{render.count(len(ops), 'pod')}, {total} USD/h together")
+    else:
+        render.say("there is no pod; make one: inv pod.create")

@@ -1,0 +1,31 @@
+"""The command `pull`: the artifacts, logs and verdict of a run, copied here."""
+
+from infra.runs.lookup import find_run
+from infra.runs.run_home import RunHome
+from infra.runs.settle import bring_home
+from infra.runs.sync import mirror
+from infra.selection import registry
+from infra.transport import large_files
+from infra.transport.meter import Meter
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.pods.flags import PullFlags
+from scripts.pods.transfers import about, moved, rate
+
+
+def pull(spec: PullFlags) -> None:
+    settings = context.settings()
+    meter = Meter(rate(spec.bwlimit))
+    with open_journal(settings) as journal:
+        op = find_run(journal, spec.run)
+        vendor = registry.provider(settings, op.vendor)
+        names = large_files.persist(
+            lambda: bring_home(op, vendor, settings, meter), meter, mirror.PATIENCE_S, render.tell
+        )
+    if spec.json:
+        print_json({"run": op.run, "brought": names, "store": op.store, **about(meter)})
+        return
+    render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {RunHome.of(op.run, settings.homes).pod.logs}")
+    if names:
+        render.say(moved(meter))

@@ -1,0 +1,43 @@
+"""The command `pod.run`: a training on a pod that is there."""
+
+from dataclasses import replace
+
+from flows.planning.training_plan import Work
+from flows.pods import held_pods
+from flows.runs import run_leases
+from flows.specs import variables
+from infra.runs.settle import settle
+from infra.selection import preflight, registry
+from scripts.cli import context, plan_text, prompts, render
+from scripts.cli.session import open_journal
+from scripts.pods.flags import RunFlags
+from scripts.pods.held_pod import find_pod
+from scripts.runs import following, launch
+
+
+def run(spec: RunFlags) -> None:
+    spec = variables.applied(spec, context.settings().given)
+    settings = context.settings_of(spec)
+    work = Work.of(spec, settings)
+    with open_journal(settings) as journal:
+        settle(journal, settings, render.tell)
+        op = find_pod(journal, spec.run)
+        plan = held_pods.plan(op, work, settings)
+        if not spec.dry_run and (made := prompts.ask_about_made(plan, yes=spec.json)):
+            plan = held_pods.plan(op, replace(work, made=made), settings)
+        if not spec.json:
+            plan_text.show_plan(plan)
+        if registry.provider(settings, op.vendor).is_rented and plan.job:
+            preflight.check_work(plan, settings, spec.with_missing, context.again("--with-missing"))
+        if spec.dry_run or plan.job is None:
+            if not spec.dry_run:
+                run_leases.move_names(plan)
+            launch.report_plan(plan, journal, spec)
+            return
+        if spec.no_setup and plan.job:
+            plan = replace(plan, job=replace(plan.job, no_setup=True))
+        op = held_pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
+        if spec.detach:
+            following.leave(op, settings, spec.json)
+            return
+        following.conclude(op, journal, settings, spec.json)

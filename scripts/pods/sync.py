@@ -1,0 +1,60 @@
+"""The command `pod.sync`: the code, sent to the machine of a run again."""
+
+from dataclasses import asdict
+
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.runs import pods
+from infra.runs.lookup import find_run, way
+from infra.runs.sync.send_code import send_code
+from infra.selection import registry
+from infra.transport import push as code_sync
+from infra.transport.meter import Meter
+from infra.transport.shipment import SyncPlan, preview
+from scripts.cli import context, render, session
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.pods.flags import SyncFlags
+from scripts.pods.transfers import about, moved, rate
+
+
+def sync(spec: SyncFlags) -> None:
+    run = spec.run
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        run = run or session.current()
+        op = find_run(journal, run) if run or not spec.plan else None
+        if spec.plan:
+            known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
+            seen = preview(ROOT, known, op.send_anyway if op else ())
+            print_json(seen) if spec.json else show_sync(seen, op.run if op else "")
+            return
+        assert op is not None
+        if not op.is_live:
+            raise UsageError(f"{op.run} has ended; a new launch sends the current code")
+        if op.stays:
+            session.use(op)
+        meter = Meter(rate(spec.bwlimit))
+        done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say, meter)
+    if spec.json:
+        print_json({**asdict(done), **about(meter)})
+    else:
+        render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
+        if meter.ways:
+            render.say(moved(meter))
+
+
+def show_sync(plan: SyncPlan, run: str) -> None:
+    """Show what a push would do: totals, the largest files, what is new, what stays here and why."""
+    out = render.console(stderr=False)
+    since = f" since the last push to {run}" if run else ""
+    out.print(
+        f"{plan.files:,} files, {render.size(plan.bytes)}; {len(plan.new):,} new{since}, {len(plan.gone):,} to remove"
+    )
+    table = render.new_table("largest", "size")
+    for path, num_bytes in plan.largest:
+        table.add_row(render.clean(path), render.size(num_bytes))
+    out.print(table, markup=False)
+    for refusal in plan.refused:
+        out.print(f"refused, stays here: {render.clean(str(refusal))}", markup=False)
+    out.print(f"ignored by git: {plan.ignored_files:,} files, {render.size(plan.ignored_bytes)}")

@@ -1,0 +1,33 @@
+"""The rate of a transfer as it is typed, and what went over the connection as `pod.sync` and `pull` tell it."""
+
+import re
+from typing import Any
+
+from infra.errors import UsageError
+from infra.transport.meter import Meter
+from scripts.cli import render
+
+SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
+
+
+def rate(text: str) -> float | None:
+    """Return the bytes per second of `10MB`, `1.5GB`, `800kB`; None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
+    bytes_per_s = float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found[2]] if found else 0.0
+    if bytes_per_s < SLOWEST_RATE:
+        raise UsageError(f"{text[:40]!r} is not a rate of 10kB or more; write it for each second: 800kB, 10MB, 1.5GB")
+    return bytes_per_s
+
+
+def about(meter: Meter) -> dict[str, Any]:
+    return {"bytes_moved": meter.num_bytes, "cuts": meter.cuts, "by": sorted(meter.ways)}
+
+
+def moved(meter: Meter) -> str:
+    """Return in words what went over the connection."""
+    ways = {"rsync": "large files by rsync", "pieces": "large files in pieces"}
+    more = [ways[one] for one in sorted(meter.ways)]
+    more += [f"the connection was cut {render.count(meter.cuts, 'time')}"] if meter.cuts else []
+    return ", ".join([f"{render.size(meter.num_bytes)} went over the connection", *more])

@@ -1,0 +1,24 @@
+"""The command `pool.check`: which own machines can be reached."""
+
+from infra.machines import survey
+from infra.providers.ssh import connections
+from scripts.cli import context
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import clean, columns
+from scripts.pools.flags import CheckFlags
+from scripts.pools.own_machines import leave, meant
+
+
+def check(spec: CheckFlags) -> None:
+    settings = context.settings()
+    hosts, unusable = meant(settings, spec.pool)
+    looks = survey.reachable(hosts, connections(settings))
+    seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
+    if spec.json:
+        says = [one.shell_says for one in looks] + [""] * len(unusable)
+        print_json([{"host": place, "problem": problem or None, "shell_says": said}
+                    for (place, problem), said in zip(seen, says, strict=True)])  # fmt: skip
+    else:
+        verdicts = [(one.host.place, one.verdict) for one in looks] + [(one.place, one.why) for one in unusable]
+        print(clean(columns(verdicts)))
+    leave(seen)

@@ -1,0 +1,31 @@
+"""The command `hosts`: machines that have failed and are no longer offered."""
+
+from infra.errors import UsageError
+from infra.machines.host_memory import HostMemory
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import clean, columns
+from scripts.pools.flags import HostsFlags
+
+
+def hosts(spec: HostsFlags) -> None:
+    memory = HostMemory.beside(context.settings().state_file)
+    failed = {machine: known for machine, known in memory.all().items() if known.failure}
+    for word in spec.forget:
+        found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
+        if not found:
+            raise UsageError(f"{word!r} is not remembered; available: {', '.join(failed) or 'nothing'}")
+        for machine in found:
+            memory.forgive(machine)
+            failed.pop(machine)
+            render.say(f"{machine} may be offered again")
+    if spec.json:
+        print_json(
+            {name: {"failure": one.failure, "failed_at": render.iso(one.failed_at)} for name, one in failed.items()}
+        )
+    elif failed:
+        rows = [("machine", "failed at", "why")]
+        rows += [(name, str(render.iso(one.failed_at)), one.failure) for name, one in failed.items()]
+        print(clean(columns(rows)))
+    elif not spec.forget:
+        render.say("no machine has failed")

@@ -1,0 +1,50 @@
+"""The command `pool.up`: a look at every own machine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra.machines import survey
+from infra.machines.host_memory import HostMemory
+from infra.providers.ssh import connections
+from scripts.cli import context
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import clean, columns
+from scripts.pools.flags import UpFlags
+from scripts.pools.own_machines import leave, meant
+
+
+def up(spec: UpFlags) -> None:
+    settings = context.settings()
+    hosts, unusable = meant(settings, spec.pool)
+    looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    seen = [(one.host.place, one.facts, one.problem) for one in looks] + [(one.place, {}, one.why) for one in unusable]
+    if spec.json:
+        print_json([{"host": place, "problem": problem or None, **facts} for place, facts, problem in seen])
+    else:
+        heads = ("host", "CPUs", "memory", "disk free", "GPUs", "Python", "rsync", "uv", "")
+        verdicts = [(one.host.place, one.facts, one.verdict) for one in looks]
+        verdicts += [(one.place, {}, one.why) for one in unusable]
+        print(clean(columns([heads, *(up_row(*one) for one in verdicts)])))
+    leave([(place, problem) for place, _, problem in seen])
+
+
+def up_row(place: str, facts: Mapping[str, Any], verdict: str) -> tuple[str, ...]:
+    """Return the line of a machine that was asked; without facts it did not answer."""
+    if not facts:
+        return (place, *("?",) * 7, verdict)
+    gpus = [gpu["name"] for gpu in facts["gpus"]]
+    return (
+        place,
+        str(facts["cpus"]),
+        gigabytes(facts["memory_bytes"]),
+        gigabytes(facts["free_bytes"]),
+        f"{len(gpus)} x {gpus[0]}" if gpus else "none",
+        facts["python"],
+        "yes" if facts["rsync"] else "no",
+        "yes" if facts["uv"] else "no",
+        verdict,
+    )
+
+
+def gigabytes(size: int | None) -> str:
+    return "?" if size is None else f"{size / 1e9:.0f} GB"

@@ -1,0 +1,77 @@
+"""The command `serve.bench`: load on a service at a given rate, and the measurements."""
+
+import math
+from typing import Any
+
+from infra import train_env
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.ledger import service_rows
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.services.flags import BenchFlags
+from serve.policy import service_state
+from serve.processes import controller_client
+from store import moving_line
+
+MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
+
+
+def bench(spec: BenchFlags) -> None:
+    name = spec.name
+    settings = context.settings()
+    duration_s = context.seconds(spec.duration)
+    if not 0 < spec.rate < math.inf or duration_s is None or spec.max_tokens < 1:
+        raise UsageError("--rate, --duration and --max-tokens must be more than 0")
+    if spec.target_ttft is not None and not 0 < spec.target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {spec.target_ttft:g}; it must be seconds, more than 0")
+    if spec.rate * duration_s > MOST_REQUESTS:
+        number = f"{spec.rate * duration_s:.0f} requests"
+        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
+                         f"{MOST_REQUESTS} are the most that can be counted")  # fmt: skip
+    with open_journal(settings) as journal:
+        name = controller_client.find(name, journal)
+        with moving_line.waiting(f"{name}: asked"):
+            seen = controller_client.ensure(name, settings, journal, render.tell)
+        row = service_rows.find(journal, name)
+        assert row is not None
+        newest = service_state.wanted_of(row.wanted).newest
+        certfile = controller_client.certfile(name, journal)
+        ready = len(service_state.seen_of(row.seen).serving)
+    if not ready:
+        raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
+    config = {"url": seen.endpoint, "certfile": certfile, "rate": spec.rate, "duration_s": duration_s,
+              "model": service_state.served_name(name, newest.service), "max_tokens": spec.max_tokens,
+              "prompt": spec.prompt, "replicas": ready, "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
+    result: dict[str, Any] = {}
+    python = controller_client.python(settings, render.say)
+    with moving_line.waiting(f"{name}: {spec.rate:g} requests per second are sent"):
+        for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=python):
+            if record["kind"] == "round" and not spec.json:
+                moving_line.clear()
+                print(round_words(record), flush=True)
+            result = record if record["kind"] == "result" else result
+    if spec.json:
+        print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
+    first = result["rounds"][0]
+    if not first["answered_per_s"]:
+        hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
+        why = ", ".join(first["failures"])
+        raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+                           f"see: inv serve.logs {name} --tail 5")  # fmt: skip
+    if result.get("advice") and not spec.json:
+        print(result["advice"])
+
+
+def round_words(one: dict[str, Any]) -> str:
+    said = [
+        f"asked {one['asked_per_s']:.2f} requests/s: {one['answered_per_s']:.2f} answered/s, {one['failed']} failed, "
+        f"{one['tokens_per_s']:.1f} tokens/s"
+    ]
+    for what in ("ttft_s", "tpot_s", "latency_s"):
+        values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
+        said.append(f"{what.removesuffix('_s')} p50/p95/p99 {values} s")
+    if one["failed"]:
+        said.append(f"failed: {', '.join(one['failures'])}")
+    return "; ".join(said)

@@ -1,0 +1,106 @@
+"""The checklist of `inv doctor --for serve`: what should be in place before a service is started.
+
+In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
+nothing is changed. What is "off" is not needed.
+"""
+
+from pathlib import Path
+
+from flows.installation import doctor
+from flows.installation.doctor import DoctorLine
+from flows.services.serve import folder_of
+from infra.errors import SlipwayError
+from infra.settings import VENDORS, Settings
+from scripts.cli import render
+from serve import revision
+from serve import service as service_file
+from serve.engine import models
+from serve.processes.controller_process import Places
+from serve.replicas import placement
+from serve.service import Service
+from store.manifest import StoreError
+
+
+def serving(config: str, settings: Settings) -> list[DoctorLine]:
+    """Return a line for each thing that a service needs. Raises UsageError for a service file that is none."""
+    service = service_file.load(revision.path_of(config))
+    shipped = service_file.load(revision.CONFIG)
+    name = service.file.name or "slipway"
+    nodes = _nodes(settings)
+    own = sum(one.state == "ok" for one in nodes)
+    unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
+    return [*nodes, *_clouds(settings), _model(service, config, name, settings), *unread, _replicas(service, own),
+            _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
+
+
+def _nodes(settings: Settings) -> list[DoctorLine]:
+    if not settings.pools.exists():
+        return [DoctorLine("own machines", "off", f"no inventory {settings.pools}; write one, then: inv pool.up")]
+    try:
+        return doctor.nodes(settings)
+    except SlipwayError as error:
+        return [DoctorLine("own machines", "bad", str(error))]
+
+
+def _clouds(settings: Settings) -> list[DoctorLine]:
+    """Return a line per cloud, with what its account says: a key that is set may be void."""
+    found = []
+    for vendor, key in VENDORS.items():
+        if not getattr(settings, key):
+            found.append(DoctorLine(vendor, "off", f"no key; set {key.upper()} to rent there"))
+            continue
+        said = [one for one in doctor.account(vendor, settings) if one.name == "account"]
+        found += [DoctorLine(vendor, one.state, one.detail) for one in said]
+    return found
+
+
+def _model(service: Service, config: str, name: str, settings: Settings) -> DoctorLine:
+    """Return the line of the model that serve.up would take."""
+    try:
+        said = revision.model_meant(service, config, "", "", None)
+        source = folder_of(said, "", settings, name, render.tell)
+        if "://" in source:
+            where, size = "every machine can fetch it", models.size_there(source)
+        else:
+            where = "this machine and own ones; rented ones need hf://, s3:// or gs://: inv ckpt.push"
+            size = sum(path.stat().st_size for path in Path(source).iterdir() if path.is_file())
+        return DoctorLine("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
+    except (SlipwayError, StoreError, OSError) as error:
+        return DoctorLine("model", "bad", " ".join(str(error).split()))
+
+
+def _replicas(service: Service, own: int) -> DoctorLine:
+    least = service.policy.min_replicas
+    if least == own or not own:
+        return DoctorLine("min_replicas", "ok", f"{least}, {f'one on each of {own}' if own else 'and no'} own machines")
+    how = f"{least - own} of them rented all the time" if least > own else f"{own - least} own machines for bursts"
+    return DoctorLine("min_replicas", "off", f"{least} for {own} own machines: {how}")
+
+
+def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
+    """Return the line of the load: whether a number was chosen, as one that fits the model is measured."""
+    target = service.policy.target_qps_per_replica
+    ask = f"measure it: inv serve.bench {name} --target-ttft 1"
+    if target is None:
+        return DoctorLine(
+            "target_qps_per_replica", "off", f"none: the number of replicas is fixed; what one can do: {ask}"
+        )
+    if target == shipped.policy.target_qps_per_replica:
+        return DoctorLine("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
+    return DoctorLine("target_qps_per_replica", "ok", f"{target}")
+
+
+def _alerts(settings: Settings) -> DoctorLine:
+    where = "figures: /metrics of its address for Prometheus, inv serve.status --metrics"
+    if settings.notify:
+        return DoctorLine("monitoring", "ok", f"{where}; runs that end are told to {settings.notify}")
+    return DoctorLine("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so nobody is told when a run ends")
+
+
+def _door(name: str, settings: Settings) -> DoctorLine:
+    """Return the line of who gets in. HTTPS is for what stands before the gateway."""
+    proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
+    if Places.of(settings, name).keys.exists():
+        return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")
+    return DoctorLine("access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for "
+                   f"WHO; {proxy}")  # fmt: skip

@@ -1,0 +1,32 @@
+"""The command `serve.down`: the end of a service."""
+
+from flows.supervisor import supervisor_client
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.services.flags import ServeDownFlags
+from serve.processes import controller_client
+from store import moving_line
+
+
+def down(spec: ServeDownFlags) -> None:
+    if spec.name and spec.all:
+        raise UsageError(f"--all and {spec.name}: give one of them")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        names = (
+            [one.name for one in service_rows.every(journal)]
+            if spec.all
+            else [controller_client.find(spec.name, journal)]
+        )
+        for one in names:
+            with moving_line.waiting(f"{one} ends"):
+                controller_client.finish(one, settings, journal, render.tell)
+            render.say(f"{one}: ended, nothing of it runs")
+        supervisor_client.leave_if_done(settings)
+        if spec.json:
+            print_json({"ended": names})
+        elif not names:
+            render.say("no service is running")

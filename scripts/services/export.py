@@ -1,0 +1,36 @@
+"""The command `serve.export`: a service file for `sky serve up`."""
+
+import sys
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from scripts.cli import context, render
+from scripts.cli.session import open_journal
+from scripts.services.flags import ServeExportFlags
+from serve import revision
+from serve import service as service_file
+from serve.policy import service_state
+
+
+def export(spec: ServeExportFlags) -> None:
+    import yaml
+
+    if spec.engine != "skyserve":
+        raise UsageError(f"--engine {spec.engine}: known: skyserve")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        row = service_rows.find(journal, spec.config) if spec.config else None
+    service = (
+        service_state.wanted_of(row.wanted).newest.service if row else service_file.load(revision.path_of(spec.config))
+    )
+    document = service_file.to_skyserve(service, spec.model)
+    text = yaml.safe_dump(document, sort_keys=False, width=120)
+    if spec.out:
+        try:
+            Path(spec.out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {spec.out}: {error.strerror}") from None
+        render.say(f"sky serve up {spec.out} --service-name {service.file.name or 'slipway'}")
+    else:
+        sys.stdout.write(text)

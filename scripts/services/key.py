@@ -1,0 +1,65 @@
+"""The command `serve.key`: the API keys of a service."""
+
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from infra.names import check_name
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.services.flags import KeyFlags
+from serve.gateway import keys
+from serve.processes import controller_client, controller_process
+
+
+def key(spec: KeyFlags) -> None:
+    name = spec.name
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        known = [one.name for one in service_rows.every(journal)]
+        name = check_name(name) if name else controller_client.find("", journal)
+    if spec.drop and not spec.for_:
+        raise UsageError("--drop requires --for NAME")
+    path = controller_process.Places.of(settings, name).keys
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    if not spec.for_:
+        if spec.json:
+            print_json({"service": name, "keys": names})
+        else:
+            render.say(f"{name}: {', '.join(names) or 'it has no keys; clients need none'}")
+        return
+    if spec.drop and spec.for_ not in names:
+        raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
+    if spec.drop and len(names) == 1 and name in known:
+        raise UsageError(f"{name} has only this API key; removing it would make the endpoint public. Create "
+                         f"another key first: inv serve.key {name} --for NAME")  # fmt: skip
+    if not spec.drop and spec.for_ in names:
+        raise UsageError(f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
+                         f"inv serve.key {name} --for {spec.for_} --drop")  # fmt: skip
+    lines = [line for line in lines if line.split()[:1] != [spec.for_]]
+    made = ""
+    if not spec.drop:
+        made, line = keys.make(spec.for_)
+        lines.append(line)
+    from infra.agent.job import write_durably
+
+    write_durably(path, "".join(f"{line}\n" for line in lines), 0o600)
+    locks_after_s = keys.COUNTS_AFTER_S if name in known else None
+    if spec.json:
+        print_json({"service": name, "for": spec.for_, "key": made or None, "locks_after_s": locks_after_s})
+    elif spec.drop:
+        after = "" if locks_after_s is None else f" within {render.duration(locks_after_s)}"
+        render.say(f"{name}: the key of {spec.for_} is void{after}")
+    else:
+        render.say(f"{name}: the key of {spec.for_}, which is not shown again:")
+        print(made)
+        if not names:
+            render.say(lock_out(name, locks_after_s))
+
+
+def lock_out(name: str, after_s: float | None) -> str:
+    """Return from when clients without a key are refused; `after_s`: None while the service does not run."""
+    if after_s is None:
+        return f"{name} does not run; once it does, clients without a key are refused (401)"
+    return (f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
+            "from then on those without one are refused (401)")  # fmt: skip

@@ -1,0 +1,73 @@
+"""The command `serve.logs`: requests of a service, or the log of an engine or of the controller."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.runs.lookup import way
+from infra.runs.run_home import RunHome
+from infra.runs.sync import mirror
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.session import open_journal
+from scripts.services import services_text
+from scripts.services.flags import ServeLogsFlags
+from serve.processes import controller_client, controller_process
+
+FOLLOW_S = 0.5
+
+
+def logs(spec: ServeLogsFlags) -> None:
+    if spec.tail is not None and spec.tail < 0:
+        raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
+    if spec.controller and spec.replica_id is not None:
+        raise UsageError("--controller and --replica-id exclude each other")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        path = lambda: log_path(spec.name, spec.replica_id, spec.controller, settings, journal)  # noqa: E731
+        plain = spec.json or spec.controller or spec.replica_id is not None  # only requests are kept as JSON
+        line = str if plain else services_text.request_line
+        offset = write(path(), 0, spec.tail, line)
+        while spec.follow:
+            time.sleep(FOLLOW_S)
+            offset = write(path(), offset, None, line)
+
+
+def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
+    """Return a file of this machine that has the log; of a replica elsewhere, brought up to date."""
+    known = [one.name for one in service_rows.every(journal)]
+    if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
+        pass  # it has ended; what was written of it is here
+    else:
+        name = controller_client.find(name, journal)
+    places = controller_process.Places.of(settings, name)
+    if controller:
+        return places.log
+    if number is None:
+        return places.access
+    rows = journal.ops(run=f"{name}-{number}")
+    if not rows:
+        raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
+    home = RunHome.of(rows[-1].run, settings.homes)
+    if rows[-1].is_live and rows[-1].address:
+        mirror.bring_logs(rows[-1], way(settings, rows[-1]), home)
+    log = home.pod.log("engine")
+    return log if log.exists() else home.pod.log("environment")  # the folder of the log is made before
+
+
+def write(path: Path, offset: int, tail: int | None, form: Callable[[str], str] = str) -> int:
+    """Print from there on, each line in its form; return where it ends."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        if path.stat().st_size < offset:
+            offset = 0  # another file has taken its place
+        file.seek(offset)
+        text = file.read()
+    lines = text.decode(errors="replace").splitlines(keepends=True)
+    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+        print(render.clean(form(line.rstrip("\n"))), flush=True)
+    return offset + len(text)

@@ -1,0 +1,33 @@
+"""A service as several commands show it; whoever looks at one brings back a controller that has died."""
+
+from collections.abc import Sequence
+
+from flows.services.service_view import look
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from scripts.cli import render
+from scripts.cli.invoke_patch import print_json
+from scripts.services import services_text
+from serve.processes import controller_client
+
+
+def take_over(name: str, settings: Settings, journal: Journal) -> None:
+    """Bring back the controller of a service; where that cannot be done, say why: the service is shown as it was."""
+    try:
+        controller_client.ensure(name, settings, journal, render.tell)
+    except SlipwayError as error:
+        render.say(f"{name}: {error}")
+
+
+def show(
+    names: Sequence[str], settings: Settings, journal: Journal, *, with_replicas: bool, with_metrics: bool = False,
+    as_json: bool = False,
+) -> None:  # fmt: skip
+    found = look(names, settings, journal, with_metrics)
+    if as_json:
+        print_json(found[0] if len(names) == 1 and found else found)
+    elif not found:
+        render.say(services_text.NONE)
+    for one in found if not as_json else ():
+        print("\n".join(services_text.lines_about(one, with_replicas)))

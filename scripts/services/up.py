@@ -1,0 +1,95 @@
+"""The command `serve.up`: a service as it is wanted, in the journal, then its controller and its replicas at work."""
+
+import sys
+
+from flows.services import serve as use_case
+from infra.agent.job import Limits
+from infra.money import dollars, in_usd
+from infra.settings import Settings, is_rented
+from infra.units import count
+from scripts.cli import context, prompts, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
+from scripts.cli.session import open_journal
+from scripts.market import offers_table
+from scripts.services.flags import ServeUpFlags
+from scripts.services.one_service import show
+from serve import awaiting, revision
+from serve.budget import limit_of
+from serve.processes import controller_process
+from serve.replicas import placement
+from store import moving_line
+
+SHOWN = 20
+
+
+def up(spec: ServeUpFlags) -> None:
+    settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
+    with open_journal(settings) as journal:
+        with moving_line.waiting("looking at its model"):
+            found = use_case.plan(spec, journal, settings, render.tell)
+        name, old = found.name, found.old
+        if spec.dry_run:
+            show_placement(found, settings, spec.json)
+            return
+        wanted = use_case.wanted_by(found, spec, journal, settings, render.tell)
+        if old and wanted == old and controller_process.is_kept(name, journal):
+            render.say(f"{name}: nothing to change")
+        elif wanted != old and revision.rents(found.version, settings):
+            show_placement(found, settings, as_json=False, is_asked=False)
+            prompts.confirm(spec.yes)
+        with moving_line.waiting(f"{name}: starting its controller"):
+            seen = use_case.want(found, wanted, journal, settings, render.tell)
+        render.say(f"{name}: {seen.endpoint}")
+        if not spec.detach:
+            try:
+                with moving_line.waiting(f"{name}: starting its replicas"):
+                    awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
+            except KeyboardInterrupt:
+                render.say(
+                    f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
+                )
+                raise
+        show([name], settings, journal, with_replicas=False, as_json=spec.json)
+
+
+def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
+    """Show the order in which machines are tried, and what they cost. Raises NoOffer.
+
+    is_asked: it is all that is wanted; else it is told beside what is, before that.
+    """
+    name, version = found.name, found.version
+    service = version.service
+    with moving_line.waiting("looking for machines"):
+        offers = use_case.places(found, settings, render.tell)
+    least, most = service.policy.min_replicas, service.policy.most
+    if as_json:
+        rows = [
+            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
+             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in offers]  # fmt: skip
+        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
+                    "max_replicas": most, "placement": rows})  # fmt: skip
+        return
+    table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
+    for number, one in enumerate(offers[:SHOWN], 1):
+        what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
+        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
+                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
+    many = count(most, "replica") if least == most else f"{least} to {most} replicas"
+    render.say(f"{name}: {version.model} by {version.engine}, {many}; machines in the order "
+               "in which they are tried:")  # fmt: skip
+    print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
+    rate, left = 0, least
+    for one in offers:  # an own machine holds one replica; a vendor has many of a kind
+        taken = min(left, 1 if one.place else left)
+        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    limit = service.ours.spend_limit
+    cost = f"all together, at most {in_usd(limit_of(limit))}" if limit else "no limit"
+    until = f"{cost}; nothing was started" if is_asked else cost
+    render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
+    if limit:
+        each = Limits(spend_micro_usd=limit_of(limit) // most)
+        rented = [(one, each) for one in offers if is_rented(one.provider)]
+        off = "nobody answers, as its gateway runs here, and no replica is replaced"
+        offers_table.show_laptop_off(off, rented, settings)
