@@ -20,12 +20,16 @@ FOLDER = Path(__file__).resolve().parents[1] / "packs"
 INDEX = Path(__file__).with_name("known_packs.json")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackCommand:
-    """A command of a pack. `where`: its function, as "module:attribute"; `summary`: the first line of its help."""
+@dataclass(frozen=True)
+class CommandEntry:
+    """A command, by the name that is typed: of a pack, or of the core in `scripts/commands.py`."""
 
     where: str
+    """Function of the command, as "module:attribute"."""
     summary: str
+    """First line of the help of the command."""
+    is_default: bool = False
+    """True if the name of the collection alone means this command: `tokenizer` for `tokenizer.train`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ class Pack:
     """The line of the pack in `inv --list`."""
     needs: tuple[str, ...] = ()
     """Names of the packs that this one imports."""
-    commands: Mapping[str, PackCommand] = field(default_factory=dict)
+    commands: Mapping[str, CommandEntry] = field(default_factory=dict)
     """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
     command_flags: Mapping[str, str] = field(default_factory=dict)
     """Records of flags by the command that takes them as well; `spec.of(TheRecord)` reads their values."""

@@ -108,7 +108,7 @@ def texts(node: ast.AST) -> list[str]:
 def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
     """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`.
 
-    A module that `import_module` gets as a text is among them, and what a table of commands names: "a.b:Flags".
+    A module that `import_module` gets as a text is among them, and what the table of commands names: "a.b:function".
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

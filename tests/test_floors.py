@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scripts.commands import COMMANDS
 from store import packs
 from tests.floors import (
     ROOT,
@@ -108,11 +109,10 @@ ORDER = {
 }
 # Who knows of the rehearsal: commands, and the duties of the supervisor, which end with the world that they are in.
 REHEARSING = ("infra.rehearsal", "flows.supervisor", "scripts")
-# Where a module is imported by a text that stands elsewhere: in a table of commands, of phases, in the
-# settings, or in a list of the standard library.
+# Where a module is imported by a text that stands elsewhere: in a table of phases, in the settings, or in a list of the
+# standard library.
 BY_TABLE = (
     "data.text.pydocs",
-    "scripts.cli.command",
     "store.extensions.run",
     "store.packs",
     "trainer.__main__",
@@ -136,9 +136,9 @@ def test_every_file_imports_only_what_its_floor_may():
     assert not bad
 
 
-def test_a_command_that_is_declared_imports_what_its_texts_name():
-    text = '@command("scripts.pods.apply", "scripts.pods.flags:CreateFlags", example="inv apply")\ndef apply(): ...'
-    assert [*imports("scripts.market.tasks", text)] == ["scripts.pods.apply", "scripts.pods.flags.CreateFlags"]
+def test_the_table_of_commands_imports_what_its_texts_name():
+    text = 'COMMANDS = {"apply": CommandEntry(where="scripts.pods.apply:apply", summary="Create pods.")}'
+    assert [*imports("scripts.commands", text)] == ["scripts.pods.apply.apply"]
     assert [*imports("flows.pods.apply", text)] == []
 
 
@@ -326,7 +326,8 @@ def test_what_is_decided_about_a_service_needs_no_server():
 def test_listing_the_commands_imports_nothing_heavy():
     loaded = loaded_by("tasks")
     assert HEAVY.isdisjoint(loaded)
-    assert not [name for name in loaded if name.endswith(".flags")], "a command's record is made when it is named"
+    files = {entry.where.partition(":")[0] for entry in COMMANDS.values()}
+    assert files.isdisjoint(loaded), "the file of a command is loaded when the command is named"
 
 
 def spoken(text: str) -> list[str]:

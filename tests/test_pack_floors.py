@@ -23,7 +23,7 @@ def test_a_pack_is_one_literal_record():
         about, imported, record = ast.parse(path.read_text(encoding="utf-8")).body
         assert isinstance(about, ast.Expr) and isinstance(imported, ast.ImportFrom) and isinstance(record, ast.Assign)
         calls = [node.func for node in ast.walk(record) if isinstance(node, ast.Call)]
-        assert {ast.unparse(one) for one in calls} <= {"Pack", "PackCommand", "PackProvider", "PackWork"}, path
+        assert {ast.unparse(one) for one in calls} <= {"Pack", "CommandEntry", "PackProvider", "PackWork"}, path
         assert not [node for node in ast.walk(record.value) if isinstance(node, (ast.Lambda, ast.BinOp, ast.ListComp))]
 
 

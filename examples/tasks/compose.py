@@ -7,8 +7,8 @@
 from invoke import Collection, call, task
 
 import tasks
-from scripts.data.tasks import shard
-from scripts.runs.tasks import launch
+from scripts.data.shard import shard
+from scripts.runs.launch import launch
 
 
 @task(help={"out": "folder of the shards"})

@@ -1,6 +1,6 @@
 """The pack `control_host`: an always-on machine of one's own that runs the commands and follows the runs."""
 
-from store.packs import Pack, PackCommand
+from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="control_host",
@@ -9,19 +9,19 @@ PACK = Pack(
     line_flags={"--control": "packs.control_host.commands.line_flags:ThroughHost"},
     always_on={"control_host": "packs.control_host.control.always_on:ControlHostMachine"},
     commands={
-        "control.up": PackCommand(
+        "control.up": CommandEntry(
             where="packs.control_host.commands.up:up",
             summary="Move the journal and its keys to an always-on machine.",
         ),
-        "control.down": PackCommand(
+        "control.down": CommandEntry(
             where="packs.control_host.commands.down:down",
             summary="Bring the journal and its keys home from the control host.",
         ),
-        "control.start": PackCommand(
+        "control.start": CommandEntry(
             where="packs.control_host.commands.start:start",
             summary="Restart the processes that look after runs and services.",
         ),
-        "control.pull": PackCommand(
+        "control.pull": CommandEntry(
             where="packs.control_host.commands.pull:pull",
             summary="Bring a file or a folder here from the control host.",
         ),

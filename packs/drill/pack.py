@@ -1,13 +1,13 @@
 """The pack `drill`: the promises of a vendor, tested on machines of the user's own account."""
 
-from store.packs import Pack, PackCommand
+from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="drill",
     about="Test what a vendor promises, on rented machines",
     needs=("jobs",),
     commands={
-        "drill": PackCommand(
+        "drill": CommandEntry(
             where="packs.drill.commands.drill:drill", summary="Test what a vendor promises, on rented machines."
         ),
     },

@@ -1,15 +1,15 @@
 """The pack `history`: a run once more from its receipt, and a run as plain files."""
 
-from store.packs import Pack, PackCommand
+from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="history",
     about="Repeat a run from its receipt, or write it as a script",
     commands={
-        "again": PackCommand(
+        "again": CommandEntry(
             where="packs.history.commands.again:again", summary="Repeat a run on this machine; show what differs today."
         ),
-        "eject": PackCommand(
+        "eject": CommandEntry(
             where="packs.history.commands.eject:eject",
             summary="Write a run as a shell script that needs no Slipway.",
         ),

@@ -1,12 +1,12 @@
 """The pack `sweeps`: many trainings in one command, compared."""
 
-from store.packs import Pack, PackCommand
+from store.packs import CommandEntry, Pack
 
 PACK = Pack(
     name="sweeps",
     about="Run many trainings on several pods, and compare them",
     commands={
-        "sweep": PackCommand(
+        "sweep": CommandEntry(
             where="packs.sweeps.commands.sweep:sweep", summary="Run many trainings on several pods, and compare them."
         ),
     },

@@ -10,6 +10,10 @@ from infra.settings import Settings
 from store import catalogue, credentials
 from store.catalogue import FoundCheckpoint
 
+FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
+
+NAME = "name as inv ckpt.list shows it, or its beginning or end"
+
 
 def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
     """Return the checkpoints of that store; without one, of the settings' store and of this machine.

@@ -1,14 +1,26 @@
 """The command `ckpt.init`: the bucket, repository or folder of a store."""
 
+from dataclasses import dataclass
+
 from infra.errors import UsageError
-from scripts.checkpoints.flags import CkptInitFlags
+from infra.flags import flag
 from scripts.checkpoints.found import lend_for
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from store.backends.by_uri import open_place
 
 
-def ckpt_init(spec: CkptInitFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptInitFlags(Output):
+    to: str = flag("", "the store to make")
+    dry_run: bool = flag(False, "show the vendor's own command, and stop")
+
+
+@command(record=CkptInitFlags, world="", example="inv ckpt.init --to s3://bucket/runs")
+def init(spec: CkptInitFlags) -> None:
+    """Make the bucket, repository or folder of a store."""
     if not spec.to:
         raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     lend_for(spec.to, context.settings())

@@ -1,14 +1,26 @@
 """The command `ckpt.list`: the checkpoints of a store and of this machine."""
 
-from scripts.checkpoints.flags import CkptListFlags
-from scripts.checkpoints.found import about, everything, where
+from dataclasses import dataclass
+
+from infra.flags import flag
+from scripts.checkpoints.found import FROM, about, everything, where
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from store.catalogue import FoundCheckpoint
 
 
-def ckpt_list(spec: CkptListFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptListFlags(Output):
+    from_: str = flag("", FROM)
+    job: str = flag("", "only checkpoints whose name contains this")
+
+
+@command(record=CkptListFlags, example="inv ckpt.list")
+def list_(spec: CkptListFlags) -> None:
+    """List every checkpoint, published or of a live run."""
     found = everything(context.settings(), spec.from_, spec.job)
     if spec.json:
         print_json([about(one) for one in found])

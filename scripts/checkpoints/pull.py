@@ -1,18 +1,31 @@
 """The command `ckpt.pull`: a checkpoint of a store -> a folder here."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from scripts.checkpoints.flags import CkptPullFlags
-from scripts.checkpoints.found import about, everything, named, newest
+from infra.flags import flag
+from scripts.checkpoints.found import FROM, NAME, about, everything, named, newest
 from scripts.cli import context
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from store import catalogue
 from store.artifacts.artifacts import Store
 
 
-def ckpt_pull(spec: CkptPullFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptPullFlags(Output):
+    model: str = flag("", NAME, word=True)
+    from_: str = flag("", FROM)
+    to: str = flag("", "folder to put it in")
+    latest: bool = flag(False, "the newest one")
+
+
+@command(record=CkptPullFlags, example="inv ckpt.pull --latest --from s3://bucket/runs --to model")
+def pull(spec: CkptPullFlags) -> None:
+    """Bring a checkpoint here from a store, verified."""
     if not spec.to:
         raise UsageError("--to DIR is missing: the folder that the checkpoint goes to")
     if bool(spec.model) == spec.latest:

@@ -4,23 +4,39 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.models.find_model import find_model
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.settings import Settings
 from scripts.checkpoints import foreign_folder
-from scripts.checkpoints.flags import CkptPushFlags
 from scripts.checkpoints.found import lend_for, near
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest
 from trainer.records.phase_registry import PHASES
 
 
-def ckpt_push(spec: CkptPushFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptPushFlags(Output):
+    models: tuple[str, ...] = flag(
+        (), "artifacts, or folders: of Hugging Face, of a pack's format, of a tokenizer (default: all)", word=True
+    )
+    to: str = flag("", "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
+    from_: str = flag("", "the store to copy from (default: the one in the settings)")
+
+
+@command(record=CkptPushFlags, example="inv ckpt.push --to hf://user/repo")
+def push(spec: CkptPushFlags) -> None:
+    """Copy artifacts into another store; read each back there.
+
+    Artifacts are checkpoints, the tokenizer and conversations.
+    """
     if not spec.to:
         raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     settings = context.settings()

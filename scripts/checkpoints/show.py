@@ -1,17 +1,31 @@
 """The command `ckpt.show`: one checkpoint, by its manifest."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from infra.errors import UsageError
-from scripts.checkpoints.flags import CkptShowFlags
-from scripts.checkpoints.found import about, everything, named
+from infra.flags import flag
+from scripts.checkpoints.found import FROM, NAME, about, everything, named
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from store.catalogue import FoundCheckpoint
 
 
-def ckpt_show(spec: CkptShowFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptShowFlags(Output):
+    model: str = flag("", NAME, word=True)
+    from_: str = flag("", FROM)
+
+
+@command(record=CkptShowFlags, example="inv ckpt.show chatsft_checkpoints/smoke")
+def show(spec: CkptShowFlags) -> None:
+    """Show what a checkpoint holds.
+
+    Step, time, model, configuration, data position, figures and files.
+    """
     one = named(everything(context.settings(), spec.from_), spec.model, spec.from_)
     if one.trouble:
         raise UsageError(f"{one.name}: {one.trouble}; see all of it: inv ckpt.verify {one.name}")

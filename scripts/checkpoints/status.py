@@ -1,9 +1,13 @@
 """The command `ckpt.status`: what of runs is in their store, and what is pending."""
 
+from dataclasses import dataclass
+
 from flows.reading import status as runs
+from infra.flags import flag
 from infra.runs.lookup import find_run
-from scripts.checkpoints.flags import CkptStatusFlags
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from store import moving_line
@@ -11,7 +15,17 @@ from store import moving_line
 AT_WORK = ("planned", "idle", "running", "ending")
 
 
-def ckpt_status(spec: CkptStatusFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptStatusFlags(Output):
+    run: str = flag("", "a run (default: all that are at work)", word=True)
+
+
+@command(record=CkptStatusFlags, example="inv ckpt.status brave-otter-3")
+def status(spec: CkptStatusFlags) -> None:
+    """Show what of runs is in their store, and what is pending.
+
+    Pending are checkpoints, and files of folders that a job mounts, which the store does not have yet.
+    """
     settings = context.settings()
     with open_journal(settings) as journal, moving_line.waiting("asking every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""

@@ -1,10 +1,14 @@
 """The command `ckpt.verify`: every byte of checkpoints, compared with their manifests."""
 
+from dataclasses import dataclass
+
 from invoke import Exit
 
-from scripts.checkpoints.flags import CkptVerifyFlags
-from scripts.checkpoints.found import about, everything, named, where
+from infra.flags import flag
+from scripts.checkpoints.found import FROM, NAME, about, everything, named, where
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from store import catalogue
@@ -12,7 +16,18 @@ from store import catalogue
 FOUND = 5  # an audit found something
 
 
-def ckpt_verify(spec: CkptVerifyFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CkptVerifyFlags(Output):
+    model: str = flag("", f"{NAME} (default: all)", word=True)
+    from_: str = flag("", FROM)
+
+
+@command(record=CkptVerifyFlags, example="inv ckpt.verify")
+def verify(spec: CkptVerifyFlags) -> None:
+    """Read every byte of checkpoints, and compare.
+
+    They are read in place. The exit code is 5 when one is damaged.
+    """
     found = everything(context.settings(), spec.from_)
     chosen = [named(found, spec.model, spec.from_)] if spec.model else found
     results = [(one, one.trouble or catalogue.problem(one)) for one in chosen]

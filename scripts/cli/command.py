@@ -1,26 +1,18 @@
-"""A command: a task of invoke whose flags are the fields of a record.
-
-    @command("scripts.runs.launch", "scripts.runs.flags:LaunchFlags", example="inv launch --gpu H100")
-    def launch(c, spec):
-        '''Train one or more phases ...'''
-
-The function is the declaration: its name, and what it says of itself. Its namesake in the module of the first word gets
-the record, made of what was typed. Both modules are loaded when the command is named on a line, so that a listing of
-all commands loads none of them.
-
-A command of a pack is one module, which declares its record and does the work:
+"""A command: one file with the record of its flags, its help and its work.
 
     @command(record=DrillFlags, world=BEGIN, example="inv drill --provider runpod")
     def drill(spec):
         '''Test what a vendor promises, on rented machines ...'''
 
-The record of the pack has its name and its line in the list; a `PackTask` loads the module when the command is named.
+The function gets the record, made of what was typed. A table names each command with its function and the first line of
+its help: `scripts/commands.py` those of the core, the record of a pack those of the pack. A `LazyCommand` loads the
+file when the command is named on a line, so that a listing of all commands loads none of them.
 """
 
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from invoke import Collection, Task
@@ -38,31 +30,25 @@ class Command(Task):
     """A task that knows its record, its bare word, and an example of its use."""
 
     def __init__(
-        self, body: Callable[..., Any], *, does: str = "", record: str | type = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", speed: float = 0.0, is_here: bool = False, **options: Any,
+        self, body: Callable[..., Any], *, work: Callable[..., None], record: type | None, world: str, env: bool,
+        example: str = "", rents: bool = False, is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        self.does = does
-        self.is_here = is_here
-        self.listens, self.rents = options.pop("listens", ""), options.pop("rents", False)
-        self.record_name = record
+        self.work = work
+        """The function that was decorated, which takes the record."""
+        self.record = record
+        self.typed_name = work.__name__.rstrip("_")
         self.world = world
         self.takes_env = env
         self.example = example
-        self.flag_file = flag_file
+        self.rents = rents
+        self.is_here = is_here
+        self.flag_file: str = options.pop("flag_file", "")
         self.file_word: str = options.pop("file_word", "")
-        self.speed = speed
+        self.speed: float = options.pop("speed", 0.0)
+        self.listens: str = options.pop("listens", "")
         self.added: list[str] = []
         """Places of the records of flags that packs add to the command: see `add_packs`."""
-        self.work = body
-        """The function that was decorated: of a command of one module it does the work, and takes the record."""
         super().__init__(body, auto_shortflags=False, positional=[], **options)
-
-    @functools.cached_property
-    def record(self) -> Any:
-        """Return the record of its own flags, or None where it has none."""
-        if isinstance(self.record_name, str):
-            return packs.load(self.record_name) if self.record_name else None
-        return self.record_name
 
     @functools.cached_property
     def flags(self) -> tuple[Any, ...]:
@@ -106,23 +92,32 @@ class Command(Task):
         return {one.name: one.value(typed[one.name]) for one in self.flags if one.name in typed}
 
 
-class PackTask(Task):
-    """A command of a pack: its name and the first line of its help are known, the rest is loaded when it is used."""
+class LazyCommand(Task):
+    """A command whose name and first line of help are known; the rest is loaded when the command is used."""
 
-    def __init__(self, name: str, entry: packs.PackCommand) -> None:
-        super().__init__(self._run, name=name, auto_shortflags=False, positional=[])
+    def __init__(self, typed_name: str, entry: packs.CommandEntry) -> None:
+        name = typed_name.rpartition(".")[2]
+        super().__init__(self._run, name=name, default=entry.is_default, auto_shortflags=False, positional=[])
         self.__doc__ = entry.summary
-        self._where = entry.where
+        self.typed_name = typed_name
+        self.where = entry.where
+        self.added: list[str] = []
+
+    @property
+    def is_of_pack(self) -> bool:
+        """Return whether a pack has brought the command."""
+        return self.where.startswith("packs.")
 
     @functools.cached_property
     def loaded(self) -> Command:
         """Return the command itself. Its module is imported now."""
-        found: Command = packs.load(self._where)
+        found: Command = packs.load(self.where)
+        found.typed_name, found.added = self.typed_name, self.added
         self.__doc__ = found.__doc__
         return found
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "_where" not in self.__dict__:
+        if name.startswith("_") or "where" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.loaded, name)
 
@@ -133,61 +128,59 @@ class PackTask(Task):
         return self.loaded.body(c, **given)
 
 
+def add(namespace: Collection, entries: Mapping[str, packs.CommandEntry]) -> None:
+    """Add commands to a namespace by the names that are typed, `a.b` as `b` of the collection `a`."""
+    for typed_name, entry in entries.items():
+        above = typed_name.rpartition(".")[0]
+        if above and above not in namespace.collections:
+            namespace.add_collection(Collection(above))
+        (namespace.collections[above] if above else namespace).add_task(LazyCommand(typed_name, entry))
+
+
 def add_packs(namespace: Collection) -> None:
-    """Add the commands of all installed packs to a namespace, `a.b` as `b` of the collection `a`, and their flags."""
+    """Add the commands of all installed packs to a namespace, and the flags that packs add to commands."""
     for pack in packs.installed().values():
-        for spelled, entry in pack.commands.items():
-            above, _, name = spelled.rpartition(".")
-            if above and above not in namespace.collections:
-                namespace.add_collection(Collection(above))
-            (namespace.collections[above] if above else namespace).add_task(PackTask(name, entry))
-        for spelled in pack.command_flags:
-            namespace[spelled].added = packs.command_flags(spelled)
+        add(namespace, pack.commands)
+        for typed_name in pack.command_flags:
+            namespace[typed_name].added = packs.command_flags(typed_name)
 
 
 def command(
-    does: str = "", record: str | type = "", *, world: str = FIND, env: bool = False, example: str = "", **options: Any
-) -> Callable[[Callable[..., Any]], Command]:  # fmt: skip
-    """Return a decorator that makes a command of a function `(c, spec)`, or of `(c)` where it has no flags.
+    record: type | None = None, *, world: str = FIND, env: bool = False, **options: Any
+) -> Callable[[Callable[..., None]], Command]:  # fmt: skip
+    """Return a decorator that makes a command of a function `(spec)`, or of `()` where the command has no flags.
 
-    `does`: the module whose namesake of the function does the work; "" for the function itself. `record`: where the
-    record of its flags is, as `module:Name`, or the record itself: then the function is `(spec)`. `world`: whether it
-    deals with pods, and so has `--rehearse` and `--state-file`: then a rehearsal must run ("find") or is begun
-    ("begin"); "apart" has `--state-file` alone; "" is for what has nothing to do with pods. `env`: it runs something,
-    and has `--env`. `flag_file`: the flag that names a file with more flags. `file_word`: the flag that a bare word is
-    for where it names a YAML file. `speed`: of the rehearsal that it begins, where that is not the usual one. `rents`:
-    it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word. `is_here`: it is
-    about this very machine, and no other one can run it. `listens`: the flag that names the port on which it listens,
-    which is forwarded where a line runs on another machine. Other options are invoke's.
+    `record`: the dataclass of its flags, which the function gets. `world`: whether it deals with pods, and so has
+    `--rehearse` and `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has
+    `--state-file` alone; "" is for what has nothing to do with pods. `env`: it runs something, and has `--env`.
+    `example`: a line of its use. `flag_file`: the flag that names a file with more flags. `file_word`: the flag that a
+    bare word is for where it names a YAML file. `speed`: of the rehearsal that it begins, where that is not the usual
+    one. `rents`: it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word.
+    `is_here`: it is about this very machine, and no other one can run it. `listens`: the flag that names the port on
+    which it listens, which is forwarded where a line runs on another machine.
     """
 
-    def make(declared: Callable[..., Any]) -> Command:
-        @functools.wraps(declared)
-        def body(c: Any, **given: Any) -> Any:
+    def make(work: Callable[..., None]) -> Command:
+        @functools.wraps(work)
+        def body(c: Any, **given: Any) -> None:
             # A call as a function names only what it gives.
             typed = given.pop(TYPED, None)
             typed = frozenset(given) if typed is None else typed
             values = made.values(given)
+            fields = getattr(record, "__dataclass_fields__", {})
             if _is_dry(c):
-                if DRY_RUN not in getattr(made.record, "__dataclass_fields__", {}):
-                    name = declared.__name__.replace("_", ".", 1)
-                    print(f"--dry: {name} has no --dry-run, and was not run", file=sys.stderr)
-                    return None
+                if DRY_RUN not in fields:
+                    print(f"--dry: {made.typed_name} has no --dry-run, and was not run", file=sys.stderr)
+                    return
                 values[DRY_RUN], typed = True, typed | {DRY_RUN}
             _choose_world(made, values)
             if made.added_records:
-                values[ADDED] = tuple(_taken(record, values) for record in made.added_records)
-            if TYPED in getattr(made.record, "__dataclass_fields__", {}):
+                values[ADDED] = tuple(_taken(added, values) for added in made.added_records)
+            if TYPED in fields:
                 values[TYPED] = typed
-            spec = [made.record(**values)] if made.record else []
-            if does:
-                return getattr(importlib.import_module(does), declared.__name__)(*spec)
-            return declared(*spec) if is_whole else declared(c, *spec)
+            work(*([record(**values)] if record else []))
 
-        is_whole = isinstance(record, type)
-        world_of = world if does or is_whole else ""
-        made = Command(body, does=does, record=record, world=world_of, env=env, example=example, **options)
-        made.work = declared
+        made = Command(body, work=work, record=record, world=world, env=env, **options)
         return made
 
     return make

@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 
 from infra.flags import flag
+from store import packs
 
 TALK = "Output and questions"
 WORLD = "World and environment"
+LAST_RUN = "name of the run, or its beginning (default: the last run)"
+# Providers of packs that list machines, each after a comma.
+LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items() if traits["inventory"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +17,13 @@ class Output:
     """A command that can answer a program."""
 
     json: bool = flag(False, "one JSON document on stdout", group=TALK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunFlags(Output):
+    """A command about one run that has nothing else to say."""
+
+    run: str = flag("", LAST_RUN, word=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,11 @@
 """The first screen of `./inv`, and the list of all commands, grouped by noun.
 
-A command belongs to the folder of `scripts/` that does its work; the first line of its docstring is its line in the
-list.
+A command belongs to the folder of `scripts/` that its file is in; the first line of its help is its line in the list.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.cli.command import PackTask
 from store import packs
 
 FIRST_SCREEN = """\
@@ -61,9 +59,9 @@ COLLECTIONS = {
 
 def room_of(task: Any) -> str:
     """Return the title of the group that a task is listed in."""
-    if isinstance(task, PackTask):
+    parts = (getattr(task, "where", "") or task.body.__module__).split(".")
+    if parts[0] == "packs":
         return PACKS
-    parts = (getattr(task, "does", "") or task.body.__module__).split(".")
     return ROOMS.get(parts[1], OTHER) if parts[0] == "scripts" and len(parts) > 1 else OTHER
 
 

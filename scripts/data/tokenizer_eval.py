@@ -1,16 +1,36 @@
 """The command `tokenizer.eval`: how well a tokenizer compresses text."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from infra.flags import flag
 from infra.settings import Settings
 from scripts.cli import context, local_step
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
-from scripts.data.flags import TokenizerEvalFlags
 from scripts.data.tokenizer_text import DEFAULT_OUT, text_folder
 from scripts.models import scores_text
 
 
-def tokenizer_eval(spec: TokenizerEvalFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TokenizerEvalFlags(Output):
+    tokenizer: str = flag("", "folder of a tokenizer (default: var/tokenizer, else the store's)")
+    source: str = flag("", "source whose held-out text is measured")
+    text: str = flag("", "folder of text shards with a held-out part instead", unit="FOLDER")
+    partial: bool = flag(False, "use the whole shards of a --text folder whose making was interrupted")
+    peers: str = flag(
+        "", "folder of GPT-2's and GPT-4's .tiktoken files (default: tiktoken's own cache)", unit="FOLDER"
+    )
+    download: bool = flag(False, "download the files of GPT-2 and GPT-4 into that folder if they are missing")
+
+
+@command(record=TokenizerEvalFlags, world="", env=True, example="inv tokenizer.eval --tokenizer var/tokenizer")
+def eval(spec: TokenizerEvalFlags) -> None:
+    """Measure how few tokens a tokenizer makes of text.
+
+    The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 are shown for comparison.
+    """
     settings = context.settings(source=spec.source)
     folder = tokenizer_folder(settings, spec.tokenizer)
     inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, spec.source, spec.text, spec.json))}

@@ -1,19 +1,42 @@
 """The command `tokenizer.train`: text shards -> a tokenizer in a folder."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
-from scripts.data.flags import TokenizerFlags
 from scripts.data.tokenizer_text import DEFAULT_OUT, text_folder
 from store.artifacts.artifacts import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 
 
-def tokenizer(spec: TokenizerFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFlags(Output):
+    source: str = flag("", "pydocs, fineweb, or a path; its text is made in the store if it is missing")
+    text: str = flag("", "folder of text shards instead, as `inv shard` writes them", unit="FOLDER")
+    partial: bool = flag(False, "use the whole shards of a --text folder whose making was interrupted")
+    vocab_size: int | None = flag(
+        None, "vocabulary size, including the 256 bytes and nine special tokens of chats (4096)"
+    )
+    retrain: bool = flag(False, "train again even if it exists")
+    tokenizer_json: str = flag(
+        "", "use this published tokenizer as it is; its last nine ids must be the special tokens of chats", unit="FILE"
+    )
+    out: str = flag("", "folder for tokenizer.json, its companions, training.yaml and training.toml", unit="FOLDER")
+
+
+@command(record=TokenizerFlags, world="", env=True, example="inv tokenizer --vocab-size 4096 --out var/tokenizer")
+def train(spec: TokenizerFlags) -> None:
+    """Train a byte-level BPE tokenizer on text shards.
+
+    A tokenizer of the same text and settings is reused.
+    """
     vocab_size = spec.vocab_size
     settings = context.settings(source=spec.source)
     folder = Path(spec.out or DEFAULT_OUT).absolute()

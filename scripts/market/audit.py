@@ -1,22 +1,40 @@
 """The command `inv audit`: the machines in the accounts, and whose they are."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.pods import accounts as use_case
 from flows.supervisor.over_limit import OverLimit
+from infra.flags import flag
 from infra.ledger.audit import Finding
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import LISTED, Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import found_over_limit, open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
-from scripts.market.flags import AuditFlags
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditFlags(Output):
+    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
+    kill: str | bool | None = flag(
+        None,
+        "end our orphans, and wait until the vendor confirms it; with a NAME or id: only that machine, "
+        "which may belong to another installation of yours",
+        bare=True,
+    )
+
+
+@command(record=AuditFlags, example="inv audit")
 def audit(spec: AuditFlags) -> None:
+    """List every machine in every account, and whose it is.
+
+    Each machine is ours, an orphan, or somebody else's. The exit code is 5 when an orphan bills.
+    """
     settings = context.settings()
     with open_journal(settings) as journal:
         with moving_line.waiting("asking every account"):

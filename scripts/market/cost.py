@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flows.reading import quotes, spending
 from flows.reading.quotes import Quote
 from flows.runs import work_kinds
 from infra.errors import NoOffer, UsageError
-from infra.flags import flags_of, given
+from infra.flags import Typed, flag, flags_of, given
 from infra.ledger.cost import PodCost
 from infra.market import gpus
 from infra.market.expected import SETUP_S, evidence
@@ -18,18 +19,56 @@ from infra.runs.lookup import find_run
 from infra.selection.machine_spec import MachineSpec
 from infra.units import MOST_S, duration
 from scripts.cli import context, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import accuracy
-from scripts.market.flags import CostFlags, EstimateFlags
 from store import moving_line
 from trainer.config import PhaseConfig
+from trainer.records.phase_registry import phase_names
 
 COMPARED = ("B200", "H200", "H100", "A100")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EstimateFlags(Typed):
+    """The work whose cost is estimated."""
+
+    phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
+    profile: str = flag("", "estimate: the recipe (default: that of the job, else SLIPWAY_PROFILE)", group="Estimates")
+    steps: int | None = flag(None, "estimate: optimizer steps of each phase", group="Estimates", least=1)
+    tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
+    e: tuple[str, ...] = flag(
+        (), "estimate: variables of the job, as SkyPilot spells them: TOKENS=N, MODEL=NAME", group="Estimates"
+    )
+    gpu: str = flag(
+        "", "estimate: kind of GPU, or several to compare: H100,B200 (default: that of the job)", group="Estimates"
+    )
+    num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates", least=1)
+    hours: float | None = flag(None, "estimate: how long the work takes, if known", group="Estimates", unit="HOURS")
+    price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")
+    use_spot: bool = flag(False, "estimate: at the price of machines that can be preempted", group="Estimates")
+    provider: str = flag("", "estimate: only at runpod, lium or shadeform", group="Estimates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostFlags(Output, EstimateFlags):
+    run: str = flag("", "only this run: its name, or the beginning of it", word=True)
+    month: str = flag("", "only what was spent in this month: 2026-11")
+    offline: bool = flag(False, "do not ask the vendors for their bills")
+    estimate: bool = flag(False, "estimate what work would cost, instead of what was spent")
+    accuracy: bool = flag(False, "show how far forecasts were off, instead of what was spent")
+
+
+@command(record=CostFlags, world=BEGIN, example="inv cost --estimate --phase sft --gpu H100,B200")
 def cost(spec: CostFlags) -> None:
+    """Show what was spent, or estimate what work would cost.
+
+    Costs are shown by pod, run and month, as quoted and as billed. --accuracy compares forecast times and prices with
+    the actual ones.
+    """
     if spec.estimate:
         if spec.run or spec.month:
             raise UsageError("--estimate is for work to come; a run or --month shows what was spent; give one of them")

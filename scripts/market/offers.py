@@ -2,11 +2,12 @@
 
 import json as json_text
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from flows.reading import account_notes
 from infra.errors import MissingKey, UsageError
-from infra.flags import given
+from infra.flags import flag, given
 from infra.market import catalogue
 from infra.market.filters import satisfying
 from infra.money import dollars
@@ -14,16 +15,34 @@ from infra.providers import extensions
 from infra.providers import offers as market
 from infra.providers.offers import Survey
 from infra.records import Offer, Request
+from infra.selection.machine_spec import MACHINE, MachineSpec
 from infra.selection.request import request_for
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import LISTED, Output
 from scripts.cli.invoke_patch import print_json
 from scripts.market import offers_table
-from scripts.market.flags import OffersFlags
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class OffersFlags(Output, MachineSpec):
+    provider: str = flag(
+        "", f"only runpod, lium, shadeform, ssh (own machines){LISTED}, or an extension", group=MACHINE
+    )
+    save: bool = flag(
+        False, "save today's prices of all vendors with a key, as the catalogue that is shown without "
+        "keys",
+    )  # fmt: skip
+
+
+@command(record=OffersFlags, world=BEGIN, example="inv offers --gpu H100,H200 --num-gpus 8")
 def offers(spec: OffersFlags) -> None:
+    """List what can be rented now, by price.
+
+    Every vendor with a key is asked; own machines are listed too.
+    """
     request = request_for(spec)
     settings = context.settings()
     extensions.use_filter(request.machine_filter, settings)

@@ -1,19 +1,31 @@
 """The command `inv reap`: what is due in the accounts, done now."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from flows.pods import accounts as use_case
+from infra.flags import flag
 from infra.runs.settle import settle
 from infra.settings import is_rented
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import LISTED, Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
-from scripts.market.flags import ReapFlags
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReapFlags(Output):
+    provider: str = flag("", f"only runpod, lium, shadeform{LISTED}, or an extension")
+
+
+@command(record=ReapFlags, example="inv reap")
 def reap(spec: ReapFlags) -> None:
+    """Clean up now: adopt lost pods, end those that are due.
+
+    Failed deletions are retried. The exit code is 5 while something still bills.
+    """
     settings = context.settings()
     with open_journal(settings) as journal:
         here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]

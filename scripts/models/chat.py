@@ -2,23 +2,46 @@
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.models.find_model import find_model
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
-from scripts.models.flags import ChatFlags
+from scripts.cli.command import command
 from scripts.models.gguf_files import LLAMA, refuse_gguf
 from trainer.config import phases_for
+from trainer.records.phase_registry import phase_names
 from trainer.talk import TalkPlace
 
 ENGINES = ("torch", LLAMA)
 HISTORY = "chat-history"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags:
+    model: str = flag(
+        "",
+        f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        word=True,
+    )
+    tag: str = flag("", "name of the checkpoints in the store")
+    prompt: str | None = flag(None, "one question; without this flag, a conversation")
+    system: str = flag("", "system prompt, as /system in a conversation")
+    temperature: float = flag(0.0, "0 = greedy decoding")
+    max_tokens: int = flag(256, "longest answer")
+    endpoint: str = flag(
+        "", "a service (see inv serve.status) or an address instead of a model; SLIPWAY_ENDPOINT_KEY holds its key"
+    )
+    engine: str = flag("torch", "torch, or llama.cpp, which needs neither a GPU nor PyTorch")
+
+
+@command(record=ChatFlags, world="", env=True, example="inv chat sft --prompt 'Who are you?'")
 def chat(spec: ChatFlags) -> None:
+    """Talk to a model."""
     from infra import train_env
 
     if spec.prompt is not None and not spec.prompt.strip():

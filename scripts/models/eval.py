@@ -20,12 +20,14 @@ from flows.models.find_model import find_model
 from flows.reading.measures import FILE, kept_as
 from flows.reading.measures import kept as kept_of
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval, scores_text
-from scripts.models.flags import EvalFlags
 from serve.engines import LLAMA
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
@@ -34,7 +36,7 @@ from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
 from trainer.records.phase import TALK, TEXT
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, phase_names
 
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
@@ -58,7 +60,41 @@ class Subject:
         return self.name.split("/")[0] in READERS
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags(Output):
+    models: tuple[str, ...] = flag(
+        (),
+        f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, the last phase on "
+        "questions)",
+        word=True,
+    )
+    tag: str = flag("", "name of the checkpoints in the store")
+    source: str = flag("", "source whose held-out text and questions are used (default: pydocs)")
+    persona: str = flag(
+        "", "YAML file with the name to look for (default: the persona the model was trained with)", unit="FILE"
+    )
+    task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
+                                "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
+    as_text: bool = flag(False, "ask questions of tasks as text to continue, as is always done with base models")
+    shots: int = flag(0, "how many answered questions of a task's file precede each question")
+    core: str = flag(
+        "", "folder of the CORE tasks as nanochat unpacks it (eval_bundle): CORE and each task", unit="FOLDER"
+    )
+    core_most: int = flag(0, "--core: maximum number of questions of each task; 0: all")
+    compare: bool = flag(False, "compare two models by earlier measurements: differences with intervals")
+    lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, run against a server of the model")
+    endpoint: str = flag("", "--lm-eval: address of the server, such as http://127.0.0.1:8000")
+    served_name: str = flag("", "--lm-eval: what the server calls the model (default: its name in the store)")
+
+
+@command(record=EvalFlags, world="", env=True, example="inv eval base sft")
 def eval(spec: EvalFlags) -> None:
+    """Measure models; each figure has an interval.
+
+    Bits per byte are compared with gzip and xz; then come held-out questions and your own tasks.
+
+    Results stay in the store under evals/. Without MODELS: base on text, the last phase on questions.
+    """
     settings = context.settings(source=spec.source)
     models = spec.models
     if spec.compare:

@@ -1,36 +1,39 @@
 """The command `export`: a model as a Hugging Face folder, or as a GGUF file."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.models.find_model import GGUF_TYPES, find_model
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import Typed, flag
 from scripts.cli import context, local_step, render
-from scripts.models.flags import ExportFlags
+from scripts.cli.command import command
 from scripts.models.gguf_files import LLAMA, refuse_gguf
 from store import packs
 from trainer.config import phases_for
+from trainer.records.phase_registry import phase_names
 
 
-def check_export(spec: ExportFlags) -> None:
-    """Raise UsageError for flags of an export that mean nothing together."""
-    if said := packs.lacking("exports", spec.bits):
-        raise UsageError(f"--bits {said}")
-    if spec.bits not in ("", "gguf", *packs.entries("exports")):
-        raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")
-    if spec.dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
-    if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
-        raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
-    if spec.bits == "gguf" and (spec.dtype != "float32" or "dtype" in spec.typed):
-        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
-    if spec.bits != "gguf" and (spec.gguf_type != "tq2_0" or "gguf_type" in spec.typed):
-        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
-    if not spec.out and spec.bits != "gguf":
-        raise UsageError("--out is missing: the folder that the model goes to")
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags(Typed):
+    model: str = flag(
+        "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
+    )
+    tag: str = flag("", "name of the checkpoints in the store")
+    out: str = flag(
+        "",
+        "folder to write; of --bits gguf a file, which is made here by default, named after the model",
+        unit="FOLDER",
+    )
+    dtype: str = flag("float32", "float32 or bfloat16")
+    bits: str = flag("", "for a ternary model: gguf (llama.cpp), or hf (transformers, 2 bits per weight)")
+    gguf_type: str = flag("tq2_0", "type of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
 
 
+@command(record=ExportFlags, world="", env=True, example="inv export sft --out model")
 def export(spec: ExportFlags) -> None:
+    """Write a model as a Hugging Face folder, or as a GGUF file."""
     check_export(spec)
     settings = context.settings()
     is_ternary = spec.bits in packs.entries("exports") or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
@@ -51,3 +54,21 @@ def export(spec: ExportFlags) -> None:
     for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings, group)):
         pass
     print(to)
+
+
+def check_export(spec: ExportFlags) -> None:
+    """Raise UsageError for flags of an export that mean nothing together."""
+    if said := packs.lacking("exports", spec.bits):
+        raise UsageError(f"--bits {said}")
+    if spec.bits not in ("", "gguf", *packs.entries("exports")):
+        raise UsageError(f"--bits is {spec.bits!r}; known: {', '.join(('gguf', *packs.entries('exports')))}")
+    if spec.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
+    if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
+        raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    if spec.bits == "gguf" and (spec.dtype != "float32" or "dtype" in spec.typed):
+        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
+    if spec.bits != "gguf" and (spec.gguf_type != "tq2_0" or "gguf_type" in spec.typed):
+        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")

@@ -1,22 +1,24 @@
 """The commands `inv fit` and `inv config --profile`: the recipes as tables, and the GPUs on which they fit."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.reading import quotes
 from flows.reading.quotes import Quote
 from infra import units
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.market import gpus
 from infra.market.expected import evidence
 from infra.money import cents, dollars
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
-from scripts.models.flags import FitFlags
 from trainer import memory
 from trainer.config import PhaseConfig, Profile
 from trainer.memory import Fit
@@ -25,7 +27,21 @@ from trainer.plan import profile_named
 GB = 10**9
 
 
+@dataclass(frozen=True, kw_only=True)
+class FitFlags(Output):
+    profile: str = flag("", "recipe of model and training, or a .yaml file")
+    phase: str = flag("base", "phase of the recipe")
+    gpu: str = flag("", "only this kind, part by part: H100, A100-80GB")
+    num_gpus: int = flag(1, "GPUs of each machine; each holds the whole model (ddp) or a shard of it (fsdp, hybrid)")
+    nodes: int = flag(1, "number of machines")
+
+
+@command(record=FitFlags, world=BEGIN, example="inv fit --profile runpod_1b --gpu H100")
 def fit(spec: FitFlags) -> None:
+    """Show which GPUs a recipe fits on, and with which batch.
+
+    The effective batch stays the same. For one GPU (--gpu), memory is shown part by part.
+    """
     if spec.num_gpus < 1 or spec.nodes < 1:
         raise UsageError(f"--num-gpus {spec.num_gpus} --nodes {spec.nodes}: at least 1 of each")
     settings = context.settings(profile=spec.profile)

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from invoke import Exit
@@ -11,33 +11,39 @@ from flows.planning import memory_check
 from flows.planning.training_plan import Work, plan_for
 from flows.runs.run_leases import foreground, move_names
 from flows.specs import variables
+from flows.specs.work import WORK, WorkSpec
 from infra.agent import host
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import again, flag
 from infra.records import Request
 from infra.selection import registry
 from scripts.cli import context, local_step, plan_text, prompts, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.local_step import run as run_step
-from scripts.models.flags import TrainFlags
 from trainer.records.phase_registry import PHASES
 
 
-def run_script(script: str) -> None:
-    """Run somebody's own file as `inv launch --script` does, here and now."""
-    path = Path(script).expanduser()
-    if not path.is_file():
-        raise UsageError(f"--script: there is no file {script}")
-    settings = context.settings()
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(1, len(host.nvidia()[0]))}"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
-    done = subprocess.run([str(local_step.python(settings)), *words, str(path), *words_after_dashes()], env=environ)
-    if done.returncode:
-        raise Exit(f"{script} ended with exit code {done.returncode}", code=1)
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags(Output, WorkSpec):
+    phase: str = again(WorkSpec, "phase", default="base")
+    config: str = flag("", "the same as --profile", group=WORK)
+    script: str = flag(
+        "", "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
+        unit="FILE", group=WORK,
+    )  # fmt: skip
+    prepare: bool = flag(False, "only make what the phases read", group=WORK)
 
 
+@command(record=TrainFlags, world="", env=True, example="inv train --phase base --profile tiny")
 def train(spec: TrainFlags) -> None:
+    """Train in this terminal, without a pod.
+
+    The steps are those of `inv launch`, in the foreground.
+    """
     if spec.script:
         run_script(spec.script)
         return
@@ -74,3 +80,16 @@ def train(spec: TrainFlags) -> None:
     elif spec.init and not spec.prepare:
         made = due[-1].config["making"]["name"]
         render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
+
+
+def run_script(script: str) -> None:
+    """Run somebody's own file as `inv launch --script` does, here and now."""
+    path = Path(script).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--script: there is no file {script}")
+    settings = context.settings()
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(1, len(host.nvidia()[0]))}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+    done = subprocess.run([str(local_step.python(settings)), *words, str(path), *words_after_dashes()], env=environ)
+    if done.returncode:
+        raise Exit(f"{script} ended with exit code {done.returncode}", code=1)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from flows.pods.apply import Change, SetLimit
 from flows.supervisor import supervisor_client
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.money import in_usd
@@ -19,17 +20,31 @@ from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
 from infra.settings import Settings
 from scripts.cli import context, prompts, render, session
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.market.flags import ApplyFlags
 
 OWN = ("local", "ssh")
 MARKS = {"create": "+", "keep": "=", "end": "-"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ApplyFlags(Questions, Output):
+    file: str = flag("", "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys", word=True)
+    provider: str = flag("", "provider of pods whose entries name none")
+    spend_limit: str = flag("", "rented: US dollars for all pods of the set together", unit="USD")
+    dry_run: bool = flag(False, "show what would be made, kept and ended, and stop")
+
+
+@command(record=ApplyFlags, world=BEGIN, env=True, example="inv apply examples/fleet.yaml --dry-run", rents=True)
 def apply(spec: ApplyFlags) -> None:
+    """Create and end pods until they match a file.
+
+    Missing pods are created, existing ones are kept, extra ones are ended.
+    """
     if not spec.file:
         raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
     settings = context.settings(provider=spec.provider)

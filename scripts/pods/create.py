@@ -1,14 +1,28 @@
 """The command `pod.create`: a pod without work."""
 
+from dataclasses import dataclass
+
+from flows.specs.launch import PodSpec
 from infra.names import check_name
 from infra.selection import preflight, registry
 from infra.selection.request import refuse_open, request_on
 from scripts.cli import context, render
-from scripts.pods.flags import CreateFlags
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output, Questions
 from scripts.runs.deploy import deploy
 
 
+@dataclass(frozen=True, kw_only=True)
+class CreateFlags(Output, Questions, PodSpec):
+    """The flags of `pod.create`."""
+
+
+@command(record=CreateFlags, world=BEGIN, env=True, example="inv pod.create --gpu H100 --ttl 4h", rents=True)
 def create(spec: CreateFlags) -> None:
+    """Create a pod that has no work yet.
+
+    Its guard ends it at its limits, whatever else happens. `inv launch --deploy-only` does the same.
+    """
     settings = context.settings_of(spec)
     name = check_name(spec.run_name) if spec.run_name else ""
     candidates = registry.candidates(settings)

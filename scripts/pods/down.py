@@ -2,16 +2,20 @@
 
 from infra.runs.lookup import find_run
 from scripts.cli import context, session
+from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from scripts.pods.flags import OnPodFlags
-from scripts.pods.held_pod import find_pod
+from scripts.pods.held_pod import OnPodFlags, find_pod
 from scripts.runs import down as ending
-from scripts.runs.flags import DownFlags
 
 
+@command(record=OnPodFlags, example="inv pod.down")
 def down(spec: OnPodFlags) -> None:
+    """End a pod; return when it is proven to be gone.
+
+    It is ended even if it is working.
+    """
     settings = context.settings()
     with open_journal(settings) as journal:
         name = find_run(journal, spec.run).run if spec.run else find_pod(journal).run
-    ending.down(DownFlags(run=name, json=spec.json))
+    ending.down.work(ending.DownFlags(run=name, json=spec.json))
     session.forget(name)

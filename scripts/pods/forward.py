@@ -6,16 +6,18 @@ import re
 import signal
 import socket
 import time
+from dataclasses import dataclass
 
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
 from infra.transport.protocol import Transport
 from infra.transport.streams.port_forward import LOOPBACK
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from scripts.pods.flags import ForwardFlags
 from store import packs
 
 PAGE_S = 240.0  # time until it answers: a busy machine imports slowly
@@ -27,7 +29,19 @@ def is_port(text: str) -> bool:
     return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForwardFlags:
+    what: tuple[str, ...] = flag(
+        (), "RUN, then LOCAL:REMOTE ports such as 8000:8000, or a tracker with a page, or LOCAL:TRACKER", word=True
+    )
+
+
+@command(record=ForwardFlags, example="inv forward brave-otter-3 8000:8000")
 def forward(spec: ForwardFlags) -> None:
+    """Bring a port of a run's machine to this one, on loopback.
+
+    It runs until Ctrl-C. `inv forward RUN TRACKER` shows the page of a tracker that has one.
+    """
     *run, ports = spec.what or [""]
     pages = {name: one for name, one in packs.named_trackers().items() if one.page}
     local, _, remote = f"{pages[ports].port}:{ports}".partition(":") if ports in pages else ports.partition(":")

@@ -1,10 +1,21 @@
 """The pod that a stage of a launch deals with: the named one, else that of the line, else the only one."""
 
+from dataclasses import dataclass
+
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs.lookup import find_run
 from scripts.cli import session
+from scripts.cli.flags import Output
+
+WHICH = "name of the pod (default: the one made on this command line, or the only one)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPodFlags(Output):
+    run: str = flag("", WHICH, word=True)
 
 
 def find_pod(journal: Journal, name: str = "") -> Op:

@@ -2,6 +2,7 @@
 
 from infra.runs.settle import settle
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -9,7 +10,9 @@ from scripts.cli.session import open_journal
 from scripts.runs.deploy import about
 
 
+@command(record=Output, example="inv pod.list")
 def list_(spec: Output) -> None:
+    """List every pod, those of launches too: price, age, purpose."""
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)

@@ -4,6 +4,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from invoke import Exit
@@ -11,11 +12,13 @@ from invoke import Exit
 from flows.pods.run_on import run_on
 from infra import targets
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.units import seconds
 from scripts.cli import context, render, session
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.session import open_journal
-from scripts.pods.flags import OnFlags
 
 if TYPE_CHECKING:
     from infra.transport.group_run import CommandOutcome
@@ -23,7 +26,27 @@ if TYPE_CHECKING:
 LONGEST_LINE = 1 << 16  # letters that are held back until a line ends
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnFlags(Output):
+    pods: tuple[str, ...] = flag(
+        (), "runs, sets of pods, services, pools or machines of the inventory, or beginnings of pod names",
+        word=True,
+    )  # fmt: skip
+    all: bool = flag(False, "every pod")
+    sudo: bool = flag(False, "run as root; where the login is another user, by sudo without a password")
+    timeout: str = flag(
+        "", "end the command on machines where it takes longer, and count it as failed", unit="duration"
+    )
+
+
+@command(record=OnFlags, example="inv on --all -- nvidia-smi")
 def on(spec: OnFlags) -> None:
+    """Run a command on many machines at once.
+
+    `inv on PODS -- COMMAND` runs it in each pod's folder, or in the home folder of an own machine. Each line of output
+    starts with the name of its machine. The exit code is the worst one: 124 after a timeout, 255 where a machine did
+    not answer. Ctrl-C ends it everywhere.
+    """
     typed = words_after_dashes()
     command = typed[0] if len(typed) == 1 else shlex.join(typed)  # one word is a line for the shell there
     if not command:

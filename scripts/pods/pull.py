@@ -1,5 +1,8 @@
 """The command `pull`: the artifacts, logs and verdict of a run, copied here."""
 
+from dataclasses import dataclass
+
+from infra.flags import again
 from infra.runs.lookup import find_run
 from infra.runs.run_home import RunHome
 from infra.runs.settle import bring_home
@@ -8,13 +11,25 @@ from infra.selection import registry
 from infra.transport import large_files
 from infra.transport.meter import Meter
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.pods.flags import PullFlags
+from scripts.pods.sync import SyncFlags
 from scripts.pods.transfers import about, moved, rate
 
 
+@dataclass(frozen=True, kw_only=True)
+class PullFlags(OneRunFlags):
+    bwlimit: str = again(SyncFlags, "bwlimit")
+
+
+@command(record=PullFlags, example="inv pull brave-otter-3")
 def pull(spec: PullFlags) -> None:
+    """Copy here what a run has made so far.
+
+    That is its artifacts, logs and verdict.
+    """
     settings = context.settings()
     meter = Meter(rate(spec.bwlimit))
     with open_journal(settings) as journal:

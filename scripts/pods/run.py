@@ -1,21 +1,39 @@
 """The command `pod.run`: a training on a pod that is there."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flows.planning.training_plan import Work
 from flows.pods import held_pods
 from flows.runs import run_leases
 from flows.specs import variables
+from flows.specs.launch import RUN, LaunchSpec
+from flows.specs.work import WorkSpec
+from infra.flags import again, flag
 from infra.runs.settle import settle
 from infra.selection import preflight, registry
 from scripts.cli import context, plan_text, prompts, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
-from scripts.pods.flags import RunFlags
-from scripts.pods.held_pod import find_pod
+from scripts.pods.held_pod import WHICH, find_pod
 from scripts.runs import following, launch
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(Output, WorkSpec):
+    run: str = flag("", WHICH, word=True)
+    detach: bool = flag(False, "hand over and return", group=RUN)
+    no_sync: bool = again(LaunchSpec, "no_sync")
+    no_setup: bool = again(LaunchSpec, "no_setup")
+    dry_run: bool = again(LaunchSpec, "dry_run")
+
+
+@command(record=RunFlags, env=True, example="inv pod.run --phase sft")
 def run(spec: RunFlags) -> None:
+    """Train on an existing pod, to the end; the pod stays.
+
+    Its limits stay in force. For several runs at once, each on GPUs of its own, see inv launch --no-deploy.
+    """
     spec = variables.applied(spec, context.settings().given)
     settings = context.settings_of(spec)
     work = Work.of(spec, settings)

@@ -3,13 +3,18 @@
 from flows.pods import held_pods
 from infra.runs.settle import settle
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from scripts.pods.flags import OnPodFlags
-from scripts.pods.held_pod import find_pod
+from scripts.pods.held_pod import OnPodFlags, find_pod
 from scripts.runs import following
 
 
+@command(record=OnPodFlags, env=True, example="inv pod.setup")
 def setup(spec: OnPodFlags) -> None:
+    """Make the train environment on a pod.
+
+    The first run then starts at once. It is safe to repeat.
+    """
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)

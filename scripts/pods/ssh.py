@@ -1,22 +1,45 @@
 """The command `ssh`: a shell in the folder of a run, on its machine."""
 
+from dataclasses import dataclass
+
 from invoke import Exit
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
 from scripts.cli import context
+from scripts.cli.command import command
+from scripts.cli.flags import LAST_RUN, Questions
 from scripts.cli.invoke_patch import line_after_dashes
 from scripts.cli.session import open_journal
 from scripts.pods import ssh_config
-from scripts.pods.flags import SshFlags
+
+NAMES = "Names for ssh"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SshFlags(Questions):
+    run: str = flag("", LAST_RUN, word=True)
+    config: bool = flag(
+        False, "write an SSH configuration for every pod, and show the line of ~/.ssh/config that includes "
+        "it: then ssh RUN, scp, editors and notebooks know pods by name",
+        group=NAMES,
+    )  # fmt: skip
+    remove: bool = flag(False, "--config: remove that file, and the line that includes it", group=NAMES)
+
+
+@command(record=SshFlags, example="inv ssh brave-otter-3 -- nvidia-smi")
 def ssh(spec: SshFlags) -> None:
+    """Open a shell in a run's folder, on its machine.
+
+    `inv ssh RUN -- COMMAND` runs a command there and exits with its code. With --config, plain `ssh RUN` works
+    too, with the pod's own key and host key.
+    """
     if spec.config:
         if spec.run or line_after_dashes():
             raise UsageError("--config covers every pod; to open a shell, leave it out")
-        return ssh_config.config(spec)
+        return ssh_config.config(spec.remove, spec.yes)
     if spec.remove or spec.yes:
         raise UsageError(f"--{'remove' if spec.remove else 'yes'} goes with --config")
     settings = context.settings()

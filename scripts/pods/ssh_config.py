@@ -8,24 +8,23 @@ from infra.transport import ssh_include
 from infra.transport.ssh_include import PodNames
 from scripts.cli import context, render
 from scripts.cli.session import open_journal
-from scripts.pods.flags import SshFlags
 
 
-def config(spec: SshFlags) -> None:
+def config(is_removed: bool, yes: bool) -> None:
     """Write the file of names, or remove it; ~/.ssh/config is changed only where somebody says so."""
     settings = context.settings()
     theirs = ssh_names.config_file()
     with open_journal(settings) as journal:
         file = PodNames.beside(journal.path)
-        if spec.remove:
-            return remove(file, spec.yes)
+        if is_removed:
+            return remove(file, yes)
         made = ssh_names.write(journal, registry.vendors(settings))
     for one in made.left_out:
         render.tell(f"left out: {one}")
     render.say(f"{file.path}: {', '.join(made.names) or 'no pod yet'}")
     if not ssh_include.is_included(theirs, file.line):
         print(file.line, flush=True)
-        if not (spec.yes or asked(f"Put this line at the top of {theirs}?")):
+        if not (yes or asked(f"Put this line at the top of {theirs}?")):
             render.say(f"to be put at the top of {theirs}, above any Host; or: ./inv ssh --config --yes")
             return
         ssh_include.include(theirs, file.line)

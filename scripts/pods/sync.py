@@ -1,9 +1,10 @@
 """The command `pod.sync`: the code, sent to the machine of a run again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.runs import pods
 from infra.runs.lookup import find_run, way
 from infra.runs.sync.send_code import send_code
@@ -12,13 +13,25 @@ from infra.transport import push as code_sync
 from infra.transport.meter import Meter
 from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.pods.flags import SyncFlags
 from scripts.pods.transfers import about, moved, rate
 
 
+@dataclass(frozen=True, kw_only=True)
+class SyncFlags(OneRunFlags):
+    plan: bool = flag(False, "show what would be sent, and send nothing")
+    bwlimit: str = flag("", "maximum bytes per second for large files: 800kB, 10MB", unit="RATE")
+
+
+@command(record=SyncFlags, example="inv pod.sync --plan")
 def sync(spec: SyncFlags) -> None:
+    """Send the code to a run's machine again.
+
+    `--plan` shows files and sizes: new, refused and ignored ones.
+    """
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -1,15 +1,29 @@
 """The command `pool.check`: which own machines can be reached."""
 
+from dataclasses import dataclass
+
+from infra.flags import flag
 from infra.machines import survey
 from infra.providers.ssh import connections
 from scripts.cli import context
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
-from scripts.pools.flags import CheckFlags
 from scripts.pools.own_machines import leave, meant
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckFlags(Output):
+    pool: str = flag("", "only this pool or machine", word=True)
+
+
+@command(record=CheckFlags, world="", example="inv pool.check")
 def check(spec: CheckFlags) -> None:
+    """Check that own machines can be reached.
+
+    It also checks that only its owner can read each key.
+    """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)
     looks = survey.reachable(hosts, connections(settings))

@@ -1,14 +1,28 @@
 """The command `hosts`: machines that have failed and are no longer offered."""
 
+from dataclasses import dataclass
+
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.machines.host_memory import HostMemory
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
-from scripts.pools.flags import HostsFlags
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostsFlags(Output):
+    forget: tuple[str, ...] = flag((), "offer this machine again; repeatable", word=True)
+
+
+@command(record=HostsFlags, world="", example="inv hosts")
 def hosts(spec: HostsFlags) -> None:
+    """List machines that failed and are no longer offered.
+
+    It shows the reason and the time.
+    """
     memory = HostMemory.beside(context.settings().state_file)
     failed = {machine: known for machine, known in memory.all().items() if known.failure}
     for word in spec.forget:

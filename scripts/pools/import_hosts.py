@@ -1,15 +1,33 @@
 """The command `pool.import`: machines that Terraform made -> the inventory."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.machines import pool_import
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
-from scripts.pools.flags import ImportFlags
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportFlags(Output):
+    from_: str = flag("", "a file of `terraform output -json`, `terraform show -json`, or a state file")
+    output: str = flag("", "only this Terraform output")
+    pool: str = flag("terraform", "pool that the machines are added to")
+    user: str = flag("", "login name, for a new pool")
+    key: str = flag("", "private key file, for a new pool")
+    dry_run: bool = flag(False, "show the new lines and write nothing")
+
+
+@command(record=ImportFlags, world="", example="inv pool.import --from terraform.json --user ubuntu")
 def import_(spec: ImportFlags) -> None:
+    """Add machines that Terraform made to the inventory.
+
+    Existing entries and comments stay.
+    """
     if not spec.from_:
         raise UsageError(
             "--from FILE is missing: inv pool.import --from terraform.json, made with: terraform output -json"

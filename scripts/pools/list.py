@@ -1,18 +1,31 @@
 """The command `pool.list`: own machines, by the inventory."""
 
+from dataclasses import dataclass
 from typing import Any
 
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.machines import inventory, survey
 from infra.machines.host_memory import HostMemory
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
-from scripts.pools.flags import ListFlags
 from scripts.pools.own_machines import meant
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListFlags(Output):
+    pool: str = flag("", "only this pool or machine", word=True)
+
+
+@command(record=ListFlags, world="", example="inv pool.list")
 def list_(spec: ListFlags) -> None:
+    """List own machines: GPUs, price, and which run has each.
+
+    This comes from the inventory; no machine is contacted.
+    """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)
     known = HostMemory.beside(settings.state_file).all()

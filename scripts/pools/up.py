@@ -1,19 +1,32 @@
 """The command `pool.up`: a look at every own machine."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from infra.flags import flag
 from infra.machines import survey
 from infra.machines.host_memory import HostMemory
 from infra.providers.ssh import connections
 from scripts.cli import context
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
-from scripts.pools.flags import UpFlags
 from scripts.pools.own_machines import leave, meant
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpFlags(Output):
+    pool: str = flag("", "only this pool or machine", word=True)
+
+
+@command(record=UpFlags, world="", example="inv pool.up")
 def up(spec: UpFlags) -> None:
+    """Look at every own machine, and remember what it has.
+
+    That is CPUs, memory, disk, GPUs, Python, rsync and uv. It is safe to repeat.
+    """
     settings = context.settings()
     hosts, unusable = meant(settings, spec.pool)
     looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))

@@ -11,7 +11,6 @@ from typing import Any
 from infra import settings
 from infra.selection.default_limit import MOST_USD
 from scripts.cli import front_page
-from scripts.cli.command import PackTask
 from store import packs
 
 ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
@@ -31,7 +30,7 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
 
     found: the commands. kept: the places that must not be removed.
     """
-    core = {name: found[name] for name in found.task_names if not isinstance(found[name], PackTask)}
+    core = {name: found[name] for name in found.task_names if not found[name].is_of_pack}
     of_packs = {name: about for pack in packs.known().values() for name, about in pack["commands"].items()}
     rents = [name for name, task in core.items() if task.rents]
     rents += [name for name, about in of_packs.items() if about["rents"]]
@@ -124,7 +123,7 @@ def rows(found: Any) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table for each command."""
     for tasks in front_page.groups(found).values():
         for name, task in tasks:
-            if not isinstance(task, PackTask):
+            if not task.is_of_pack:
                 marks = (_has(task, "dry-run"), _has(task, "json"), task.rents)
                 yield _row(name, front_page.summary(task), marks)
     for pack in packs.known().values():

@@ -8,15 +8,17 @@ import getpass
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.installation import env_file, first_keys
 from flows.installation.first_keys import NAMES, STORE_KEYS, Found, Verdict
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
-from scripts.project.flags import InitFlags
+from scripts.cli.command import command
 from store import credentials, moving_line
 
 TRIES = 3
@@ -31,7 +33,17 @@ class Over(Exception):
     """The user has ended the questions (Ctrl-D)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InitFlags:
+    provider: str = flag("", "only the key of that vendor: runpod, lium or shadeform", word=True)
+
+
+@command(record=InitFlags, world="", is_here=True, example="inv init runpod")
 def init(spec: InitFlags) -> None:
+    """Ask for keys and a store, check them, and write .env.
+
+    Keys are checked with their vendors before they are written, and never shown. Existing entries are kept.
+    """
     if spec.provider not in ("", *VENDORS):
         raise UsageError(f"--provider is {spec.provider!r}; known: {', '.join(VENDORS)}")
     if not sys.stdin.isatty():

@@ -46,15 +46,17 @@ ROOMS = (
         "a flag",
         "flows/specs",
         "flows/specs/launch.py",
-        "flags that only commands read stand in `scripts/runs/flags.py`, `scripts/market/flags.py` and so on; the flag "
-        "is a field of the record that the command gets",
+        "a flag that one command reads stands in the record in the file of the command, such as "
+        "`scripts/runs/logs.py`, and one of several commands in `scripts/cli/flags.py`; the flag is a field of the "
+        "record that the command gets",
     ),
     ContributionRow(
         "a command",
         "scripts",
         "scripts/market/audit.py",
-        "declaration as in `scripts/market/tasks.py`, name in `tasks.py`, work as a use case like "
-        "`flows/pods/accounts.py`, a mention in a page of `docs/guides/`",
+        "one file with the record of its flags, its help and its function; name, function and first line of help in "
+        "`scripts/commands.py`; work as a use case like `flows/pods/accounts.py`; a mention in a page of "
+        "`docs/guides/`",
     ),
     ContributionRow(
         "a setting",

@@ -19,7 +19,7 @@ from infra.errors import UsageError
 from infra.flags import Flag
 from infra.runs.keepers import pod_set
 from scripts.cli.flags import Environment
-from scripts.runs.flags import LaunchFlags
+from scripts.runs.launch import LaunchFlags
 from serve.service import ServiceFile
 from store import packs
 from trainer.config import PhaseConfig

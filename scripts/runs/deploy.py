@@ -22,7 +22,8 @@ from scripts.cli import prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.runs.flags import NOT_OF_THE_PLAN
+
+NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
 
 
 def deploy(

@@ -1,20 +1,33 @@
 """The commands that end what runs: down, and stop, which says why there is none."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flows.limits import shares
 from flows.pods import stop as ending
 from flows.runs import run_groups
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.runs.flags import DownFlags, StopFlags
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class DownFlags(OneRunFlags):
+    all: bool = flag(False, "every live run")
+
+
+@command(record=DownFlags, example="inv down brave-otter-3")
 def down(spec: DownFlags) -> None:
+    """End a run; return when nothing of it is left or bills.
+
+    Its work is saved first. A pod is reported as gone only when that is proven.
+    """
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -56,7 +69,17 @@ def raise_worst(done: Sequence[ending.Ended]) -> None:
         raise ordered[-1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StopFlags:
+    run: str = flag("", "name of the run", word=True)
+
+
+@command(record=StopFlags, example="inv down brave-otter-3")
 def stop(spec: StopFlags) -> None:
+    """Refuse: a stopped pod goes on billing. See `down`.
+
+    Such a pod may also find no free GPU when it starts again. The message says what to type instead.
+    """
     name = spec.run or "RUN"
     raise UsageError(
         "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "

@@ -1,6 +1,9 @@
 """The command `keep`: this process looks after a run or a service that no other process keeps."""
 
+from dataclasses import dataclass
+
 from flows.runs import resume as resuming
+from infra.flags import flag
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
@@ -9,14 +12,25 @@ from infra.runs import run_rows
 from infra.runs.lookup import find_run
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import following
-from scripts.runs.flags import KeepFlags
 from serve.processes import controller_client, controller_process
 
 
-def keep_(spec: KeepFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class KeepFlags(OneRunFlags):
+    detach: bool = flag(False, "run in the background, and write to keep.log beside the run's logs")
+
+
+@command(record=KeepFlags, example="inv keep brave-otter-3 --detach", rents=True)
+def keep(spec: KeepFlags) -> None:
+    """Follow a run, and bring it back when its pod dies.
+
+    Artifacts and logs are copied here meanwhile. Only one process at a time follows a run.
+    """
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -1,14 +1,15 @@
 """The command `launch`: the plan and its price, the question, the run at work."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.planning.training_plan import Work, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
+from flows.specs.launch import RUN, LaunchSpec
 from flows.supervisor import due, supervisor_client
 from infra.errors import UsageError
-from infra.flags import given
+from infra.flags import flag, given
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
@@ -16,16 +17,39 @@ from infra.selection import registry
 from infra.selection.preflight import with_most
 from infra.settings import Settings
 from scripts.cli import context, plan_text, prompts, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import Output, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs import following
-from scripts.runs.deploy import deploy
-from scripts.runs.flags import NOT_OF_THE_PLAN, LaunchFlags
+from scripts.runs.deploy import NOT_OF_THE_PLAN, deploy
 from store import moving_line, packs
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags(Output, Questions, LaunchSpec):
+    file: str = flag(
+        "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
+        "the file",
+        word=True,
+    )  # fmt: skip
+    detach: bool = flag(False, "hand over and return", group=RUN)
+
+
+@command(
+    record=LaunchFlags,
+    world=BEGIN,
+    env=True,
+    flag_file="file",
+    example="inv launch --phase sft --gpu H100 --num-gpus 8 --spend-limit 100",
+    rents=True,
+)
 def launch(spec: LaunchFlags) -> None:
+    """Train one or more phases, with all they need, to the end.
+
+    Artifacts that exist are reused. Ctrl-C leaves the run working; the same launch follows it again.
+    """
     work = work_kinds.asked(spec, spec.file)
     spec = work.placed(spec)
     if spec.no_deploy:

@@ -5,6 +5,7 @@ import io
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flows.reading.logs import bring, bring_from_store, choose, choose_errors, i
 from infra.agent.job import earlier_part, is_earlier_part
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
@@ -30,16 +32,28 @@ from infra.selection import registry
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
-from scripts.runs.flags import LogsFlags
 
 TELL_EVERY_S = 15.0  # interval between reports of a step's progress
 LAST_S = 60.0  # time for which a pod that does not answer after its run has ended is asked again
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogsFlags:
+    run: str = flag("", "name of the run, or its beginning (default: the last run)", word=True)
+    follow: bool = flag(False, "keep printing until the run ends, and exit with its code")
+    tail: int | None = flag(None, "only the last N lines of each log")
+    since: str = flag("", "only what was written within this time: 90s, 10m, 2h", unit="DURATION")
+    file: str = flag("", "only this log: the name of a step, or guard, agent, environment, gpus")
+    errors: bool = flag(False, "only error logs; with --file, only that step's")
+
+
+@command(record=LogsFlags, example="inv logs brave-otter-3 --follow")
 def logs(spec: LogsFlags) -> None:
+    """Print what a run has written, step by step."""
     if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     settings = context.settings()

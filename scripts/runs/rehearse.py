@@ -17,6 +17,7 @@ from invoke import Exit
 from flows.planning import machine_choice
 from infra.agent.process import send
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger import cost as costs
 from infra.ledger.journal import Journal
 from infra.market import gpus
@@ -26,10 +27,11 @@ from infra.rehearsal.attach import Running
 from infra.rehearsal.pods import find_sshd
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
+from scripts.cli.command import APART, command
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
-from scripts.runs.flags import RehearseFlags
+from scripts.runs.launch import LaunchFlags
 from trainer.plan import profile_named
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
@@ -47,7 +49,34 @@ class Event:
     what: str
 
 
+SIMULATED = "The market that is simulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearseFlags(LaunchFlags):
+    preempt: int = flag(0, "preempt the run's pod this many times, each time after a checkpoint", group=SIMULATED)
+    bad_host: int = flag(0, "give the first N machines an old driver or a slow disk", group=SIMULATED)
+    faults: str = flag("", "YAML file of further faults (infra/rehearsal/faults.py)", group=SIMULATED, unit="FILE")
+    offers: str = flag("", "JSON file of offers, instead of the built-in ones", group=SIMULATED, unit="FILE")
+    speed: float | None = flag(
+        None, "simulated seconds per second (60, or fewer where a limit would be hit before the work begins)",
+        group=SIMULATED,
+    )  # fmt: skip
+    stop: bool = flag(False, "end the rehearsal and everything in it", group=SIMULATED)
+
+
+@command(
+    record=RehearseFlags,
+    world=APART,
+    env=True,
+    flag_file="file",
+    example="inv rehearse --phase sft --profile tiny --gpu H100 --use-spot --preempt 1",
+)
 def rehearse(spec: RehearseFlags) -> None:
+    """Launch in a simulated market that costs nothing.
+
+    Its servers and pods are real processes on this machine. At the end it shows what the market saw.
+    """
     if spec.stop:
         end(spec.json)
         return
@@ -74,7 +103,7 @@ def rehearse(spec: RehearseFlags) -> None:
     code = 0
     try:
         with contextlib.redirect_stdout(said) if spec.json else contextlib.nullcontext():
-            launch.launch(spec)
+            launch.launch.work(spec)
     except Exit as leaving:
         code = leaving.code
         if leaving.message:

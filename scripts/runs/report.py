@@ -5,6 +5,7 @@ In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html
 
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,36 @@ from flows.reading import status as use_case
 from flows.reading.story import story_of
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.flags import flag
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status
-from scripts.runs.flags import ReportFlags
 from store import moving_line
 from trainer.reporting import comparison
 from trainer.reporting.run_report import Story, charts, cost_chart, memory_chart, page
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags(Output):
+    run: tuple[str, ...] = flag(
+        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv train); two are "
+        "compared",
+        word=True,
+    )  # fmt: skip
+    out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+    open: bool = flag(False, "open the page in the browser")
+
+
+@command(record=ReportFlags, example="inv report brave-otter-3")
 def report(spec: ReportFlags) -> None:
+    """Write a page about a run: curves, cost, what the model said.
+
+    The page is one HTML file, with each curve beside it as a PNG. Two runs are compared: their curves in one chart,
+    and the differences between their recipes.
+    """
     settings = context.settings()
     if len(spec.run) > 2:
         raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")

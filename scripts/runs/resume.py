@@ -1,18 +1,38 @@
 """The command resume: what it would rent, at which price and until when; then the run at work again."""
 
+from dataclasses import dataclass
+
 from flows.runs import resume as resuming
 from flows.supervisor import supervisor_client
+from infra.flags import flag
 from infra.money import dollars, in_usd
 from infra.runs.settle import settle
+from infra.selection.machine_spec import LIMITS
 from scripts.cli import context, prompts, render
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs import following
-from scripts.runs.flags import ResumeFlags
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResumeFlags(Questions, OneRunFlags):
+    spend_limit: str = flag(
+        "", "rented: new limit in US dollars, counted from the start of the run", group=LIMITS, unit="USD"
+    )
+    ttl: str = flag("", "rented: end it this long after now: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
+    detach: bool = flag(False, "hand over and return")
+    dry_run: bool = flag(False, "show what it would rent, its price and what ends it, and stop")
+
+
+@command(record=ResumeFlags, env=True, example="inv resume brave-otter-3 --spend-limit 300", rents=True)
 def resume(spec: ResumeFlags) -> None:
+    """Go on with a run from its newest whole checkpoint.
+
+    It may have been stopped, killed or failed. Before it rents, it shows machines, prices, limit and ends, and asks.
+    """
     settings = context.settings()
     with open_journal(settings) as journal, supervisor_client.handing_on(settings):
         settle(journal, settings, render.tell)

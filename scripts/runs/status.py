@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from invoke import Exit
@@ -11,6 +12,7 @@ from flows.reading import status as use_case
 from flows.runs import run_groups
 from flows.supervisor import supervisor_client
 from flows.supervisor.over_limit import OverLimit
+from infra.flags import flag
 from infra.ledger import budgets
 from infra.ledger.journal import Journal
 from infra.money import in_usd
@@ -18,17 +20,28 @@ from infra.records import PodView
 from infra.runs.sync import room
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
-from scripts.runs.flags import StatusFlags
 from store import moving_line, packs
 
 WATCH_S = 60.0  # vendors are asked at each look
 SHOWN = 4  # runs of a budget that are shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatusFlags(OneRunFlags):
+    watch: str | bool | None = flag(None, "redraw every N seconds (60)", bare=True, unit="SECONDS")
+
+
+@command(record=StatusFlags, example="inv status --watch")
 def status(spec: StatusFlags) -> None:
+    """Show every run: its state, its step, its cost.
+
+    Each figure shows its age.
+    """
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
     if why := room.lacks(settings.homes, settings.reserve_bytes):

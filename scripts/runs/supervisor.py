@@ -13,6 +13,7 @@ from flows.supervisor import supervisor_client, supervisor_state
 from flows.supervisor.supervisor import serve
 from infra.units import duration, moment
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 
@@ -20,7 +21,13 @@ MOST_S = 10.0  # time for a new supervisor to look once
 POLL_S = 0.1
 
 
+@command(record=Output, example="inv supervisor")
 def supervisor(spec: Output) -> None:
+    """Show the process that looks after runs and services.
+
+    It looks after services, and after runs on other machines that no terminal follows. If it is needed and not
+    running, it is started.
+    """
     settings = context.settings()
     pid = supervisor_client.ensure(settings)
     state = supervisor_state.last_state(settings)

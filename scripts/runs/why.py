@@ -1,16 +1,30 @@
 """The command `inv why`: the story of a run, a pod or a service, the cause first."""
 
 import sys
+from dataclasses import dataclass
 
 from flows.history import why as use_case
+from infra.flags import flag
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.runs.flags import WhyFlags
 from store import moving_line, word_wrap
 
 
+@dataclass(frozen=True, kw_only=True)
+class WhyFlags(Output):
+    run: str = flag("", "a run, a pod, a replica or a service (default: the last run)", word=True)
+
+
+@command(record=WhyFlags, example="inv why brave-otter-3")
 def why(spec: WhyFlags) -> None:
+    """Explain in ten lines what happened to a run, and what to do.
+
+    A pod or a service can be named as well. The first line names the cause: a preemption, a limit, a bad host, no
+    memory, a full disk, a killed engine.
+    """
     settings = context.settings()
     with open_journal(settings) as journal, moving_line.waiting("reading its records"):
         story = use_case.why(spec.run, journal, settings)

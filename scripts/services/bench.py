@@ -1,16 +1,20 @@
 """The command `serve.bench`: load on a service at a given rate, and the measurements."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.services.flags import BenchFlags
+from scripts.services.one_service import OneServiceFlags
 from serve.policy import service_state
 from serve.processes import controller_client
 from store import moving_line
@@ -18,7 +22,26 @@ from store import moving_line
 MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(OneServiceFlags, Output):
+    rate: float = flag(2.0, "requests sent per second, whether or not answers arrive (2)", unit="PER_S")
+    duration: str = flag("20s", "how long to send requests: 30s, 5m", unit="DURATION")
+    max_tokens: int = flag(32, "maximum tokens of each answer")
+    prompt: str = flag("Who are you?", "the prompt to send")
+    target_ttft: float | None = flag(
+        None,
+        "target for the time to first token (95th percentile): the rate rises until it is missed, and the "
+        "target_qps_per_replica that keeps it is shown",
+        unit="SECONDS",
+    )
+
+
+@command(record=BenchFlags, example="inv serve.bench demo --rate 4 --duration 1m")
 def bench(spec: BenchFlags) -> None:
+    """Put load on a service at a given rate, and measure.
+
+    It shows requests and tokens per second, time to first token, percentiles.
+    """
     name = spec.name
     settings = context.settings()
     duration_s = context.seconds(spec.duration)

@@ -1,15 +1,17 @@
 """The command `serve.doctor`: what is wrong with a service, and what to do."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from flows.services.service_view import figures
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.services.flags import ServeDoctorFlags
-from scripts.services.one_service import take_over
+from scripts.services.one_service import OneServiceFlags, take_over
 from serve.awaiting import phases
 from serve.policy import service_state
 from serve.policy.replica_states import State
@@ -19,7 +21,14 @@ from serve.replicas import placement
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeDoctorFlags(OneServiceFlags, Output):
+    """The flags of `serve.doctor`."""
+
+
+@command(record=ServeDoctorFlags, example="inv serve.doctor demo")
 def doctor(spec: ServeDoctorFlags) -> None:
+    """Say what is wrong with a service, and what to do."""
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:

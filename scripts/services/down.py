@@ -1,17 +1,32 @@
 """The command `serve.down`: the end of a service."""
 
+from dataclasses import dataclass
+
 from flows.supervisor import supervisor_client
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.services.flags import ServeDownFlags
+from scripts.services.one_service import OneServiceFlags
 from serve.processes import controller_client
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeDownFlags(OneServiceFlags, Output):
+    all: bool = flag(False, "every service")
+
+
+@command(record=ServeDownFlags, example="inv serve.down demo")
 def down(spec: ServeDownFlags) -> None:
+    """End a service; return when nothing of it runs.
+
+    Requests in progress are answered first. A service is reported as gone only when that is proven.
+    """
     if spec.name and spec.all:
         raise UsageError(f"--all and {spec.name}: give one of them")
     settings = context.settings()

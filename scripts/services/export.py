@@ -1,19 +1,38 @@
 """The command `serve.export`: a service file for `sky serve up`."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
 from scripts.cli.session import open_journal
-from scripts.services.flags import ServeExportFlags
 from serve import revision
 from serve import service as service_file
 from serve.policy import service_state
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeExportFlags:
+    config: str = flag(
+        "", "a service file, or the name of a running service (default serve/service.yaml)", unit="FILE", word=True
+    )
+    engine: str = flag("skyserve", "format of the file; only skyserve")
+    model: str = flag(
+        "", "where its machines find the weights: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder"
+    )
+    out: str = flag("", "file to write (default: stdout)", unit="FILE")
+
+
+@command(record=ServeExportFlags, world="", example="inv serve.export demo --model hf://user/repo --out service.yaml")
 def export(spec: ServeExportFlags) -> None:
+    """Write a service file for `sky serve up`.
+
+    It is for services that need more than this one offers.
+    """
     import yaml
 
     if spec.engine != "skyserve":

@@ -1,17 +1,33 @@
 """The command `serve.key`: the API keys of a service."""
 
+from dataclasses import dataclass
+
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from infra.names import check_name
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.services.flags import KeyFlags
+from scripts.services.one_service import OneServiceFlags
 from serve.gateway import keys
 from serve.processes import controller_client, controller_process
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyFlags(OneServiceFlags, Output):
+    for_: str = flag("", "name of whoever uses the key")
+    drop: bool = flag(False, "revoke that key")
+
+
+@command(record=KeyFlags, example="inv serve.key demo --for ada")
 def key(spec: KeyFlags) -> None:
+    """Make an API key, or list whose keys there are.
+
+    A key is made with --for. It is shown once and kept as a hash.
+    """
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.runs.lookup import way
@@ -12,15 +14,31 @@ from infra.runs.run_home import RunHome
 from infra.runs.sync import mirror
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import TALK
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import ServeLogsFlags
+from scripts.services.one_service import REPLICA, OneServiceFlags
 from serve.processes import controller_client, controller_process
 
 FOLLOW_S = 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeLogsFlags(OneServiceFlags):
+    replica_id: int | None = flag(None, REPLICA)
+    controller: bool = flag(False, "show the controller's log")
+    tail: int | None = flag(None, "only the last N lines")
+    follow: bool = flag(False, "keep printing until Ctrl-C")
+    json: bool = flag(False, "print requests as the gateway wrote them: one JSON object per line", group=TALK)
+
+
+@command(record=ServeLogsFlags, example="inv serve.logs demo --follow")
 def logs(spec: ServeLogsFlags) -> None:
+    """Print the requests, or an engine's or the controller's log.
+
+    A request is one line, without its prompt.
+    """
     if spec.tail is not None and spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     if spec.controller and spec.replica_id is not None:

@@ -1,15 +1,26 @@
 """A service as several commands show it; whoever looks at one brings back a controller that has died."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flows.services.service_view import look
 from infra.errors import SlipwayError
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from scripts.cli import render
 from scripts.cli.invoke_patch import print_json
 from scripts.services import services_text
 from serve.processes import controller_client
+
+REPLICA = "number of the replica, as serve.status shows it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneServiceFlags:
+    """A command about one service."""
+
+    name: str = flag("", "name of the service (default: the only one)", word=True, also=("n",))
 
 
 def take_over(name: str, settings: Settings, journal: Journal) -> None:

@@ -1,16 +1,32 @@
 """The command `serve.scale`: the number of replicas of a service."""
 
+from dataclasses import dataclass
+
 from flows.services import serve as use_case
+from infra.flags import flag
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
-from scripts.services.flags import ScaleFlags
-from scripts.services.one_service import show
+from scripts.services.one_service import OneServiceFlags, show
 from serve import awaiting
 from serve.processes import controller_client
 from store import moving_line
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScaleFlags(OneServiceFlags, Output):
+    min_replicas: int | None = flag(None, "lower bound")
+    max_replicas: int | None = flag(None, "upper bound (default: unchanged, or --min-replicas if larger)")
+    detach: bool = flag(False, "do not wait until they are ready")
+
+
+@command(record=ScaleFlags, example="inv serve.scale demo --min-replicas 1 --max-replicas 3", rents=True)
 def scale(spec: ScaleFlags) -> None:
+    """Change how many replicas a service has.
+
+    It sets the lower and the upper bound; no replica is restarted.
+    """
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -1,23 +1,37 @@
 """The command `serve.ssh`: a shell in the folder of a replica."""
 
+from dataclasses import dataclass
+
 from invoke import Exit
 
 from infra.errors import UsageError
+from infra.flags import flag
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import way
 from scripts.cli import context
+from scripts.cli.command import command
 from scripts.cli.invoke_patch import line_after_dashes
 from scripts.cli.session import open_journal
-from scripts.services.flags import ServeSshFlags
+from scripts.services.one_service import REPLICA, OneServiceFlags
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE
 from serve.processes import controller_client
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeSshFlags(OneServiceFlags):
+    replica_id: int | None = flag(None, REPLICA)
+
+
+@command(record=ServeSshFlags, example="inv serve.ssh demo --replica-id 1")
 def ssh(spec: ServeSshFlags) -> None:
+    """Open a shell in a replica's folder, on its machine.
+
+    `inv serve.ssh NAME --replica-id N -- COMMAND` runs a command there.
+    """
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:

@@ -2,13 +2,16 @@
 
 import contextlib
 import time
+from dataclasses import dataclass
 
 from flows.services.service_view import look
+from infra.flags import flag
 from infra.ledger import service_rows
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import ServeStatusFlags
 from scripts.services.one_service import show, take_over
 from serve.processes import controller_client
 from store import moving_line
@@ -16,7 +19,17 @@ from store import moving_line
 WATCH_S = 5.0  # what is shown lies on this machine
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeStatusFlags(Output):
+    name: str = flag("", "name of the service (default: all)", word=True, also=("n",))
+    all: bool = flag(False, "one line per replica")
+    metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")
+    watch: str | bool | None = flag(None, "redraw every N seconds (5)", unit="SECONDS", bare=True)
+
+
+@command(record=ServeStatusFlags, example="inv serve.status demo --metrics")
 def status(spec: ServeStatusFlags) -> None:
+    """Show services: address, ready replicas, state of each."""
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch, WATCH_S)
     out = render.console(stderr=False)

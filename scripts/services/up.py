@@ -1,18 +1,22 @@
 """The command `serve.up`: a service as it is wanted, in the journal, then its controller and its replicas at work."""
 
 import sys
+from dataclasses import dataclass
 
 from flows.services import serve as use_case
+from flows.specs.service import ServeSpec
 from infra.agent.job import Limits
+from infra.flags import flag
 from infra.money import dollars, in_usd
 from infra.settings import Settings, is_rented
 from infra.units import count
 from scripts.cli import context, prompts, render
+from scripts.cli.command import BEGIN, command
+from scripts.cli.flags import TALK, Output, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.services.flags import ServeUpFlags
 from scripts.services.one_service import show
 from serve import awaiting, revision
 from serve.budget import limit_of
@@ -23,7 +27,28 @@ from store import moving_line
 SHOWN = 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeUpFlags(Output, Questions, ServeSpec):
+    dry_run: bool = flag(False, "show where replicas would be placed, in which order, for what price", group=TALK)
+    detach: bool = flag(False, "do not wait until they are ready", group=TALK)
+
+
+@command(
+    record=ServeUpFlags,
+    world=BEGIN,
+    env=True,
+    example="inv serve.up --name demo --model sft --replicas 2",
+    file_word="config",
+    rents=True,
+)
 def up(spec: ServeUpFlags) -> None:
+    """Serve a model behind one address, or update a service.
+
+    An update drops no request.
+
+    min_replicas are always on and always paid; max_replicas is the budget for bursts. A lower target_qps_per_replica
+    gives faster answers, a longer downscale_delay_seconds a steadier service; both cost more.
+    """
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
         with moving_line.waiting("looking at its model"):

@@ -6,22 +6,37 @@ In: what names, leases and the runs of this installation refer to. Out: what was
 import math
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from invoke import Exit
 
+from infra.flags import flag
 from infra.ledger.journal import Journal
 from scripts.cli import context, render
+from scripts.cli.command import command
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
-from scripts.store.flags import GcFlags
 from store.artifacts import references
 from store.artifacts.artifacts import Store
 from store.artifacts.references import What
 from store.manifest import Artifact, StoreError
 
 
+@dataclass(frozen=True, kw_only=True)
+class GcFlags(Output):
+    store: str = flag("", "where artifacts are (default: that of the settings)")
+    older: str = flag("", "only what was published longer ago than this (14d)", unit="DURATION")
+    dry_run: bool = flag(False, "show what would go, and remove nothing")
+
+
+@command(record=GcFlags, example="inv store.gc --dry-run")
 def gc(spec: GcFlags) -> None:
+    """Remove old artifacts that nothing refers to.
+
+    Referring means by a name, a run or a service. Old means 14 days, or --older.
+    """
     settings = context.settings(store=spec.store)
     older_s = context.seconds(spec.older) if spec.older else references.KEPT_S
     assert older_s is not None

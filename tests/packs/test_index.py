@@ -33,7 +33,7 @@ def test_every_text_of_a_record_names_an_attribute_that_is_there(name):
     assert places and all(packs.load(where) is not None for where in places)
 
 
-def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_record_says():
+def test_every_entry_of_a_pack_can_be_imported():
     for name, pack in packs.installed().items():
         for kind in ("account_notes", "config_paths"):
             assert all(callable(packs.load(where)) for where in getattr(pack, kind).values()), name
@@ -45,10 +45,6 @@ def test_every_entry_of_a_pack_can_be_imported_and_a_command_says_what_its_recor
             found = packs.load(where)
             assert isinstance(found, ModelFormat), name
             assert callable(packs.load(found.convert)) and callable(packs.load(found.convert_tokenizer)), name
-        for spelled, entry in pack.commands.items():
-            command = tasks.namespace[spelled].loaded
-            assert (command.name or command.work.__name__) == spelled.rpartition(".")[2]
-            assert command.__doc__.strip().splitlines()[0] == entry.summary
 
 
 def test_flags_that_a_pack_adds_to_a_command_have_names_of_their_own_and_a_place_in_its_record():

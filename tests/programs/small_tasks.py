@@ -13,31 +13,31 @@ from infra import errors
 from scripts.cli import invoke_patch as program
 from scripts.cli.command import command
 from store.manifest import StoreError
+from tests.programs import small_flags
 
 program.mend()
-FLAGS = "tests.programs.small_flags"
 
 
-@command("", f"{FLAGS}:Launch", example="inv launch --num-gpus 2")
-def launch(c, spec):
+@command(record=small_flags.Launch, world="", example="inv launch --num-gpus 2")
+def launch(spec):
     """Launch."""
     program.print_json({**asdict(replace(spec, options={})), "options": dict(spec.options)})
 
 
-@command("", f"{FLAGS}:Status")
-def status(c, spec):
+@command(record=small_flags.Status, world="")
+def status(spec):
     """Status."""
     program.print_json([spec.run, spec.watch])
 
 
-@command("", f"{FLAGS}:Test")
-def test(c, spec):
+@command(record=small_flags.Test, world="")
+def test(spec):
     """Test."""
     program.print_json([spec.paths, program.words_after_dashes()])
 
 
-@command("", f"{FLAGS}:Fail")
-def fail(c, spec):
+@command(record=small_flags.Fail, world="")
+def fail(spec):
     """Fail."""
     kinds: dict[str, Callable[[str], Exception]] = {
         "usage": errors.UsageError,
@@ -49,15 +49,15 @@ def fail(c, spec):
     raise kinds[spec.kind]("so it is")
 
 
-@command()
-def wait(c):
+@command(world="")
+def wait():
     """Wait."""
     Path("ready").touch()
     signal.pause()
 
 
-@command()
-def flood(c):
+@command(world="")
+def flood():
     """Flood."""
     for number in range(100_000):
         print(number)

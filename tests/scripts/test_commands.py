@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import tasks
-from scripts.cli.command import PackTask
 from scripts.cli.context import watch_seconds
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import Words
+from scripts.commands import COMMANDS as CORE
+from scripts.pods.held_pod import OnPodFlags
 from scripts.runs.status import WATCH_S
 from store import packs
 
@@ -21,6 +23,7 @@ GUIDES = "".join(
     page.read_text() for page in (*DOCS.glob("*.md"), *DOCS.glob("guides/*.md"), *packs.FOLDER.glob("*/README.md"))
 )
 LINE = 60  # letters of a command's line in `inv --list`
+SHARED = (Output, OnPodFlags)  # records of several commands
 COMMANDS = {name: tasks.namespace[name] for name in tasks.namespace.task_names}
 
 
@@ -37,8 +40,18 @@ def test_a_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(nam
     assert program == "inv" and [one.name for one in Words(words, tasks.namespace).read()][-1:] in ([name], ["down"])
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_table_says_of_a_command_what_its_file_says(name):
+    entries = CORE | {name: one for pack in packs.installed().values() for name, one in pack.commands.items()}
+    command = COMMANDS[name].loaded
+    assert command.__doc__.strip().splitlines()[0] == entries[name].summary
+    assert command.work.__name__.rstrip("_") == name.rpartition(".")[2]
+    assert command.work.__module__ == entries[name].where.partition(":")[0]
+    assert command.record is None or command.record.__module__ == command.work.__module__ or command.record in SHARED
+
+
 def test_whatever_deals_with_pods_can_be_rehearsed():
-    core = {name: one for name, one in COMMANDS.items() if not isinstance(one, PackTask)}
+    core = {name: one for name, one in COMMANDS.items() if not one.is_of_pack}
     cannot = {name for name, one in core.items() if "rehearse" not in (flag.spelled for flag in one.flags)}
     without_pods = {
         "shard",

@@ -5,8 +5,7 @@ import pytest
 from infra.errors import UsageError
 from infra.rehearsal import attach, pods
 from scripts.cli import context
-from scripts.runs.flags import RehearseFlags
-from scripts.runs.rehearse import rehearse
+from scripts.runs.rehearse import RehearseFlags, rehearse
 
 
 def test_without_an_sshd_it_says_what_to_install_and_begins_no_world(tmp_path, monkeypatch):
@@ -14,5 +13,5 @@ def test_without_an_sshd_it_says_what_to_install_and_begins_no_world(tmp_path, m
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(state_file))
     monkeypatch.setattr(pods.shutil, "which", lambda name, **_: None)
     with pytest.raises(UsageError, match="no sshd here; install it: apt install openssh-server"):
-        rehearse(RehearseFlags(profile="tiny", yes=True))
+        rehearse.work(RehearseFlags(profile="tiny", yes=True))
     assert not attach.beside(context.settings().state_file).exists() and not list(tmp_path.iterdir())

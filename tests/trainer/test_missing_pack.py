@@ -8,8 +8,7 @@ from data.config import ConfigError
 from flows.specs import variables
 from flows.specs.launch import LaunchSpec
 from infra.errors import UsageError
-from scripts.models.export import check_export
-from scripts.models.flags import ExportFlags
+from scripts.models.export import ExportFlags, check_export
 from serve import model_kinds
 from store import packs
 from tests.trainer.conftest import TINY

@@ -14,9 +14,9 @@ from infra.runs.lookup import find_run
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.runs.flags import OneRunFlags
 from store.artifacts.artifacts import Store
 
 

@@ -12,9 +12,9 @@ from infra.runs.sight import folder_of
 from packs.history.control import eject as plain_files
 from scripts.cli import context, render
 from scripts.cli.command import command
+from scripts.cli.flags import OneRunFlags
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.runs.flags import OneRunFlags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from data.tokens.tokenizer import load
 from infra.errors import UsageError
 from scripts.data import tokenizer_train
-from scripts.data.flags import TokenizerFlags
+from scripts.data.tokenizer_train import TokenizerFlags
 from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
 
@@ -68,4 +68,4 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
 )
 def test_words_that_do_not_fit_are_refused(words, told):
     with pytest.raises(UsageError, match=told):
-        tokenizer_train.tokenizer(TokenizerFlags(**{"vocab_size": 300, **words}))
+        tokenizer_train.train.work(TokenizerFlags(**{"vocab_size": 300, **words}))

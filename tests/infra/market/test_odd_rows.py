@@ -26,7 +26,7 @@ from infra.runs import pods
 from infra.selection import registry
 from scripts.cli import context
 from scripts.runs import down
-from scripts.runs.flags import DownFlags
+from scripts.runs.down import DownFlags
 from tests.infra.market import poison, runpod_stand, test_lium, test_shadeform
 from tests.infra.market.rehearsed import KINDS
 from tests.infra.market.stand import Answer, Stand
@@ -294,7 +294,7 @@ def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumb
 def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
     _, journal, ops = stumbling
     with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
-        down.down(DownFlags(all=True))
+        down.down.work(DownFlags(all=True))
     assert rehearsal.running() == {ops[0].remote_id}
     assert [op.run for op in journal.ops(live=True)] == [ops[0].run]
 

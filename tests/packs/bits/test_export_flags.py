@@ -8,7 +8,8 @@ import pytest
 
 from infra.errors import UsageError
 from scripts.models import chat, export
-from scripts.models.flags import ChatFlags, ExportFlags
+from scripts.models.chat import ChatFlags
+from scripts.models.export import ExportFlags
 from trainer.model.huggingface import written
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, Ternary
@@ -36,23 +37,23 @@ def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_wh
     model = folder(BITNET)
     said = r"model cannot become a GGUF file of tq2_0: .*intermediate_size 704 .nearest: 768.*; "
     with pytest.raises(UsageError, match=said + "known to fit: --gguf-type q8_0 or f16 or bf16 or f32"):
-        export.export(ExportFlags(model=model, bits="gguf"))
+        export.export.work(ExportFlags(model=model, bits="gguf"))
     with pytest.raises(UsageError, match=said + "leave out --engine llama.cpp"):
-        chat.chat(ChatFlags(model=model, engine="llama.cpp", prompt="hi"))
+        chat.chat.work(ChatFlags(model=model, engine="llama.cpp", prompt="hi"))
 
 
 @pytest.mark.pack("blocks")
 def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
     model = folder(replace(BITNET, ternary=None, sub_norm=False, blocks=BlocksConfig(mask_id=300)))
     with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not; leave out --bits gguf"):
-        export.export(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
+        export.export.work(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
 
 
 def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
     model = folder(replace(BITNET, intermediate_size=768))
     Path(model, "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(UsageError, match="GGUF file of tq2_0: its tokenizer is not one of ours.*leave out --bits gguf"):
-        export.export(ExportFlags(model=model, bits="gguf"))
+        export.export.work(ExportFlags(model=model, bits="gguf"))
 
 
 @pytest.mark.parametrize(
@@ -69,4 +70,4 @@ def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
 )
 def test_flags_that_mean_nothing_together_are_refused(flags, said):
     with pytest.raises(UsageError, match=said):
-        export.export(ExportFlags(**flags))
+        export.export.work(ExportFlags(**flags))

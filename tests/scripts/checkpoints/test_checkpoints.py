@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from invoke import Exit
 
+import tasks
 from infra.errors import UsageError
-from scripts.checkpoints import flags, found, init, list, pull, push, show, status, verify
+from scripts.checkpoints import found
 from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from store.run_sync.run_folder import RunFolder
@@ -19,15 +20,6 @@ from tests.world import World
 
 s3_server, s3, hub, no_keys = stores.s3_server, stores.s3, stores.hub, stores.no_keys
 RUN = "brave-otter-3"
-COMMANDS = {
-    "ckpt_list": list.ckpt_list,
-    "ckpt_show": show.ckpt_show,
-    "ckpt_status": status.ckpt_status,
-    "ckpt_verify": verify.ckpt_verify,
-    "ckpt_pull": pull.ckpt_pull,
-    "ckpt_push": push.ckpt_push,
-    "ckpt_init": init.ckpt_init,
-}
 
 
 def save(folder: Path, step: int, phase: str = "base") -> Path:
@@ -64,15 +56,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
+def run(name: str, **given: Any) -> None:
+    command = tasks.namespace[f"ckpt.{name}"]
+    command.work(command.record(**given))
+
+
 def told(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
-    record = getattr(flags, f"Ckpt{name.removeprefix('ckpt_').capitalize()}Flags")
     capsys.readouterr()
-    COMMANDS[name](record(**{"json": True, **given}))
+    run(name, **{"json": True, **given})
     return json.loads(capsys.readouterr().out)
 
 
 def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
-    rows = told(capsys, "ckpt_list")
+    rows = told(capsys, "list")
     assert [(row["name"], row["kind"], row["phase"], row["step"]) for row in rows] == [
         ("base_checkpoints/smoke", "final", "base", 40),
         (f"{RUN}/base-f00d/step-000000010", "run", "base", 10),
@@ -80,20 +76,20 @@ def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
         ("calm-fox-1/base-beef/step-000000030", "here", "base", 30),
     ]
     assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
-    assert len(told(capsys, "ckpt_list", job="otter")) == 2
-    list.ckpt_list(flags.CkptListFlags(from_="", job="", json=False))
+    assert len(told(capsys, "list", job="otter")) == 2
+    run("list", from_="", job="", json=False)
     out = capsys.readouterr().out
     assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
 
 
 def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, capsys):
-    shown = told(capsys, "ckpt_show", model="step-000000020")
+    shown = told(capsys, "show", model="step-000000020")
     assert (shown["step"], shown["manifest"]["model_type"], shown["manifest"]["metrics"]) == (
         20,
         "Decoder",
         {"loss": 2.5},
     )
-    show.ckpt_show(flags.CkptShowFlags(model="base_ch", from_="", json=False))
+    run("show", model="base_ch", from_="", json=False)
     out = capsys.readouterr().out
     assert "tokenizer_sha256" in out and "steps 40" in out and "file model.safetensors" in out
 
@@ -101,16 +97,16 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("ckpt_show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
-        ("ckpt_show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
-        ("ckpt_show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
-        ("ckpt_verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
-        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
-        ("ckpt_pull", {"to": "x"}, "name of one checkpoint.*--latest"),
-        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
-        ("ckpt_push", {}, "--to is missing"),
-        ("ckpt_push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
-        ("ckpt_init", {"to": ""}, "--to is missing"),
+        ("show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
+        ("show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
+        ("show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
+        ("verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
+        ("pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
+        ("pull", {"to": "x"}, "name of one checkpoint.*--latest"),
+        ("pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
+        ("push", {}, "--to is missing"),
+        ("push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
+        ("init", {"to": ""}, "--to is missing"),
     ],
 )
 def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, given, words):
@@ -120,14 +116,14 @@ def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsy
 
 
 def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
-    assert [row["problem"] for row in told(capsys, "ckpt_verify")] == ["", "", "", ""]
+    assert [row["problem"] for row in told(capsys, "verify")] == ["", "", "", ""]
     there = home / "artifacts" / "runs" / RUN / "work/checkpoints/base-f00d/step-000000020/model.safetensors"
     here = home / "pods" / "calm-fox-1" / "work" / "checkpoints/base-beef/step-000000030/model.safetensors"
     final = home / "artifacts" / "base_checkpoints/smoke/step-000000040/model.safetensors"
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
         with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
-            verify.ckpt_verify(flags.CkptVerifyFlags(model="", from_="", json=True))
+            run("verify", model="", from_="", json=True)
         rows = json.loads(capsys.readouterr().out)
         assert seen.value.code == 5 and len(rows) == 4
         assert sum(bool(row["problem"]) for row in rows) == number
@@ -144,33 +140,31 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
         request.getfixturevalue("hub")
         uri = "hf://us/kept/in/here"
     commands = {"folder": "mkdir -p", "s3": "aws s3 mb s3://bucket", "hf": "hf repo create us/kept"}
-    assert told(capsys, "ckpt_init", to=uri, dry_run=True)["command"].startswith(commands[kind])
-    google = told(capsys, "ckpt_init", to="gs://bucket/x", dry_run=True)
+    assert told(capsys, "init", to=uri, dry_run=True)["command"].startswith(commands[kind])
+    google = told(capsys, "init", to="gs://bucket/x", dry_run=True)
     assert (google["made"], google["command"]) == (None, "gcloud storage buckets create gs://bucket")
-    assert told(capsys, "ckpt_init", to=uri)["made"] is True and told(capsys, "ckpt_init", to=uri)["made"] is False
+    assert told(capsys, "init", to=uri)["made"] is True and told(capsys, "init", to=uri)["made"] is False
     names = ["base_checkpoints/smoke", "identity_conversations"]
-    assert told(capsys, "ckpt_push", to=uri)["pushed"] == names
-    assert told(capsys, "ckpt_push", to=uri)["pushed"] == []
+    assert told(capsys, "push", to=uri)["pushed"] == names
+    assert told(capsys, "push", to=uri)["pushed"] == []
     place = open_place(uri)
     assert {"base_checkpoints/smoke/hf/config.json", "identity_conversations.jsonl"} <= place.listing().keys()
-    assert [row["name"] for row in told(capsys, "ckpt_list", from_=uri)] == ["base_checkpoints/smoke"]
-    assert told(capsys, "ckpt_verify", from_=uri)[0]["problem"] == ""
+    assert [row["name"] for row in told(capsys, "list", from_=uri)] == ["base_checkpoints/smoke"]
+    assert told(capsys, "verify", from_=uri)[0]["problem"] == ""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "another"))
-    pulled = told(capsys, "ckpt_pull", from_=uri, latest=True, to=str(home / "here"))
+    pulled = told(capsys, "pull", from_=uri, latest=True, to=str(home / "here"))
     folder = Path(pulled["folder"])
     assert folder == home / "here" / "base_checkpoints" / "smoke"
     made = home / "made" / "step-000000040" / "model.safetensors"
     assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
     with pytest.raises(UsageError, match="is there already"):
-        pull.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
+        run("pull", model="", from_=uri, latest=True, to=str(home / "here"), json=True)
 
 
 def test_a_phase_means_its_model_as_for_chat_and_serve(home, capsys):
-    assert told(capsys, "ckpt_push", to=str(home / "elsewhere"), models=("base",))["pushed"] == [
-        "base_checkpoints/smoke"
-    ]
+    assert told(capsys, "push", to=str(home / "elsewhere"), models=("base",))["pushed"] == ["base_checkpoints/smoke"]
     with pytest.raises(UsageError, match="no model 'sft' in .*base_checkpoints/smoke"):
-        told(capsys, "ckpt_push", to=str(home / "elsewhere"), models=("sft",))
+        told(capsys, "push", to=str(home / "elsewhere"), models=("sft",))
 
 
 @pytest.mark.process
@@ -186,7 +180,7 @@ def test_a_rehearsal_has_checkpoints_of_its_own(home, tmp_path):
 
 
 def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):
-    pulled = told(capsys, "ckpt_pull", model="step-000000020", to=str(home / "here"))
+    pulled = told(capsys, "pull", model="step-000000020", to=str(home / "here"))
     folder = home / "here" / "step-000000020"
     assert Path(pulled["folder"]) == folder
     assert sorted(path.name for path in folder.iterdir()) == ["MANIFEST.json", "model.safetensors"]

@@ -6,7 +6,7 @@ import pytest
 
 from infra.errors import UsageError
 from scripts.models import fit
-from scripts.models.flags import FitFlags
+from scripts.models.fit import FitFlags
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +35,19 @@ def test_a_recipe_is_shown_whole(capsys):
 
 
 def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
-    fit.fit(FitFlags(profile="runpod_1b", phase="base", gpu="", json=False))
+    fit.fit.work(FitFlags(profile="runpod_1b", phase="base", gpu="", json=False))
     shown = capsys.readouterr()
     rows = {line.split()[0]: line.split() for line in shown.out.splitlines()[2:]}
     assert rows["H100-SXM"][5:8] == ["16", "16", "no"] and rows["RTX4090"][7] == "yes"
     assert "prices that nobody offers now" in shown.err and "cheapest that fits: RTX4090 at lium" in shown.err
     assert rows["H100-SXM"][8:] == ["2.69", "82", "h", "55", "min", "223.29"] and rows["RTXPRO4500"][-3:] == ["?"] * 3
-    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False))
+    fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False))
     shown = capsys.readouterr()
     assert {"weights", "gradients", "optimizer", "activations", "logits", "framework", "together"} <= {
         line.split()[0] for line in shown.out.splitlines()
     }
     assert "fits on none of these" in shown.err
-    fit.fit(FitFlags(profile="runpod_2b", phase="base", gpu="H100", json=True))
+    fit.fit.work(FitFlags(profile="runpod_2b", phase="base", gpu="H100", json=True))
     one = json.loads(capsys.readouterr().out)["gpus"][0]
     assert one["micro_rows"] * one["accumulation"] == 128 and one["fits"]
     assert one["takes"]["total"] == sum(size for part, size in one["takes"].items() if part != "total")
@@ -55,17 +55,17 @@ def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
 
 def test_what_is_not_known_is_refused_with_what_is():
     with pytest.raises(UsageError, match="--gpu XX: not known; known: A100"):
-        fit.fit(FitFlags(profile="smoke", phase="base", gpu="XX", json=False))
+        fit.fit.work(FitFlags(profile="smoke", phase="base", gpu="XX", json=False))
     with pytest.raises(UsageError, match="--phase rlx: known: base, mid, sft"):
-        fit.fit(FitFlags(profile="smoke", phase="rlx", gpu="", json=False))
+        fit.fit.work(FitFlags(profile="smoke", phase="rlx", gpu="", json=False))
     with pytest.raises(UsageError, match="at least 1"):
-        fit.fit(FitFlags(profile="smoke", phase="base", gpu="", json=False, num_gpus=0))
+        fit.fit.work(FitFlags(profile="smoke", phase="base", gpu="", json=False, num_gpus=0))
 
 
 def test_fit_says_how_a_model_is_spread_over_several_gpus(capsys):
-    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=False, num_gpus=8, nodes=2))
+    fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=False, num_gpus=8, nodes=2))
     shown = capsys.readouterr().out
     assert "2 machines of 8 GPUs" in shown and "hybrid over 16" in shown
-    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=True, num_gpus=8))
+    fit.fit.work(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=True, num_gpus=8))
     (one,) = json.loads(capsys.readouterr().out)["gpus"]
     assert (one["parallel"], one["fits"]) == ("fsdp", True)

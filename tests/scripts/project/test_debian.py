@@ -6,7 +6,7 @@ import pytest
 from invoke import Exit
 
 from scripts.project import debian
-from scripts.project.tasks import bring_programs
+from scripts.project.dev_environment import bring_programs
 
 LACKING = {"git": ("git",), "some-server": ("some-serverd",), "some-library": ("/nowhere/*/some.so.1",)}
 RECORD = """#!/bin/sh

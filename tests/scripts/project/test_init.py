@@ -24,11 +24,11 @@ from invoke import Exit
 from scripts.cli import context
 from scripts.cli.invoke_patch import manners
 from scripts.project import init
-from scripts.project.flags import InitFlags
+from scripts.project.init import InitFlags
 init.ROOT = context.ROOT = Path(sys.argv[1])
 try:
     with manners(Path(sys.argv[1], "var", "logs"), "init"):
-        init.init(InitFlags(provider=sys.argv[2] if sys.argv[2:] else ""))
+        init.init.work(InitFlags(provider=sys.argv[2] if sys.argv[2:] else ""))
 except Exit as leaving:
     print(leaving.message, file=sys.stderr)
     sys.exit(leaving.code)

@@ -6,7 +6,7 @@ import pytest
 
 from infra.ledger import service_rows
 from scripts.services import key, logs, services_text
-from scripts.services.flags import KeyFlags
+from scripts.services.key import KeyFlags
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.request_log import Visit
@@ -47,8 +47,8 @@ def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch,
     monkeypatch.setattr(
         key.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
     )
-    key.key(KeyFlags(name="demo", for_="ann"))
+    key.key.work(KeyFlags(name="demo", for_="ann"))
     assert said in capsys.readouterr().err
-    key.key(KeyFlags(name="demo", for_="bob"))
+    key.key.work(KeyFlags(name="demo", for_="bob"))
     assert "locked" not in (err := capsys.readouterr().err) and "401" not in err
     assert keys.load(tmp_path / "keys")

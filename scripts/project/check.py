@@ -1,0 +1,30 @@
+"""The command `check`: format, lint, types, import floors and tests."""
+
+from invoke import Exit
+
+from scripts.cli.command import command
+from scripts.project.dev_environment import ROOT, bring_programs, run_in_dev, say
+
+TYPED = ("infra", "data", "store", "serve", "flows", "trainer", "scripts", "packs", "tests/programs")
+
+
+@command(world="", is_here=True, example="inv check")
+def check() -> None:
+    """Run format, lint, types, import floors and tests.
+
+    A change must pass all of them.
+    """
+    failed = []
+    for name, words in (
+        ("format", ["-m", "ruff", "format", "--check", "."]),
+        ("lint", ["-m", "ruff", "check", "."]),
+        ("types", ["-m", "mypy", *TYPED]),
+        ("tests", ["-m", "pytest"]),  # tests/test_floors.py among them
+    ):
+        say(name)
+        if name == "tests":
+            bring_programs(yes=False)
+        if run_in_dev(words, ROOT):
+            failed.append(name)
+    if failed:
+        raise Exit(f"inv check: failed: {', '.join(failed)}", code=1)

@@ -1,0 +1,48 @@
+"""The environment of the tests, and the programs that tests start."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from invoke import Exit
+
+from infra.checkout import ROOT
+from scripts.project import debian
+from store import moving_line
+
+
+def bring_programs(yes: bool) -> None:
+    """Install the programs that the tests want, or name them. Raises Exit when the installing fails."""
+    packages = debian.missing()
+    if not packages:
+        return
+    if (yes or debian.is_ci()) and debian.is_allowed():
+        if not debian.install(packages, say):
+            raise Exit("inv test: without --yes and CI=true, tests that need those are skipped", code=1)
+        return
+    how = " ".join(debian.command(packages)) or "no apt-get here; bring their programs yourself"
+    say(f"tests that need {', '.join(packages)} are skipped; to have them: {how}")
+
+
+def run_in_dev(words: Sequence[str], cwd: Path) -> int:
+    """Run `python *words` in the dev environment on this terminal; returns its exit code."""
+    from infra import train_env
+    from infra.settings import Settings
+
+    python = train_env.interpreter(ROOT, Settings.load(ROOT).environments, say, "dev")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{os.environ.get('PATH', os.defpath)}:{debian.SBIN}"}
+    process = subprocess.Popen([str(python), *words], cwd=cwd, env=environ, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # the terminal has told it as well; it has its own last words
+        raise
+    finally:
+        process.kill()
+
+
+def say(text: str) -> None:
+    moving_line.clear()
+    print(f"inv: {text}", file=sys.stderr, flush=True)
