@@ -20,9 +20,8 @@ from infra.errors import UsageError
 from infra.job_environment import asked_at, plain, secrets
 from infra.ledger import turns
 from infra.names import check_name
-from infra.providers import Provider
+from infra.providers import Provider, is_examined
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
-from infra.runs.acceptance_policy import is_examined
 from infra.selection import work_disk
 from infra.settings import Settings
 from infra.units import count, size

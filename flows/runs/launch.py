@@ -1,12 +1,10 @@
 """A launch: what is asked for -> the plan, where it can run, what it would cost -> a run at work.
 
-    understand -> prepare -> check -> start        each takes the record that the one before it returned
+    understand -> prepare -> check -> begin.start        each takes the record that the one before it returned
 
 Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
 """
 
-import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,29 +14,24 @@ from flows.limits import shares
 from flows.limits.run_limits import run_limits
 from flows.planning import learned, machine_choice, memory_check
 from flows.planning.training_plan import Work
-from flows.runs import receipt, resume, run_leases, same_request
+from flows.runs import same_request
 from flows.runs.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Job, Limits, Step
 from infra.agent.shell import is_setup
-from infra.checkout import ROOT
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.ledger import turns
 from infra.ledger.journal import Journal
-from infra.ledger.op import Op, Taken
+from infra.ledger.op import Op
 from infra.ledger.turns import Turn
 from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market
 from infra.records import Offer, Plan, PlannedMount, Request
-from infra.runs import launch as runs_launch
-from infra.runs.acceptance_policy import terms_for
-from infra.runs.engine import RunStart, engine_of
+from infra.runs.engine import engine_of
 from infra.runs.lookup import has_machine, last_verdict
-from infra.runs.run_home import RunHome
-from infra.runs.sync import snapshot
-from infra.runs.timing import Say, stage
+from infra.runs.timing import Say
 from infra.selection import choose, registry
 from infra.selection.choose import ChosenMachine
 from infra.selection.preflight import check_work, limits_for, preflight
@@ -193,7 +186,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
         if taker := engine_of(vendor):
             found = chosen(found, fit.of_kinds(resolved.request, taker), settings)
             return _kept(limited(found, taker.quote(found.plan, tell), journal, settings))
-        name = partial(_name, plan, resolved, journal, settings) if resolved.spec.wait else None
+        name = partial(run_name, plan, resolved, journal, settings) if resolved.spec.wait else None
         need = plan.request.work_disk_bytes
         requests = [fit.asked(replace(one, work_disk_bytes=need)) for one in (resolved.request, *resolved.others)]
         had = shares.offered(candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow)
@@ -251,7 +244,7 @@ def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: 
     found = replace(found, offers=tuple(offers))
     if plan.job is None:
         return found
-    own = run_limits(plan, offers, _continued(plan, resolved, journal, settings), journal, settings)
+    own = run_limits(plan, offers, continued(plan, resolved, journal, settings), journal, settings)
     notes = (*plan.notes, *filter(None, [own.words]))
     plan = replace(plan, job=replace(plan.job, limits=own.limits), notes=notes)
     asked = resolved.asked.with_spend_limit(own.spend_micro_usd)
@@ -344,22 +337,6 @@ def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str,
     return tuple(filter(None, (one.check_self_end() for one in found if one)))
 
 
-def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
-    if found.to_ask:
-        raise UsageError(refusal(found.to_ask))
-    known, asked_at = {op.token for op in journal.ops()}, time.time()
-    if found.at_work:
-        op = resume.go_on(found.at_work, journal, settings, tell)
-    else:
-        op = _begin(found, journal, settings, tell)
-    if op.token not in known:
-        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
-            receipt.write(op, settings, found.offers[0] if found.offers else None)
-        learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
-    return op
-
-
 def refuse_empty(mounts: Sequence[PlannedMount]) -> None:
     """Raise UsageError for a mount of which nothing would be sent: the job would find nothing there."""
     for one in mounts:
@@ -386,74 +363,15 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
     return next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
 
 
-def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
-    asked, offers = found.resolved.asked, list(found.offers)
-    vendor = registry.candidates(settings)[0]
-    name = found.turn.run if found.turn else _name(found.plan, found.resolved, journal, settings)
-    if not asked.name and name in journal.runs():
-        tell(f"resuming {name}")
-    plan = replace(found.plan, request=replace(found.plan.request, run=name))
-    run_leases.hold_for(plan, name, journal.installation)
-    run_leases.move_names(plan)
-    assert plan.job is not None
-    if plan.job.no_setup:
-        tell("setup: skipped; the environments that are on the machine are used")
-    paid_from = ""
-
-    def keep(op: Op) -> None:
-        snapshot.keep_code(op, ROOT, RunHome.of(op.run, settings.homes), plan.carried)
-
-    def rent() -> Op:
-        found_now = offers
-        if vendor.is_here:
-            found_now = choose.of_machines(vendor, plan.request)
-        elif not vendor.is_rented:
-            with stage("connect", tell):
-                found_now = choose.of_machines(vendor, plan.request)
-        assert plan.job is not None
-        terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
-        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
-                        sync=not found.resolved.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
-        secrets = job_environment.secrets_for(plan.job.secrets, settings)
-        if taker := engine_of(vendor):
-            return taker.begin(RunStart(plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets,
-                                        say=tell, terms=terms))  # fmt: skip
-        return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
-
-    try:
-        most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
-        paid_from = shares.pay_from(found.resolved.spec.budget, name, most, journal, settings, tell,
-                                    waits=found.resolved.spec.wait)  # fmt: skip
-        with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
-            return line.begin(rent)
-    except Taken as taken_by:
-        if taken_by.op.run != name:
-            run_leases.release(plan.store, name, journal.installation, tell)
-            shares.hand_back(paid_from, name, journal)
-        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
-            raise
-        asked.check(taken_by.op)
-        return resume.attach(taken_by.op, journal, settings, tell)
-    except SlipwayError:
-        if not any(op.run == name for op in journal.ops(live=True)):
-            run_leases.release(plan.store, name, journal.installation, tell)
-            shares.hand_back(paid_from, name, journal)
-        raise
-    finally:
-        if found.turn is not None:
-            turns.leave(journal, found.turn)
-
-
-def _name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
+def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
     """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
-    before = _continued(plan, resolved, journal, settings)
+    before = continued(plan, resolved, journal, settings)
     if before and not resolved.asked.name:
         return before.run
     return resolved.asked.name or shares.new_name(journal, resolved.work.stem)
 
 
-def _continued(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
+def continued(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
     """Return the newest pod of the run that this launch goes on with: one that was cut off; None for a new run."""
     before = last_on(plan, journal)
     if before is None or resolved.asked.name not in ("", before.run):

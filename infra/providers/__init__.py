@@ -249,6 +249,13 @@ def market(provider: Provider) -> "Market | None":
     return cast(Market, provider) if provider.is_rented else None
 
 
+def is_examined(provider: Provider) -> bool:
+    """Return whether the machines of a provider are examined before work: known ones that were not examined before."""
+    # A held pod was examined when the pod was rented; an engine chooses the machine later.
+    was_before = provider.is_here or provider.fleeting and not provider.is_rented
+    return not was_before and not provider.recovers
+
+
 def clock_scale(provider: Provider) -> float:
     """Return the speed, relative to ours, of the clock by which its pods are billed and limited."""
     found = market(provider)

@@ -11,17 +11,11 @@ from infra.ledger.op import Op
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market import gpus
 from infra.money import micro_usd
-from infra.providers import Provider
+from infra.providers import Provider, is_examined
 from infra.records import Offer, Request
 from infra.runs.launch import Accept, Terms
 from infra.settings import Settings
 from infra.transport.protocol import Transport
-
-
-def is_examined(vendor: Provider) -> bool:
-    """Return whether its machines are examined before work: one that is known, and was not examined before."""
-    was_before = vendor.is_here or vendor.fleeting and not vendor.is_rented  # a held pod was when it was rented
-    return not was_before and not vendor.recovers  # an engine chooses the machine later
 
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:

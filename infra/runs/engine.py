@@ -9,14 +9,16 @@ An engine chooses the machines, recovers a run by itself and ends what it has re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from infra.ledger.journal import Journal
 from infra.ledger.op import Op
 from infra.providers import Market, Provider
 from infra.records import Offer, Plan, Request
-from infra.runs.launch import Terms
 from infra.runs.timing import Say
+
+if TYPE_CHECKING:
+    from infra.runs.launch import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class RunStart:
     """The checkout whose code the run gets."""
     secrets: Mapping[str, str] = field(repr=False)
     say: Say
-    terms: Terms
+    terms: "Terms"
 
 
 class RunEngine(Market, Protocol):

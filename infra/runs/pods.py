@@ -29,7 +29,7 @@ from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, look_up, market
 from infra.records import Offer, Pod, Request
-from infra.runs import run_rows, ssh_names
+from infra.runs import run_rows
 from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
@@ -233,6 +233,8 @@ def end(
         op = journal.advance(op, "gone")
         if rented := market(provider):
             rented.forget(op.token)
+        from infra.runs import ssh_names  # each command settles, and few prove a pod to be gone
+
         ssh_names.take_away(op, journal)
         return op
     return end(provider, journal.op(op.token), journal)

@@ -23,7 +23,7 @@ from infra.runs.keepers.due_ends import is_being_concluded, is_kept, is_kept_by_
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
 from infra.runs.sight import Sight
-from infra.runs.sync import mirror, reports
+from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import VENDORS, Settings, is_rented
@@ -141,6 +141,8 @@ def reconcile_accounts(
 
 def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
     """Return the verdict of a pod that is gone, perhaps by itself; {} when none can be read just now."""
+    from infra.runs.sync import mirror  # each command settles, and few find anything to copy
+
     try:
         return mirror.last_words(op, RunHome.of(op.run, settings.homes))
     except StoreError as error:
@@ -163,6 +165,8 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
 
     Raises SlipwayError, StoreError.
     """
+    from infra.runs.sync import mirror  # see keep_last_words
+
     transport, home = vendor.reach(sight.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     reports.bring(op, transport, home)

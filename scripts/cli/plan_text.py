@@ -1,5 +1,6 @@
 """A plan as text for people, and as a JSON document."""
 
+import shlex
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -8,9 +9,12 @@ from infra.money import dollars as usd
 from infra.records import Plan
 from infra.settings import is_rented as costs
 from infra.units import MOST_S, about, between, count, estimated, size
+from scripts.cli import context
 from scripts.cli.render import clean, console, new_table
+from trainer.records.phase_registry import PHASES, USUAL
 
 MOST_REFUSED = 5  # files that are named for each mount
+NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
 LONG_S = 3600.0  # of this machine: more is too long to practise with
 
 
@@ -95,3 +99,11 @@ def time_lines(plan: Plan) -> list[str]:
         if middle > LONG_S:
             lines.append("That is too long to practise with: --dry-run shows the plan; a small recipe: --profile tiny")
     return lines
+
+
+def talk_to(artifact: str, store: str) -> str:
+    """Return the command that talks to a model just made, which need not be the one that is meant by default."""
+    usual = context.settings()
+    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
+    model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
+    return f"Talk to it: {where}./inv chat{model}"

@@ -18,12 +18,10 @@ from infra.runs.lookup import scale_of
 from infra.runs.settle import settle
 from infra.selection import choose, registry
 from infra.settings import Settings
-from scripts.cli import prompts, render, session
+from scripts.cli import plan_text, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-
-NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
 
 
 def deploy(
@@ -50,7 +48,7 @@ def deploy(
             if spec.json:
                 print_json({"run": None, "state": "planned",
                             "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
-                            "flags": given(spec, NOT_OF_THE_PLAN)})  # fmt: skip
+                            "flags": given(spec, plan_text.NOT_OF_THE_PLAN)})  # fmt: skip
             render.say("dry run: nothing was rented")
             return
         if candidates[0].is_rented:

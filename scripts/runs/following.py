@@ -1,7 +1,6 @@
 """A run on the screen: its progress to the verdict, and what to type when it has ended or is left at work."""
 
 import contextlib
-import shlex
 import signal
 import sys
 import time
@@ -11,8 +10,10 @@ from typing import Any
 
 from invoke import Exit
 
+from flows.runs import begin as begin_launch
 from flows.runs import follow
-from flows.supervisor import supervisor_client
+from flows.runs.launch import Launch
+from flows.supervisor import due, supervisor_client
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
@@ -24,13 +25,25 @@ from infra.runs import run_rows
 from infra.runs.follow import Seen
 from infra.runs.lookup import scale_of
 from infra.settings import Settings
-from scripts.cli import context, render, steps_text
+from scripts.cli import plan_text, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.runs.logs import tell_steps
 from store import moving_line
-from trainer.records.phase_registry import PHASES, USUAL
 
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
+
+
+def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_json: bool) -> None:
+    """Start the run of a launch that was planned; follow the run, or leave it to the supervisor."""
+    with supervisor_client.handing_on(settings):
+        with moving_line.waiting("the run begins"):
+            op = begin_launch.start(found, journal, settings, render.tell)
+        if due.is_watch_wanted(journal, settings):
+            supervisor_client.ensure(settings)
+        if detach:
+            leave(op, settings, as_json)
+            return
+        conclude(op, journal, settings, as_json)
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
@@ -67,7 +80,9 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
         steps = op.read_job().steps
         making = steps[-1].config.get("making") if steps else None
-        then = talk_to(making["name"], op.store) if making else f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
+        then = f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
+        if making:
+            then = plan_text.talk_to(making["name"], op.store)
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
@@ -106,14 +121,6 @@ def hang_up() -> Iterator[list[int]]:
         yield heard
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def talk_to(artifact: str, store: str) -> str:
-    """Return the command that talks to a model just made, which need not be the one that is meant by default."""
-    usual = context.settings()
-    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
-    model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
-    return f"Talk to it: {where}./inv chat{model}"
 
 
 def show_progress(

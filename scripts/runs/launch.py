@@ -7,24 +7,18 @@ from flows.planning.training_plan import Work, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
-from flows.supervisor import due, supervisor_client
-from infra.errors import UsageError
 from infra.flags import flag, given
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
 from infra.selection import registry
 from infra.selection.preflight import with_most
-from infra.settings import Settings
 from scripts.cli import context, plan_text, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.market import offers_table
-from scripts.runs import following
-from scripts.runs.deploy import NOT_OF_THE_PLAN, deploy
-from store import moving_line, packs
+from store import moving_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +57,8 @@ def launch(spec: LaunchFlags) -> None:
         is_rented = registry.candidates(settings)[0].is_rented
         limits = with_most(resolved.limits, is_rented, render.tell)
         narrow = use_case.narrow_held(resolved, settings)
+        from scripts.runs.deploy import deploy
+
         deploy((resolved.request, *resolved.others), resolved.is_ordered, limits, spec, settings, narrow)
         return
     with open_journal(settings) as journal:
@@ -78,7 +74,9 @@ def launch(spec: LaunchFlags) -> None:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             plan_text.show_plan(plan)
             if found.offers:
-                offers_table.show(plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
+                from scripts.runs import pick_offer
+
+                pick_offer.show(found, settings)
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
             render.say(f"{at_work.run} is already running it; a launch would follow it")
@@ -91,50 +89,18 @@ def launch(spec: LaunchFlags) -> None:
             prompts.ask_to_send(found.to_ask, use_case.refusal(found.to_ask), spec.yes)
             found = replace(found, may_send=True)
         if found.offers:
-            found = ask_which(found, spec, settings)
+            from scripts.runs import pick_offer
+
+            found = pick_offer.ask_which(found, spec, spec.yes, settings)
             if not found.offers:
                 render.say("nothing was rented")
                 return
             for warning in found.warnings:
                 render.say(warning)
                 prompts.confirm(spec.yes)
-        with supervisor_client.handing_on(settings):
-            with moving_line.waiting("the run begins"):
-                op = use_case.start(found, journal, settings, render.tell)
-            if due.is_watch_wanted(journal, settings):
-                supervisor_client.ensure(settings)
-            if spec.detach:
-                following.leave(op, settings, spec.json)
-                return
-            following.conclude(op, journal, settings, spec.json)
+        from scripts.runs import following  # a dry run loads nothing that reaches machines
 
-
-def ask_which(found: use_case.Launch, spec: LaunchFlags, settings: Settings) -> use_case.Launch:
-    """Return the launch on the offer that the user picks; without offers where the user wants none.
-
-    Where nothing on a finished pod would end that pod, the question offers the two ways that do with the laptop off.
-    """
-    is_named = bool(spec.cloud and spec.region and spec.instance_type)
-    while True:
-        takes_self_end = use_case.takes_self_end(found, settings)
-        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
-        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
-        others = (
-            {"s": "the pod deletes itself when its work is over, also with the laptop off"} if takes_self_end else {}
-        )
-        others |= {letter: one.answer for letter, one in machines.items()}
-        picked = prompts.pick_or(list(found.offers), is_named, spec.yes, others)
-        if picked == "s":
-            try:
-                found = use_case.with_self_end(found, settings)
-                render.say("--self-end: the pod deletes itself when its work is over")
-            except UsageError as error:
-                render.say(f"{error}; nothing was rented yet")
-        elif isinstance(picked, str):
-            render.say(machines[picked].how(context.again))
-            return use_case.picked(found, [], settings)
-        else:
-            return use_case.picked(found, picked, settings)
+        following.begin(found, journal, settings, spec.detach, spec.json)
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
@@ -143,11 +109,11 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
     if spec.json:
         state = "planned" if plan.job else "succeeded"
         said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
-        print_json({**said, "commands": node_commands(plan), "flags": given(spec, NOT_OF_THE_PLAN)})
+        print_json({**said, "commands": node_commands(plan), "flags": given(spec, plan_text.NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
         render.say(
-            f"everything is here{moved}; nothing to do. {following.talk_to(plan.artifacts[-1].name, plan.store)}"
+            f"everything is here{moved}; nothing to do. {plan_text.talk_to(plan.artifacts[-1].name, plan.store)}"
         )
     elif dry_run:
         for line in node_commands(plan):

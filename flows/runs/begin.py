@@ -1,0 +1,104 @@
+"""The beginning of a launch that was planned: the machine is taken, and the run is at work.
+
+    Launch -> start -> the journal's row
+
+A dry run loads nothing of this module.
+"""
+
+import contextlib
+import time
+from dataclasses import replace
+
+from flows.limits import shares
+from flows.planning import learned
+from flows.runs import launch, receipt, resume, run_leases
+from flows.runs.launch import Launch
+from infra import job_environment
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.ledger import turns
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op, Taken
+from infra.runs import launch as runs_launch
+from infra.runs.acceptance_policy import terms_for
+from infra.runs.engine import RunStart, engine_of
+from infra.runs.run_home import RunHome
+from infra.runs.sync import snapshot
+from infra.runs.timing import Say, stage
+from infra.selection import choose, registry
+from infra.settings import Settings
+
+
+def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
+    if found.to_ask:
+        raise UsageError(launch.refusal(found.to_ask))
+    known, asked_at = {op.token for op in journal.ops()}, time.time()
+    if found.at_work:
+        op = resume.go_on(found.at_work, journal, settings, tell)
+    else:
+        op = _begin(found, journal, settings, tell)
+    if op.token not in known:
+        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
+            receipt.write(op, settings, found.offers[0] if found.offers else None)
+        learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
+    return op
+
+
+def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
+    asked, offers = found.resolved.asked, list(found.offers)
+    vendor = registry.candidates(settings)[0]
+    name = found.turn.run if found.turn else launch.run_name(found.plan, found.resolved, journal, settings)
+    if not asked.name and name in journal.runs():
+        tell(f"resuming {name}")
+    plan = replace(found.plan, request=replace(found.plan.request, run=name))
+    run_leases.hold_for(plan, name, journal.installation)
+    run_leases.move_names(plan)
+    assert plan.job is not None
+    if plan.job.no_setup:
+        tell("setup: skipped; the environments that are on the machine are used")
+    paid_from = ""
+
+    def keep(op: Op) -> None:
+        snapshot.keep_code(op, ROOT, RunHome.of(op.run, settings.homes), plan.carried)
+
+    def rent() -> Op:
+        found_now = offers
+        if vendor.is_here:
+            found_now = choose.of_machines(vendor, plan.request)
+        elif not vendor.is_rented:
+            with stage("connect", tell):
+                found_now = choose.of_machines(vendor, plan.request)
+        assert plan.job is not None
+        terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
+        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
+                        sync=not found.resolved.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
+        secrets = job_environment.secrets_for(plan.job.secrets, settings)
+        if taker := engine_of(vendor):
+            return taker.begin(RunStart(plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets,
+                                        say=tell, terms=terms))  # fmt: skip
+        return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
+
+    try:
+        most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
+        paid_from = shares.pay_from(found.resolved.spec.budget, name, most, journal, settings, tell,
+                                    waits=found.resolved.spec.wait)  # fmt: skip
+        with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
+            return line.begin(rent)
+    except Taken as taken_by:
+        if taken_by.op.run != name:
+            run_leases.release(plan.store, name, journal.installation, tell)
+            shares.hand_back(paid_from, name, journal)
+        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
+            raise
+        asked.check(taken_by.op)
+        return resume.attach(taken_by.op, journal, settings, tell)
+    except SlipwayError:
+        if not any(op.run == name for op in journal.ops(live=True)):
+            run_leases.release(plan.store, name, journal.installation, tell)
+            shares.hand_back(paid_from, name, journal)
+        raise
+    finally:
+        if found.turn is not None:
+            turns.leave(journal, found.turn)

@@ -1,0 +1,44 @@
+"""The offers of a launch on a rented machine: their table, and the question which of them is taken."""
+
+from flows.runs import launch
+from flows.runs.launch import Launch
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import context, prompts, render
+from scripts.market import offers_table
+from store import packs
+
+
+def show(found: Launch, settings: Settings) -> None:
+    """Show the offers, the limits of the run, and what ends its pod."""
+    spec = found.resolved.spec
+    offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
+
+
+def ask_which(found: Launch, spec: LaunchSpec, yes: bool, settings: Settings) -> Launch:
+    """Return the launch on the offer that the user picks; without offers where the user wants none.
+
+    Where nothing on a finished pod would end that pod, the question offers the two ways that do with the laptop off.
+    """
+    is_named = bool(spec.cloud and spec.region and spec.instance_type)
+    while True:
+        takes_self_end = launch.takes_self_end(found, settings)
+        is_followed_here = takes_self_end and not offers_table.always_on_here(settings)
+        machines = {one.letter: one for one in packs.always_on_machines()} if is_followed_here else {}
+        others = (
+            {"s": "the pod deletes itself when its work is over, also with the laptop off"} if takes_self_end else {}
+        )
+        others |= {letter: one.answer for letter, one in machines.items()}
+        picked = prompts.pick_or(list(found.offers), is_named, yes, others)
+        if picked == "s":
+            try:
+                found = launch.with_self_end(found, settings)
+                render.say("--self-end: the pod deletes itself when its work is over")
+            except UsageError as error:
+                render.say(f"{error}; nothing was rented yet")
+        elif isinstance(picked, str):
+            render.say(machines[picked].how(context.again))
+            return launch.picked(found, [], settings)
+        else:
+            return launch.picked(found, picked, settings)
