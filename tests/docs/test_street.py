@@ -1,0 +1,20 @@
+"""The street of one launch: as many files as fit into an afternoon, each with two sentences."""
+
+import re
+
+from tests.world import ROOT
+
+MOST_FILES, MOST_LINES = 32, 7000
+STREET = ROOT / "docs" / "street.md"
+
+
+def test_the_street_is_short_enough_to_be_read_in_an_afternoon():
+    stops = re.split(r"^\d+\. ", STREET.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    files = [re.match(r"\[([^]]+)\]\(\.\./([^)]+)\)", stop) for stop in stops]
+    assert all(found and found[1] == found[2] for found in files), "a stop begins with the link of its file"
+    paths = [ROOT / found[1] for found in files if found]
+    assert len(set(paths)) == len(paths) <= MOST_FILES
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in paths) <= MOST_LINES
+    for stop in stops:
+        text = re.sub(r"\[[^]]+\]\([^)]+\)|`[^`]+`", "X", stop.split("\n\n")[0])
+        assert len(re.findall(r"[.](?=\s|$)", text)) == 2, stop
