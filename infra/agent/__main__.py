@@ -1,4 +1,4 @@
-"""The command line of the agent: `python3 -m infra.agent start|stop|status DIR`, and guard|run DIR, which live on."""
+"""Command line of the agent: `python3 -m infra.agent start|stop|status DIR`; `guard|run DIR` are long-running."""
 
 import os
 import sys
@@ -20,11 +20,12 @@ VERBS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command; return 0 when it succeeded, 1 when it failed, 2 when it was not understood."""
+    """Run a command; return 0 on success, 1 on failure, 2 for wrong arguments."""
     if len(words) != 2 or words[0] not in VERBS:
         print(f"usage: python3 -m infra.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2
-    os.umask(os.umask(0o022) | 0o022)  # whatever sshd or a container set: nobody else may write what we run and read
+    # Only this user may write files that the agent executes or reads, under any umask of sshd or the container.
+    os.umask(os.umask(0o022) | 0o022)
     process.leave_no_core()
     try:
         return VERBS[words[0]](Path(words[1]).absolute())

@@ -1,4 +1,4 @@
-"""Amounts for people, on the pod and off it: one form of a duration."""
+"""Durations as text for people, in the same format on the pod and on the control machine."""
 
 from typing import Optional
 
@@ -6,7 +6,7 @@ YEAR_HOURS = 8766
 
 
 def duration(seconds: Optional[float]) -> str:
-    """Return `0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h`, `2,004 years`, or `?`."""
+    """Return `0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h` or `2,004 years`, or `?` for None."""
     if seconds is None:
         return "?"
     if seconds < 10:

@@ -1,4 +1,4 @@
-"""Hints for a refusal of the file system: who owns the file, and what to type."""
+"""Hints for file system errors: the owner of the path, and a helpful command."""
 
 import errno
 import os
@@ -12,13 +12,17 @@ ELSEWHERE = "name another folder (inv config shows which setting does)"
 
 
 def told(error: OSError, checkout: Path) -> str:
-    """Return the error in one line; where permission is lacking, also the owner of the path, and what helps."""
+    """Return the error as one line with a hint for the user.
+
+    For a read-only file system the hint names the setting to change. For EACCES and EPERM the hint names the owner of
+    the innermost visible path and a command that helps. For all other errors, return the error alone.
+    """
     if error.errno == errno.EROFS:
         return f"{error}; it can only be read there: {ELSEWHERE}"
     if error.errno not in REFUSED or not isinstance(error.filename, (str, bytes)):
         return str(error)
     path = Path(os.path.abspath(os.fsdecode(error.filename)))
-    seen = [one for one in (path, *path.parents) if _owner(one) is not None]  # the innermost first
+    seen = [one for one in (path, *path.parents) if _owner(one) is not None]  # innermost path first
     owner, me = _owner(seen[0]), os.geteuid()
     if owner == me:
         return f"{error}; it is yours, run: chmod u+rwX {quote(str(seen[0]))}"
@@ -32,7 +36,7 @@ def told(error: OSError, checkout: Path) -> str:
 
 
 def _owner(path: Path) -> Optional[int]:
-    """Return the owner of a path; None where that cannot be seen, or is not there."""
+    """Return the user id of the owner of a path, or None when the path is missing or cannot be inspected."""
     try:
         return path.lstat().st_uid
     except OSError:

@@ -1,10 +1,10 @@
-"""The check of a machine: measured there, in the first minute, before any work.
+"""The benchmark of a machine, run on the machine in the first minute, before any work.
 
-Sent over a connection and run as `python3 - CONFIG`: one file that imports nothing of ours and prints one JSON
-document. CONFIG is JSON: `folder` (whose disk is written to), `gpus` (whether they matter), `pythons` (interpreters
-that may have torch), `url` ("" = no download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its
-own with a deadline, so that a dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or
-`later` (it cannot be measured yet).
+This file is sent over a connection and run as `python3 - CONFIG`. The file imports no other module of this project and
+prints one JSON document. CONFIG is a JSON object: `folder` (on the disk to test), `gpus` (whether GPUs are needed),
+`pythons` (interpreters that may have torch), `url` (download test, "" = none), `disk_s`, `download_s` and `matmul_s`
+(timeouts in seconds). Each check runs in a separate process group with a deadline, so that a dead disk or a hung driver
+cannot delay the other checks. The result of a check has a `value`, an `error`, or `later` (cannot be measured yet).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def free(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Measure the bytes per second that reach the disk, for half of the time that there is."""
+    """Measure the disk write rate in bytes per second, including fsync; writing takes at most half of the timeout."""
     block, written = os.urandom(BLOCK), 0
     with tempfile.TemporaryFile(dir=config["folder"]) as file:
         began = time.monotonic()
@@ -75,7 +75,7 @@ def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def download(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Measure the bytes per second from the first answer on, and how many there were."""
+    """Measure the download rate in bytes per second from the first response on, and the number of bytes received."""
     if not config["url"]:
         return {"later": "no address is set to download from"}
     with urllib.request.urlopen(config["url"], timeout=config["download_s"]) as answer:
@@ -89,7 +89,7 @@ def download(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the newest CUDA that the driver serves, as text."""
+    """Return the newest CUDA version supported by the driver, as text."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
         return {"later": "no GPU is asked for, or there is no nvidia-smi"}
     said = subprocess.run(["nvidia-smi"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -98,7 +98,7 @@ def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Measure TFLOP/s in bfloat16 per GPU, and whether the product was right."""
+    """Measure bfloat16 TFLOP/s of each GPU, and check the product for correctness."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
         return {"later": "no GPU is asked for, or there is no nvidia-smi"}
     pythons = config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]
@@ -117,10 +117,10 @@ def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def sandbox(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what can hold the code of answers here: `landlock`, `bubblewrap`, or "": tried, not read off.
+    """Return a usable sandbox for model-written code: `bubblewrap`, `landlock`, or "", each determined by a trial.
 
-    The phase that runs such code tries the whole sandbox before it trains (`trainer.rewards.jail`); this probe needs
-    the Python of the machine alone. It locks this process in.
+    Training tests the whole sandbox again before running such code (`trainer.rewards.jail`); this probe needs only the
+    system Python. The landlock trial confines the current process for good.
     """
     if shutil.which("bwrap"):
         tried = subprocess.run(
@@ -131,7 +131,7 @@ def sandbox(config: Dict[str, Any]) -> Dict[str, Any]:
         if tried.returncode == 0:
             return {"value": "bubblewrap"}
     libc = ctypes.CDLL(None)
-    rights = ctypes.byref(ctypes.c_uint64((1 << 13) - 1))  # all that version 1 knows
+    rights = ctypes.byref(ctypes.c_uint64((1 << 13) - 1))  # all access rights of Landlock ABI version 1
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, rights, ctypes.c_size_t(8), 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if ruleset < 0 or libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0):
@@ -153,25 +153,25 @@ CHECKS: Tuple[Tuple[str, Check, str], ...] = (
 
 
 def begin(check: Check, config: Dict[str, Any]) -> Tuple[int, int]:
-    """Start a child in a process group of its own; return its id and the pipe on which it will answer."""
+    """Start a check in a child process with a new process group; return the child's pid and the pipe for the result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writer)
         return pid, reader
     os.setsid()
-    for number in (1, 2):  # a child that hangs must not keep the connection open
+    for number in (1, 2):  # a hung child must not keep the connection open
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     try:
         answer = check(config)
-    except Exception as error:  # any error is the answer
+    except Exception as error:  # every error is a result
         answer = {"error": f"{type(error).__name__}: {error}"}
     os.write(writer, json.dumps(answer).encode())
     os._exit(0)
 
 
 def conclude(pid: int, reader: int, deadline: float, within_s: float) -> Dict[str, Any]:
-    """Return the answer of the child, which is gone then."""
+    """Return the result of a child and kill the child's process group; an error result after the deadline."""
     said = b""
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
         block = os.read(reader, 1 << 16)
@@ -180,7 +180,7 @@ def conclude(pid: int, reader: int, deadline: float, within_s: float) -> Dict[st
             break
     else:
         said = json.dumps({"error": f"no answer in {within_s:g} s"}).encode()
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the child has ended
         os.killpg(pid, signal.SIGKILL)
     return dict(json.loads(said or b'{"error": "it died"}'))
 

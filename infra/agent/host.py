@@ -1,15 +1,16 @@
-"""The probe of a machine: what it has, which pods it holds, and the marker of a pod.
+"""The probe of a machine: hardware, existing pods, and the marker of a pod.
 
-Sent over a connection and run as `python3 - VERB WORDS`, before any code of ours is there: one file that imports
-nothing of ours and prints one JSON document.
+This file is sent over a connection and run as `python3 - VERB WORDS` before any other code is on the machine. The file
+imports no other module of this project and prints one JSON document.
 
-    facts              what the machine has, and its pods
-    pods               its pods: the markers under ~/.slipway/pods
-    mark RUN TOKEN     make the folder of a pod, unless the machine holds another one; with a third word, `beside`,
-                       unless that very folder is another pod's; with a fourth one, such as `0,1`, unless another pod
-                       has one of these GPUs, or the whole machine; with a fifth one, the token of the rented pod that
-                       the machine itself is, which is in nobody's way
-    unmark RUN TOKEN   take marker and secrets away; what the pod has made stays
+    facts              hardware and software of the machine, and the pods on the machine
+    pods               the pods on the machine: the markers under ~/.slipway/pods
+    mark RUN TOKEN [beside [DEVICES [MACHINE]]]
+                       create the folder and the marker of a pod. Without further words, fail if the machine holds a
+                       different pod. `beside`: fail only if this folder belongs to a different pod. DEVICES, such as
+                       `0,1`: fail if another pod holds one of these GPUs or the whole machine. MACHINE: token of the
+                       rented pod that provides this machine; that pod never conflicts
+    unmark RUN TOKEN   delete marker and secrets; keep all files that the pod has written
 """
 
 import fcntl
@@ -30,7 +31,7 @@ POLL_S = 0.02
 
 
 def facts() -> Dict[str, Any]:
-    """Return the facts about the machine. Sizes in bytes; null = not known."""
+    """Return facts about the machine; sizes in bytes, null for unknown values."""
     memory = None
     if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -52,14 +53,14 @@ def facts() -> Dict[str, Any]:
 
 
 def which(name: str) -> Optional[str]:
-    """Find a program, also where a login shell would look and a command sent by SSH does not."""
+    """Return the path of a program, also from folders that only a login shell has on PATH, or None."""
     more = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin")
     places = [os.environ.get("PATH", os.defpath)] + [os.path.expanduser(one) for one in more]
     return shutil.which(name, path=os.pathsep.join(places))
 
 
 def nvidia() -> Tuple[List[Dict[str, Any]], str]:
-    """Return the GPUs, and why that is not known ("" = it is)."""
+    """Return the GPUs, and the problem of nvidia-smi ("" without a problem)."""
     if not shutil.which("nvidia-smi"):
         return [], ""
     said, problem = ask_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
@@ -69,12 +70,12 @@ def nvidia() -> Tuple[List[Dict[str, Any]], str]:
     if any(len(row) != 3 for row in rows):
         return [], f"nvidia-smi said: {said[:200]}"
     wholes = [{"name": row[0], "memory_bytes": mebibytes(row[1]), "driver": row[2]} for row in rows]
-    # Asked for the names of GPUs, nvidia-smi tells those of the whole ones also where only slices of them are there.
+    # With `--query-gpu=name`, nvidia-smi prints whole GPUs even if only MIG slices are available.
     return sliced(wholes, ask_smi("-L")[0]), ""
 
 
 def ask_smi(*words: str) -> Tuple[str, str]:
-    """Return what nvidia-smi says, and why it says nothing ("" = it does)."""
+    """Return the output of nvidia-smi and the problem; one of the two is ""."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -87,7 +88,7 @@ def ask_smi(*words: str) -> Tuple[str, str]:
 
 
 def sliced(wholes: List[Dict[str, Any]], listed: str) -> List[Dict[str, Any]]:
-    """Return the GPUs, each MIG slice in place of the whole one that it is of. `listed`: the answer to `-L`."""
+    """Return the GPUs, with each partitioned GPU replaced by its MIG slices; `listed` is `nvidia-smi -L` output."""
     found: List[Dict[str, Any]] = []
     number, has_slices = -1, False
     for line in listed.splitlines():
@@ -104,12 +105,12 @@ def sliced(wholes: List[Dict[str, Any]], listed: str) -> List[Dict[str, Any]]:
 
 
 def mebibytes(text: str) -> Optional[int]:
-    """Return bytes; null where the GPU shares the machine's memory and reports none."""
+    """Convert MiB as text to bytes; return None for a GPU that shares the machine's memory and reports no size."""
     return int(text) << 20 if text.isdigit() else None
 
 
 def pods() -> List[Dict[str, Any]]:
-    """Return one entry per marker; one that cannot be read is an entry with a problem, never an absence."""
+    """Return an entry per marker; an unreadable marker gives an entry with `problem` instead of being skipped."""
     try:
         names = sorted(os.listdir(ROOT))
     except FileNotFoundError:
@@ -130,14 +131,14 @@ def pods() -> List[Dict[str, Any]]:
 
 
 def may_share(devices: str, others: str) -> bool:
-    """Return whether two pods can have these GPUs of one machine; "" = the whole machine."""
+    """Return whether two pods can share a machine, given the GPU indices of each; "" means the whole machine."""
     return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
 
 
 def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str = "") -> Dict[str, Any]:
-    """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours.
+    """Create the marker of a pod and return {"folder": path}, or {"holder": pod} if another pod holds the machine.
 
-    `beside`: the machine holds many, as the login node of a cluster does.
+    `beside` allows other pods in other folders, as on the login node of a cluster.
     """
     take_turn()
     folder = os.path.join(ROOT, run)
@@ -149,7 +150,8 @@ def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str
         if (pod.get("token"), pod["folder"]) != (token, folder):
             return {"holder": pod}
     os.makedirs(os.path.join(folder, "state"), mode=0o700, exist_ok=True)
-    draft = os.path.join(folder, f".{token}.draft")  # by hand, like the lock below: this file imports nothing of ours
+    # A durable write, as the lock below, without the shared helpers: this file imports no project module.
+    draft = os.path.join(folder, f".{token}.draft")
     with open(draft, "w") as file:
         json.dump({"token": token, "run": run, "devices": devices}, file)
         file.flush()
@@ -159,7 +161,7 @@ def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str
 
 
 def unmark(run: str, token: str) -> Dict[str, Any]:
-    """Remove the marker of that very pod only. Returns the pods that are left."""
+    """Delete marker and secrets if the folder belongs to this token; return the remaining pods."""
     take_turn()
     folder = os.path.join(ROOT, run)
     ours = [pod for pod in pods() if pod.get("token") == token and pod["folder"] == folder]
@@ -170,7 +172,7 @@ def unmark(run: str, token: str) -> Dict[str, Any]:
 
 
 def take_turn() -> None:
-    """Hold the machine's lock until this process ends."""
+    """Hold the lock of the machine until this process ends; exit with a message after LOCK_S seconds."""
     os.makedirs(ROOT, mode=0o700, exist_ok=True)
     descriptor = os.open(os.path.join(ROOT, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_S

@@ -1,7 +1,7 @@
-"""The job that the control side hands to a pod, and the files of a pod.
+"""The job that the control side sends to a pod, and the file layout of a pod.
 
-In: `job.json`, written by the hand-over. Out: `Job`, read by the guard and the agent.
-Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
+The hand-over writes `job.json`; guard and agent read the file as `Job`. Standard library only, and syntax that Python
+3.9 accepts, because this module runs on any machine.
 """
 
 import json
@@ -16,55 +16,59 @@ from infra.agent import outside
 T = TypeVar("T")
 
 SCHEMA = 1
-PART = ".1"  # ends the name of the earlier part of a log, before its suffix
-SELF_END_KEY = "SLIPWAY_SELF_END_KEY"  # in a `Call`: the vendor's key; no variable of any process has it
-VARIABLE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # in a `Call`; anything else in braces is JSON's or GraphQL's
-STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; any other is one on the pod
+PART = ".1"  # suffix of the stem of a rotated log: <step>.1.log
+SELF_END_KEY = "SLIPWAY_SELF_END_KEY"  # in a `Call`: the vendor's key, which is not in the environment of any process
+VARIABLE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # a placeholder in a `Call`; other braces belong to JSON or GraphQL
+STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; all other verdicts are on the pod itself
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Durations and amounts that the guard enforces; None means no such limit."""
+    """Durations and amounts that the guard enforces; None disables a limit."""
 
     time_s: Optional[float] = None
     spend_micro_usd: Optional[int] = None
     micro_usd_per_hour: int = 0
     idle_gpu_s: Optional[float] = None
-    billed_s: float = 0.0  # seconds for which the pod had been billed when its guard was armed
-    reserve_bytes: int = 0  # free disk below which work is stopped before the disk is full
+    billed_s: float = 0.0  # seconds that the vendor had billed before the guard was armed
+    reserve_bytes: int = 0  # free disk space in bytes below which the guard stops the work
 
 
 @dataclass(frozen=True)
 class Step:
-    """One process of the job. It is run as `python <words> --config FILE` from the code folder."""
+    """One process of a job, run as `python <words> --config FILE` in the code folder."""
 
     name: str
-    words: Tuple[str, ...]  # after the interpreter: ("-m", "trainer", "base")
-    environment: str = ""  # "train", or "" for the interpreter that runs the agent
+    words: Tuple[str, ...]  # arguments of the interpreter: ("-m", "trainer", "base")
+    environment: str = ""  # "train", or "" for the agent's own interpreter
     config: Dict[str, Any] = field(default_factory=dict)  # written to state/config/<name>.json
     timeout_s: Optional[float] = None
-    silent_s: Optional[float] = None  # no new record for this long: dump stacks, restart
+    silent_s: Optional[float] = None  # after this long without a new record: dump stacks and restart
     max_restarts: int = 3
-    together: Tuple[str, ...] = ()  # words before its own where several processes run it as one; () = it runs alone
-    everywhere: bool = False  # together: done when every node has done it, and not as soon as node 0 has
+    # arguments before `words` if several processes run the step jointly; () = single process
+    together: Tuple[str, ...] = ()
+    everywhere: bool = False  # with `together`: done when all nodes are done, not when node 0 is done
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The nodes of a run that has several, and the rank of this one."""
+    """The nodes of a multi-node run, and the rank of the current node."""
 
     run: str = ""  # name of the run; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
     rank: int = 0
-    addresses: Tuple[str, ...] = ()  # addresses of all nodes, by rank, at which the others reach them
-    interface: str = ""  # the interface with this node's address
-    port: int = 0  # on node 0, for training: MASTER_PORT
-    words_port: int = 0  # on node 0, for its agent
-    key: str = ""  # secret with which one may talk to that agent
+    addresses: Tuple[str, ...] = ()  # address of each node by rank, as reachable from the other nodes
+    interface: str = ""  # network interface with this node's address
+    port: int = 0  # MASTER_PORT on node 0, for training
+    words_port: int = 0  # port of the agent on node 0
+    key: str = ""  # shared secret of the nodes, checked by the agent of node 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request by which a pod ends itself. `{NAME}` stands for a variable of the pod's first process, nothing else."""
+    """An HTTP request by which a pod ends itself.
+
+    `{NAME}` stands for a variable of the first process of the pod, or for SELF_END_KEY.
+    """
 
     method: str
     url: str
@@ -73,48 +77,50 @@ class Call:
 
     @property
     def names(self) -> Set[str]:
-        """Return the names of the variables that it needs."""
+        """Return the names of all variables in the URL, the body and the headers."""
         return {name for part in (self.url, self.body, *self.headers.values()) for name in VARIABLE.findall(part)}
 
 
 @dataclass(frozen=True)
 class Job:
-    run: str  # readable, stable over recoveries
-    token: str  # token of this pod; new at every rent
+    run: str  # human-readable and stable across recoveries
+    token: str  # unique per rental
     steps: Tuple[Step, ...]
     limits: Limits = Limits()
-    beside: Optional[Step] = None  # runs beside all others, on node 0, until the last rites; no step of progress
-    trackers: Tuple[Step, ...] = ()  # like `beside`, but nothing waits long for them: they tell figures to others
-    kind: str = "steps"  # or "service", or "hold": no work, the guard holds the pod to its limits
-    torch: str = "cpu"  # build of torch in the environment: "cpu" or "cuda"
-    environments: str = ""  # folder that caches environments on the pod
+    beside: Optional[Step] = None  # sidecar on node 0 that runs until the last uploads; not a step of progress
+    # sidecars that report metrics to external trackers; the end of the job waits only briefly for trackers
+    trackers: Tuple[Step, ...] = ()
+    kind: str = "steps"  # or "service", or "hold": no work, the guard enforces the limits
+    torch: str = "cpu"  # build of torch in the environments: "cpu" or "cuda"
+    environments: str = ""  # cache folder of environments on the pod
     environ: Dict[str, str] = field(default_factory=dict)
-    secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
-    num_gpus: int = 0  # GPUs of each node
+    secrets: Tuple[str, ...] = ()  # names only; the values are in the mode-600 file
+    num_gpus: int = 0  # GPUs per node
     group: NodeGroup = NodeGroup()
-    on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
-    farewell: Tuple[Call, ...] = ()  # the calls by which the pod deletes itself, all in each round; () = it cannot
-    self_end: bool = False  # asked for: its guard is given its vendor's key where the pod has none of its own
-    stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
-    setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps
-    no_setup: bool = False  # no environment is made: those that are there are used
-    clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
+    on_failure: str = "end"  # or "keep": action on a rented pod after failed work
+    # requests by which the pod deletes itself, all sent in each round; () = the pod cannot delete itself
+    farewell: Tuple[Call, ...] = ()
+    self_end: bool = False  # on request: the guard gets the vendor's key if the pod has no key
+    stays: bool = False  # the pod outlives the work: the guard holds the pod for the next job, until a limit
+    setup: Tuple[str, ...] = ()  # environments to build in addition to the environments of the steps
+    no_setup: bool = False  # do not build environments, use existing environments only
+    clock_scale: float = 1.0  # speed of the job's clock relative to real time, for rehearsals
     schema: int = SCHEMA
 
     @property
     def devices(self) -> str:
-        """Return the GPUs of the machine that are its own, as nvidia-smi takes them; "" = all that there are."""
+        """Return the GPU indices of this job in nvidia-smi's format, or "" for all GPUs of the machine."""
         said = self.environ.get("CUDA_VISIBLE_DEVICES", "")
         return said if all(word.isdigit() for word in said.split(",")) else ""
 
     @property
     def needs_key(self) -> bool:
-        """Return whether the pod can end itself with a key only that is handed to its guard."""
+        """Return whether the pod can end itself only with a key that the guard receives at start."""
         return any(SELF_END_KEY in call.names for call in self.farewell)
 
     @property
     def has_start_timer(self) -> bool:
-        """Return whether the machine ends with this job's pod, so that its timer follows this job's limit."""
+        """Return whether the machine ends with this job's pod, so that the start timer follows this job's limit."""
         return bool(self.farewell) and not self.needs_key
 
     def to_json(self) -> str:
@@ -122,7 +128,7 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> "Job":
-        """Return the job in `text`. Raises ValueError when the text is not a job of this schema."""
+        """Parse a job. Raises ValueError when the text is not a job of this schema."""
         try:
             raw = outside.parse(text)
             if raw["schema"] != SCHEMA:
@@ -144,7 +150,7 @@ def _step(raw: Dict[str, Any]) -> Step:
 
 
 def _typed(kind: Type[T], raw: Dict[str, Any]) -> T:
-    """Return the record, when each of its values is of the type that the record says. Raises TypeError."""
+    """Return `raw` as a record of type `kind`, with every value checked against the annotations. Raises TypeError."""
     made, hints = kind(**raw), get_type_hints(kind)
     for name in raw:
         if not _is(getattr(made, name), hints[name]):
@@ -173,12 +179,12 @@ def _tuples(raw: Dict[str, Any], *names: str) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class PodFolder:
-    """The folder of a pod; the one place that names its files."""
+    """The folder of a pod; the only place that defines file names of a pod."""
 
     root: Path
 
     @property
-    def marker(self) -> Path:  # {"token": ..., "run": ...}; nothing is deleted in a folder without it
+    def marker(self) -> Path:  # {"token": ..., "run": ...}; files are deleted only in a folder with this marker
         return self.root / "POD.json"
 
     @property
@@ -194,11 +200,11 @@ class PodFolder:
         return self.root / "code"
 
     @property
-    def work(self) -> Path:  # files that steps write: checkpoints, drafts; survives a restart
+    def work(self) -> Path:  # files written by steps, such as checkpoints and drafts; kept across restarts
         return self.root / "work"
 
     @property
-    def logs(self) -> Path:  # guard.log, agent.log, <step>.log, and <step>.1.log of one that was rotated
+    def logs(self) -> Path:  # guard.log, agent.log, <step>.log, and <step>.1.log after a rotation
         return self.root / "logs"
 
     @property
@@ -206,23 +212,23 @@ class PodFolder:
         return self.root / "state"
 
     @property
-    def ending(self) -> Path:  # the coming verdict, while processes beside the steps still have work to do
+    def ending(self) -> Path:  # the upcoming verdict, while the sidecars still have work to do
         return self.state / "ending.json"
 
     @property
-    def save_request(self) -> Path:  # {"limit_s": ...}: most of that limit is used, a training is to save now
+    def save_request(self) -> Path:  # {"limit_s": ...}: most of this limit is used, so the training must save now
         return self.state / "save.json"
 
     @property
-    def handed_over(self) -> Path:  # a guard that holds its pod is to take up job.json, which is whole
+    def handed_over(self) -> Path:  # signals a guard that holds the pod: job.json is complete, start the job
         return self.state / "handed_over"
 
     @property
-    def acknowledged(self) -> Path:  # {name: UTC epoch seconds}: what was read back from the store
+    def acknowledged(self) -> Path:  # {name: UTC epoch seconds}: artifacts read back from the store
         return self.state / "acknowledged.json"
 
     @property
-    def waiting(self) -> Path:  # {"names": [...], "problem": "..."}: what the store does not have yet, and why
+    def waiting(self) -> Path:  # {"names": [...], "problem": "..."}: artifacts missing in the store, and the reason
         return self.state / "waiting.json"
 
     @property
@@ -251,7 +257,7 @@ class PodFolder:
 
 
 def earlier_part(log: Path) -> Path:
-    """Return the file that a log becomes when it is rotated."""
+    """Return the path to which a log is moved by a rotation."""
     return log.with_suffix(PART + log.suffix)
 
 
@@ -260,12 +266,12 @@ def is_earlier_part(log: Path) -> bool:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that nobody else may read, where it is made: an opener, as `open` takes it."""
+    """Open a file with mode 600 when created; an opener for `open`."""
     return os.open(path, flags, 0o600)
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace `path` at once: a reader, or a crash, sees the old text or the new one."""
+    """Replace `path` atomically and durably: a reader, or a crash, sees the old text or the new text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -1,7 +1,7 @@
-"""The limits of a pod: how long it may live, how long it has lived, and what else ends it.
+"""The limits of a pod: maximum lifetime, time used so far, and other reasons to end a pod.
 
-Limits are durations. Time is CLOCK_BOOTTIME, which counts while the machine sleeps; the wall clock is
-asked only about the gap between two guards, where the larger of both counts: errors may only over-estimate.
+Limits are durations on CLOCK_BOOTTIME, which includes the time that the machine sleeps. The wall clock serves only for
+the gap between two guards, where the larger value counts: errors may only overestimate the time used.
 """
 
 import math
@@ -17,12 +17,12 @@ from infra.agent.job import Job, Limits
 from infra.agent.process import boot_id
 
 ASK_GPU_EVERY_S = 30.0
-SAVE_AT = 0.8  # share of a limit at which a training saves, and goes on
+SAVE_AT = 0.8  # share of a limit at which a training saves a checkpoint and continues
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """One reading of both clocks; saved with what had elapsed by then."""
+    """A reading of the boot clock and the wall clock, stored with the time elapsed at the reading."""
 
     boot_id: str
     boot_s: float
@@ -40,19 +40,19 @@ def boottime_s() -> float:
 
 
 def awake_s() -> float:
-    """Return the seconds of this boot, without those for which the machine has slept."""
-    # On macOS CLOCK_MONOTONIC counts sleep, on Linux it does not.
+    """Return the seconds since boot, excluding sleep."""
+    # CLOCK_MONOTONIC includes sleep on macOS, but not on Linux.
     return time.clock_gettime(getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC))
 
 
 def gap_s(before: Clocks, now: Clocks) -> float:
-    """Return the seconds between two readings, perhaps with a reboot between them; never negative."""
+    """Return the seconds between two readings, also across a reboot; never negative."""
     since_boot = now.boot_s - before.boot_s if now.boot_id == before.boot_id else now.boot_s
     return max(since_boot, now.wall_s - before.wall_s, 0.0)
 
 
 def hard_limit_s(limits: Limits) -> Optional[float]:
-    """Return the earlier of the time limit and the time that the money lasts; None when neither is set."""
+    """Return the lower of the time limit and the spend limit converted to seconds, or None without a limit."""
     ends = [] if limits.time_s is None else [limits.time_s]
     if limits.spend_micro_usd is not None and limits.micro_usd_per_hour > 0:
         ends.append(limits.spend_micro_usd * 3600 / limits.micro_usd_per_hour)
@@ -60,20 +60,20 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
 
 
 def leads_s(limit_s: float) -> Tuple[float, float]:
-    """Return how long before the limit the step is asked to save, and how long before it only uploads go on."""
+    """Return the seconds before the limit at which the step must save, and at which only uploads continue."""
     return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)
 
 
 def is_save_due(elapsed_s: float, limit_s: Optional[float]) -> bool:
-    """Return whether so much of the limit is used that a training is to save before it goes on."""
+    """Return whether the used share of the limit requires a checkpoint before the training continues."""
     return limit_s is not None and elapsed_s >= SAVE_AT * limit_s
 
 
 def carry_s(job: Job, said: Dict[str, Any]) -> float:
-    """Return the seconds of this machine that the last uploads may take when nobody asked for the end.
+    """Return the real seconds that the last uploads may take when the job ends without a stop request.
 
-    As long as a save before the limit may take, and never beyond the limit; a tenth is left for the verdict. `said` is
-    the guard's report.
+    The value is 90 % of the save lead before the limit, and never extends beyond the limit; the rest is for the
+    verdict. `said` is the guard's report.
     """
     limit_s = hard_limit_s(job.limits)
     if limit_s is None:
@@ -91,7 +91,7 @@ def spent_micro_usd(elapsed_s: float, limits: Limits) -> int:
 
 
 def full_disk(folder: Path, limits: Limits) -> str:
-    """Return why work must stop, or "" while more than the reserve is free."""
+    """Return the reason to stop the work, or "" while at least the reserve is free."""
     free = shutil.disk_usage(folder).free
     if free >= limits.reserve_bytes:
         return ""
@@ -99,10 +99,10 @@ def full_disk(folder: Path, limits: Limits) -> str:
 
 
 class IdleGpu:
-    """A watch that notices when no GPU has worked for `idle_gpu_s` of the job's clock. What is unknown is not idle.
+    """A detector for GPUs that stay idle for `idle_gpu_s` seconds of the job's clock. Unknown utilization is not idle.
 
-    nvidia-smi is never waited for: on a broken driver it hangs where no signal reaches it, and the limits
-    must hold there too.
+    The detector never waits for nvidia-smi: on a broken driver nvidia-smi hangs uninterruptibly, and the other limits
+    must still be enforced.
     """
 
     def __init__(self, limits: Limits, scale: float, devices: str = "") -> None:
@@ -111,10 +111,10 @@ class IdleGpu:
         self.scale = scale
         self.busy_at = self.asked_at = boottime_s()
         self.asking: Optional[subprocess.Popen[str]] = None
-        self.idle_s: Optional[float] = None  # idle seconds at the last answer; None = there was none
+        self.idle_s: Optional[float] = None  # idle seconds at the last sample; None without a sample
 
     def reason(self) -> str:
-        """Return why work must stop, or ""."""
+        """Return the reason to stop the work, or ""."""
         if self.limit_s is None:
             return ""
         now = boottime_s()
@@ -134,7 +134,7 @@ class IdleGpu:
 
 
 def _ask_gpus(devices: str) -> Optional["subprocess.Popen[str]"]:
-    """Start nvidia-smi; return None where there is none. `devices`: the GPUs that it is asked for, "" = all."""
+    """Start nvidia-smi for `devices` ("" = all GPUs); return None when nvidia-smi cannot be started."""
     words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     words += [f"--id={devices}"] if devices else []
     try:
@@ -146,7 +146,7 @@ def _ask_gpus(devices: str) -> Optional["subprocess.Popen[str]"]:
 
 
 def _percents(asked: "subprocess.Popen[str]") -> List[int]:
-    """Return the utilization of every GPU; [] when there was no answer."""
+    """Return the utilization of every GPU in percent, or [] without a valid answer."""
     with asked:
         lines = asked.stdout.read().split() if asked.stdout else []
     return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []

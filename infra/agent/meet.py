@@ -1,10 +1,10 @@
-"""The addresses of a machine, and those of other machines that it reaches; answered by the machine itself.
+"""Network discovery between the nodes of a run: addresses of a machine, and which nodes the machine reaches.
 
-Sent over a connection and run as `python3 - VERB WORDS`: one file that imports nothing of ours and prints one document
-of JSON.
+This file is sent over a connection and run as `python3 - VERB WORDS`. The file imports no other module of this project
+and prints one JSON document.
 
-    look here|there   addresses by interface, those of loopback only for `here`; and two free ports
-    call PLAN         listen, and call every other node until it answers or the time is over; PLAN is JSON:
+    look here|there   IPv4 addresses by interface (loopback only for `here`), and two free ports
+    call PLAN         listen, and call every other node until the node answers or the time is over; PLAN is JSON:
                       rank, key, within_s, nodes: [{addresses, port}]
 """
 
@@ -19,18 +19,18 @@ import time
 from typing import Any, Dict, List, Set
 
 SIOCGIFADDR = 0x8915 if sys.platform.startswith("linux") else 0xC0206921
-PORTS = range(20000, 32000)  # below those that systems give to outgoing connections
+PORTS = range(20000, 32000)  # below the ephemeral ports of common systems
 CALL_S = 1.0
 
 
 def look(where: str) -> Dict[str, Any]:
-    """Return the IPv4 addresses, each with its interface."""
+    """Return the IPv4 addresses with their interfaces, and two free ports."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # the interface has no IPv4 address
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if address.startswith("127.") == (where == "here"):
@@ -54,7 +54,7 @@ def free_ports(count: int) -> List[int]:
 
 
 class Meeting:
-    """A mutual reachability test: all say `KEY RANK` to all, hear it back, and say goodbye after the last call."""
+    """A mutual reachability test: each node sends `KEY RANK` to all nodes, and "goodbye" after a successful call."""
 
     def __init__(self, plan: Dict[str, Any]) -> None:
         self.plan = plan
@@ -62,7 +62,7 @@ class Meeting:
         self.others = [rank for rank in range(len(plan["nodes"])) if rank != self.rank]
         self.deadline = time.monotonic() + plan["within_s"]
         self.reached: Dict[str, List[str]] = {str(rank): [] for rank in self.others}
-        self.gone: Set[str] = set()  # ranks that have called all others
+        self.gone: Set[str] = set()  # ranks that have reached this node and said goodbye
 
     def hold(self) -> Dict[str, Any]:
         with socket.create_server(("", self.plan["nodes"][self.rank]["port"]), backlog=64) as server:
@@ -93,11 +93,11 @@ class Meeting:
                     link.sendall("{} {}\n".format(self.key, self.rank).encode())
                     if word == "goodbye":
                         self.gone.add(rank)
-            except (OSError, ValueError):  # another program, or the node is gone
+            except (OSError, ValueError):  # the caller is a different program, or the node is gone
                 return
 
     def _call(self, rank: int) -> None:
-        """Call all addresses of a node, again and again until one answers."""
+        """Call all addresses of a node repeatedly until at least one address answers or the deadline passes."""
         node = self.plan["nodes"][rank]
         found: List[str] = []
         while not found and time.monotonic() < self.deadline:

@@ -1,7 +1,7 @@
-"""A reader of untrusted JSON, within bounds: what `store/outside.py` is to those who have more than a pod.
+"""Parser for untrusted JSON with bounds on size, depth and numbers; the counterpart of `store/outside.py` on pods.
 
-In: text. Out: plain values of at most `DEPTH` levels, with numbers that are finite and fit 64 bits; NaN and infinity,
-as Python's own writers spell what is no number, become null. All else is a ValueError.
+The result has at most `DEPTH` levels and only finite numbers that fit into 64 bits. NaN and Infinity, which Python's
+own JSON writer emits, become null. All other violations raise ValueError.
 """
 
 import json
@@ -13,7 +13,7 @@ DEPTH = 32
 
 
 def parse(text: Union[str, bytes]) -> Any:
-    """Return the value of a JSON document. Raises ValueError."""
+    """Parse a JSON document. Raises ValueError."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     try:

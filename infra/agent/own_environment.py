@@ -1,10 +1,10 @@
-"""A program in an environment of its own, which is made first where it is not there.
+"""Runner for a module in a separate environment, which is built first if missing.
 
     python -m infra.agent.own_environment ENVIRONMENT MODULE [WORDS ...]
 
-In: the code folder that this file lies in, SLIPWAY_ENVIRONMENTS, and the package sources that came along with a job.
-Out: this process becomes `python -m MODULE WORDS`, at a low priority. Exit code 1 with one line when the environment
-cannot be made. A sidecar is run so: whatever is wrong with its environment is its own trouble, and never the run's.
+Builds the environment from this file's code folder, `SLIPWAY_ENVIRONMENTS` and the package sources sent with the job,
+then replaces the process by `python -m MODULE WORDS` at low priority. If the environment cannot be built, prints one
+line and exits with 1. Sidecars start this way, so that a broken sidecar environment never fails the run.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from infra.agent.shortage import SCORE
 from infra.agent.state import CODE, read_json
 
 NICE = 10
-OOM_FIRST = "700"  # when memory runs out, this process is the one to be killed first
+OOM_FIRST = "700"  # the OOM killer selects this process first
 
 
 def main(words: Sequence[str]) -> int:
     name, module, *rest = words
-    with contextlib.suppress(OSError):  # some machines do not allow it
+    with contextlib.suppress(OSError):  # not permitted on some machines
         os.nice(NICE)
-    with contextlib.suppress(OSError):  # no Linux
+    with contextlib.suppress(OSError):  # not on Linux
         SCORE.write_text(OOM_FIRST)
     carried = CarriedSources(**read_json(step_zero.packages_of(PodFolder(CODE.parent))))
     try:

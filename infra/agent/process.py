@@ -1,10 +1,11 @@
-"""The identity of a process, the processes that belong to a pod, and how all of them are ended.
+"""Process identity, the processes of a pod, and ending all of them.
 
-A process is known by (boot id, pid, start time), never by its name. It belongs to a pod when its
-environment carries the pod's token, or when an ancestor's does: so a grandchild that forked twice
-into its own session is found, and so is a child that cleared its environment.
-Linux reads /proc; macOS asks ps. What cannot be read for want of memory or descriptors raises OSError: it is not gone.
-This file is also sent alone to machines that have none of our code, and imports nothing of ours.
+A process is identified by (boot id, pid, start time), never by name. A process belongs to a pod if the environment of
+the process or of an ancestor contains the pod's token. This rule also finds a grandchild that forked twice into a new
+session, and a child that cleared its environment.
+
+Linux reads /proc, macOS runs ps. A read that fails for lack of memory or descriptors raises OSError and never counts as
+a missing process. This file is also sent alone to machines without the project, and imports no project module.
 """
 
 import contextlib
@@ -24,13 +25,13 @@ POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_DUMPABLE = 4
 PROC = Path("/proc")
-GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it ended since it was listed, or is another user's
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended since the listing, or owned by another user
 PS = ("ps", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart=")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One process: a pid may be used again, these three together are not."""
+    """The identity of a process; unlike a pid, an identity is never reused."""
 
     boot_id: str
     pid: int
@@ -39,7 +40,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """One line of the machine's process table."""
+    """A row of the machine's process table."""
 
     pid: int
     ppid: int
@@ -48,14 +49,14 @@ class ProcessRow:
 
 
 def boot_id() -> str:
-    """Return an id that changes at every boot of this machine."""
+    """Return an id, new at every boot of the machine."""
     if sys.platform == "darwin":
         return _output(["sysctl", "-n", "kern.bootsessionuuid"]).strip()
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Optional[Identity]:
-    """Return the identity of a process; None when no such process lives; a zombie does not."""
+    """Return the identity of a live process, or None; a zombie is not live."""
     row = _row(pid)
     return Identity(boot_id(), pid, row.started) if row else None
 
@@ -71,7 +72,7 @@ def is_alive(identity: Identity) -> bool:
 
 
 def send(identity: Identity, number: int) -> bool:
-    """Signal exactly this process; False when it is gone."""
+    """Send a signal to exactly this process; return False if the process is gone."""
     if not is_alive(identity):
         return False
     try:
@@ -82,12 +83,12 @@ def send(identity: Identity, number: int) -> bool:
 
 
 def find(token: str) -> List[Identity]:
-    """Return every living process of the pod with this token."""
+    """Return all live processes of the pod with this token."""
     return find_each([token])[token]
 
 
 def find_each(tokens: Iterable[str]) -> Dict[str, List[Identity]]:
-    """Return every living process of each pod, by the pod's token, from one reading of the process table."""
+    """Return all live processes of several pods by token, from a single snapshot of the process table."""
     table = _table()
     environs = _environs(table)
     boot = boot_id()
@@ -100,7 +101,7 @@ def find_each(tokens: Iterable[str]) -> Dict[str, List[Identity]]:
 
 
 def above(pid: int) -> Iterator[int]:
-    """Yield the processes that this one descends from, nearest first."""
+    """Yield the pids of the ancestors, nearest first."""
     row = _row_of_proc(pid)
     while row and row.ppid:
         yield row.ppid
@@ -108,16 +109,16 @@ def above(pid: int) -> Iterator[int]:
 
 
 def environ_of(pid: int) -> Dict[str, str]:
-    """Return the environment that a process was started with, as far as we may see it."""
+    """Return the initial environment of a process, as far as permissions allow."""
     pairs = (entry.decode(errors="replace").partition("=") for entry in _environ_of_proc(pid))
     return {name: value for name, _, value in pairs}
 
 
 def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float = 10.0) -> List[Identity]:
-    """End every process of the pod but the caller and the pids in `spare`.
+    """End every process of the pod except the caller and the pids in `spare`; return the survivors.
 
-    TERM, up to `grace_s` of patience, then KILL until none is left or `kill_s` is over.
-    Returns those that could not be ended.
+    Sends TERM, waits up to `grace_s` seconds, then sends KILL until all processes are gone or `kill_s` seconds have
+    passed.
     """
     untouched = {os.getpid(), *spare}
     asked: Set[Identity] = set()
@@ -125,7 +126,7 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
     empty_scans = 0
     while True:
         members = [one for one in find(token) if one.pid not in untouched]
-        # One empty scan may have missed a child whose parent forked and ended while we read the table.
+        # A single empty scan may miss a child whose parent forked and ended during the scan.
         empty_scans = 0 if members else empty_scans + 1
         now = time.monotonic()
         if empty_scans == 2 or now >= kill_at + kill_s:
@@ -140,31 +141,32 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
 
 
 def in_words(survivors: Iterable[Identity]) -> str:
-    """Return the message about processes that could not be ended; "" when there are none."""
+    """Return a message about the processes that survived, or ""."""
     pids = ", ".join(str(one.pid) for one in survivors)
     return f"DIRTY: processes {pids} could not be ended" if pids else ""
 
 
 def below(pid: int) -> Set[int]:
-    """Return this process and what descends from it."""
+    """Return the pid and the pids of all descendants."""
     return _with_young({pid}, _table())
 
 
 def leave_no_core() -> None:
-    """Disable core dumps of this process and all that it starts: its memory holds secrets.
+    """Disable core dumps of this process and its children, because process memory holds secrets.
 
-    The limit is for files; what a system pipes into a program of its own is made empty by the filter, where it can be.
+    The resource limit covers core files. The coredump filter empties core dumps that the system pipes to a handler
+    program.
     """
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    with contextlib.suppress(OSError):  # not every kernel has it
+    with contextlib.suppress(OSError):  # some kernels lack the filter
         (PROC / "self" / "coredump_filter").write_text("0")
 
 
 def hide_memory() -> bool:
-    """Keep other users' and our own programs from reading or tracing this process, root's excepted; tell whether it is.
+    """Block all processes but root's from reading or tracing this process; return whether the block is active.
 
-    What it starts by another program is as open as before.
+    The block ends at exec, so child programs are as readable as before.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -172,15 +174,15 @@ def hide_memory() -> bool:
 
 
 def become_subreaper() -> None:
-    """Make orphans below us our children instead of init's, where the system can do that."""
+    """Make orphaned descendants children of this process instead of init, on Linux."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap(keep: Optional[int] = None) -> Dict[int, int]:
-    """Collect the dead children that a subreaper inherits; `keep` is left to its own Popen.
+    """Collect dead children, including adopted orphans, except the pid `keep`, which stays for the owning Popen.
 
-    Returns their exit codes, negative for a signal, by pid.
+    Returns exit codes by pid, negative for a signal.
     """
     codes: Dict[int, int] = {}
     while hasattr(os, "waitid"):
@@ -203,7 +205,7 @@ def _table() -> Dict[int, ProcessRow]:
 
 
 def _with_young(inside: Set[int], table: Dict[int, ProcessRow]) -> Set[int]:
-    """Return these processes and all that descend from them."""
+    """Return `inside` plus all descendants."""
     young = inside
     while young:
         young = {row.pid for row in table.values() if row.ppid in inside} - inside
@@ -225,7 +227,7 @@ def _row_of_proc(pid: int) -> Optional[ProcessRow]:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except GONE:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the process name may contain spaces and parentheses
     return ProcessRow(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
 
 
@@ -235,7 +237,7 @@ def _rows_of_ps(*which: str) -> List[ProcessRow]:
 
 
 def _environs(table: Iterable[int]) -> Dict[int, List[str]]:
-    """Return the environment of each of these processes as `NAME=value`; on macOS with the words of its command."""
+    """Return the environment of each process as `NAME=value` entries; on macOS mixed with the command's arguments."""
     if sys.platform == "darwin":
         lines = [line.split() for line in _output(["ps", "-axEww", "-o", "pid=,command="]).splitlines()]
         known = set(table)
@@ -251,9 +253,9 @@ def _environ_of_proc(pid: int) -> List[bytes]:
 
 
 def _output(words: List[str]) -> str:
-    """Return the output of a program. ps exits with 1 when nothing matches, which is an answer.
+    """Return the stdout of a program; ignore exit code 1, with which ps reports an empty match.
 
-    Start times read the same for everybody.
+    LC_ALL and TZ are fixed, so that start times are equal for all users.
     """
     environ = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
     return subprocess.run(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

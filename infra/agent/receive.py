@@ -1,12 +1,15 @@
-"""The pod's side of a push: it tells what it wants, then takes it in. Sent as text, as no code of ours is there yet.
+"""The pod's side of a code push: compares files, requests the changed files, and writes them.
 
-In, on stdin: a JSON line that says where, the size of a request and the request as compressed JSON; for `take` a zlib
-stream of file contents after it; `adopt` asks for what an earlier push has brought to another pod here. Out: one JSON
-object on stdout; a refusal goes to stderr with its own exit code. Standard library only, Python 3.9, no import of ours.
+This file is sent as text, because the pod has no project code yet. Standard library only, Python 3.9, no import of this
+project. Stdin: a JSON line with the destination, the size of the request, the request as compressed JSON, and for
+`take` a zlib stream of file contents. An `adopt` request copies files from an earlier push to a different pod on the
+machine. Stdout: one JSON object. A refusal is printed to stderr and has its own exit code.
 
-`state/pushed.json` beside the code remembers what pushes brought:
-    {path: [stamp: what the sender saw, mode, sha: of the content, seen: what the pod saw] or null: not known}
-A file that both sides see as they last saw it is not read again.
+`state/pushed.json` beside the code records the pushed files:
+
+    {path: [stamp: metadata at the sender, mode, sha: of the content, seen: metadata on the pod] or null: unknown}
+
+A file with unchanged metadata on both sides is not read again.
 """
 
 import json
@@ -17,12 +20,12 @@ import sys
 import time
 import zlib
 
-MEMORY = "pushed.json"  # in the pod's state folder
-INCOMING = "state/incoming"  # in the pod's folder: large files that come ahead, whole or not
-STALE_S = 86400.0  # age of an abandoned push
+MEMORY = "pushed.json"  # in the state folder of the pod
+INCOMING = "state/incoming"  # in the folder of the pod: large files uploaded ahead, complete or partial
+STALE_S = 86400.0  # age in seconds at which an incoming file counts as abandoned
 REFUSED = 3  # exit code
 CHUNK = 1 << 16
-FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
+FRESH_NS = 100_000_000  # a file modified this shortly before a check may change again with the same metadata
 
 
 class PushRefused(Exception):
@@ -39,7 +42,7 @@ class ReceivingFolder:
         if os.path.islink(self.target):
             raise PushRefused(f"{self.target} is a link; nothing is pushed through it")
         self.files: dict = {}
-        self.open: dict = {}  # descriptors by folder: no link stands in the way
+        self.open: dict = {}  # (real path, is free of links) by folder
         if os.path.exists(self.memory):
             try:
                 with open(self.memory, encoding="ascii") as file:
@@ -60,7 +63,7 @@ class ReceivingFolder:
             raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
-        """Return the real path of `path`, and whether no link is on the way there."""
+        """Return the path of a pushed file, and whether the path is free of symbolic links."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
             raise PushRefused(f"{path} leads out of {self.target}")
@@ -71,9 +74,9 @@ class ReceivingFolder:
         return f"{here}/{name}", is_open
 
     def compare(self, listing):
-        """Return the listed files that are not known to be here with that content, and files that are listed no more.
+        """Return the listed files to request, and the known files missing from the list.
 
-        listing: [path, stamp, mode]. Answers {"ask": {path: sha or null}, "gone": [path]}.
+        `listing` is a list of [path, stamp, mode]. Returns {"ask": {path: sha or null}, "gone": [path]}.
         """
         ask = {}
         for path, stamp, mode in listing:
@@ -88,15 +91,15 @@ class ReceivingFolder:
         return {"ask": ask, "gone": sorted(set(self.files) - listed)}
 
     def take(self, wanted, source):
-        """Remove, then write what comes, then remember. Answers how many were removed.
+        """Remove, write and record files; return the number of removed files.
 
-        wanted: {"remove": [path], "keep": [[path, stamp, mode, sha]], "send": [[path, stamp, mode, sha, size]],
-        "large": [[path, stamp, mode, sha, draft, size]], of files that came ahead to INCOMING}.
+        `wanted` is {"remove": [path], "keep": [[path, stamp, mode, sha]], "send": [[path, stamp, mode, sha, size]],
+        "large": [[path, stamp, mode, sha, draft, size]]}; `large` files were uploaded ahead to INCOMING.
         """
         large = wanted.get("large", [])
         for entry in wanted["send"] + large:
             self.files[entry[0]] = None
-        self._remember(self.files)  # so that a push that is cut off is cleaned up by the next
+        self._remember(self.files)  # the next push repairs an interrupted push
         removed = sum([self._remove(path) for path in wanted["remove"] if path in self.files])
         for path in wanted["remove"]:
             self.files.pop(path, None)
@@ -114,9 +117,9 @@ class ReceivingFolder:
         return {"removed": removed}
 
     def inherit(self):
-        """Copy what the newest push has brought to a folder of this name, in any pod here. Answers whose it was.
+        """Copy the files of the newest push to this folder name in any pod of the machine; return the source pod.
 
-        Only what pushes brought is copied, and none that is being made. Where this folder has the newest, it stays.
+        Copies only pushed files, and only from complete pushes. If this pod has the newest push, the files stay.
         """
         pods, name = os.path.dirname(self.root), os.path.basename(self.target)
         found = []
@@ -126,9 +129,9 @@ class ReceivingFolder:
                 with open(memory, encoding="ascii") as file:
                     files = json.load(file)
                 pushed_at = os.stat(memory).st_mtime_ns
-            except (OSError, ValueError, RecursionError):  # this pod has no readable list: its code is not used
+            except (OSError, ValueError, RecursionError):  # the pod has no readable record, so its code is not used
                 continue
-            is_code = name != "code" or "pyproject.toml" in files  # a pod that was only made has its agent, and no more
+            is_code = name != "code" or "pyproject.toml" in files  # a freshly created pod contains the agent alone
             if is_code and isinstance(files, dict) and files and all(files.values()):
                 found.append((pushed_at, pod, files))
         if not found:
@@ -151,7 +154,7 @@ class ReceivingFolder:
         return {"of": pod}
 
     def _adopt(self, path, mode, sha, draft):
-        """Move a large file that was sent ahead to its place, if its content is the expected one."""
+        """Verify a large file uploaded ahead, and move the file into place; remove abandoned uploads."""
         full = self._prepare(path)
         incoming = os.path.join(self.root, *INCOMING.split("/"))
         draft = os.path.join(incoming, draft)
@@ -190,7 +193,7 @@ class ReceivingFolder:
                 os.unlink(draft)
 
     def _prepare(self, path):
-        """Return the place of a file that is written now, whose folders are there then."""
+        """Return the path for a file to write, after creating the parent folders; raise PushRefused for a conflict."""
         full, is_open = self.place(path)
         if not is_open:
             raise PushRefused(f"{full} lies behind a link; nothing is pushed through it")
@@ -203,7 +206,7 @@ class ReceivingFolder:
         return full
 
     def _remove(self, path):
-        """Remove a file that an earlier push brought, and the folders that are empty then."""
+        """Remove a pushed file and then the empty parent folders; return the number of removed files."""
         full, is_open = self.place(path)
         if not is_open or not os.path.lexists(full) or (os.path.isdir(full) and not os.path.islink(full)):
             return 0
@@ -215,9 +218,9 @@ class ReceivingFolder:
         return 1
 
     def _remember(self, files):
-        """Replace the memory durably; its time, by the clock of this file system."""
+        """Write the record durably; return the modification time by the clock of the file system."""
         os.makedirs(os.path.dirname(self.memory), exist_ok=True)
-        draft = f"{self.memory}.{os.getpid()}.draft"  # by hand: this file imports nothing of ours
+        draft = f"{self.memory}.{os.getpid()}.draft"  # without the shared helper: this file imports no project module
         with open(draft, "w", encoding="ascii") as file:
             file.write(json.dumps(files))
             file.flush()
@@ -227,7 +230,7 @@ class ReceivingFolder:
 
 
 class ContentStream:
-    """Contents one after the other, as they come out of one zlib stream."""
+    """A stream of file contents, concatenated in one zlib stream."""
 
     def __init__(self, file):
         self.file = file
@@ -235,7 +238,7 @@ class ContentStream:
         self.held = b""
 
     def read(self, size):
-        """Yield `size` bytes in pieces. Raises PushRefused when the stream ends before."""
+        """Yield `size` bytes in pieces. Raises PushRefused if the stream ends early."""
         while size:
             if not self.held:
                 waiting = self.inflate.unconsumed_tail or self.file.read1(CHUNK)
@@ -248,7 +251,7 @@ class ContentStream:
 
 
 def look(full):
-    """Return the stamp that tells whether a file has changed; None when there is none."""
+    """Return the metadata that changes whenever the file changes, or None for a missing file."""
     try:
         now = os.lstat(full)
     except OSError:
@@ -257,7 +260,7 @@ def look(full):
 
 
 def content(full, mode):
-    """Return the sha256 of the file or link there; None when it is another kind of thing or has another mode."""
+    """Return the sha256 of a file or link, or None for a different type or mode."""
     seen = look(full)
     if seen is None:
         return None
@@ -273,16 +276,17 @@ def content(full, mode):
 
 
 def sha256(text=b""):
-    import hashlib  # a tenth of a push that finds nothing changed, which needs none of it
+    import hashlib  # The import takes a tenth of a push without changes, and such a push computes no hash.
 
     return hashlib.sha256(text)
 
 
 def main():
-    os.umask(os.umask(0o022) | 0o022)  # nobody else may write what runs with our rights
+    # other users must not be able to change code run with this user's permissions
+    os.umask(os.umask(0o022) | 0o022)
     source = sys.stdin.buffer
     try:
-        pod = ReceivingFolder(**json.loads(source.readline()))  # while the request is still being made
+        pod = ReceivingFolder(**json.loads(source.readline()))  # while the sender still builds the request
         size = source.readline()
         if not size:
             raise PushRefused("the request was cut off")
@@ -296,7 +300,7 @@ def main():
     except PushRefused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED
-    except OSError as error:  # its disk is full, say
+    except OSError as error:  # for example a full disk
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(answer))

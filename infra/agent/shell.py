@@ -1,12 +1,11 @@
-"""A step that is somebody's own shell text: `setup` or `run` of a job file, or what `--cmd` says.
+"""A step that runs the user's own shell text: `setup` or `run` of a job file, or the value of `--cmd`.
 
-In: `--config FILE` holding the fields of `Script`; the folders that were sent beside the code, and the environment
-that the agent gives to every step. Out: the exit code of bash; 75, by which a step asks to be begun again, where the
-job file says that its failure is worth another try. The text runs in the folder of the job's own files, in a process
-group of its own, which gets the SIGTERM that this process gets and is waited for as a whole: a program that saves its
-work when it is told to leave can do so, although bash itself leaves at once.
+`--config FILE` holds the fields of `Script`. The exit code is the exit code of bash, or 75 (restart this step) if the
+job file allows a retry. The text runs in the folder of the job's files, in a separate process group. The process group
+receives the SIGTERM of this process, and this process waits for the whole group: a program can save its work, although
+bash itself exits at once.
 
-Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
+Standard library only, and syntax that Python 3.9 accepts, because this module runs on any machine.
 """
 
 import contextlib
@@ -29,48 +28,49 @@ SETUP = "setup"
 WORDS = ("-m", "infra.agent.shell")
 POLL_S = 0.05
 BIN = "bin"
-NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # ours, and not the job's
+NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # variables of the agent, not of the job
 
 
 @dataclass(frozen=True)
 class Script:
-    """One script of a job, and the files and settings it runs with."""
+    """A script of a job, with the files and settings of the script."""
 
     text: str
     name: str
-    """Name of its task in the job file; "" where it has none."""
+    """Name of the task in the job file, or ""."""
     workdir: str = ""
-    """The folder beside the code that holds the job's own files; "" = it has none, and begins in its home."""
+    """Folder beside the code with the job's files; "" means no files, and the script starts in the home folder."""
     envs: Dict[str, str] = field(default_factory=dict)
     mounts: Sequence[Sequence[str]] = ()
-    """Files and folders sent with it: [folder beside the code, name in it or "", path at which the job wants it]."""
+    """Uploaded files and folders: [folder beside the code, file name in the folder or "", target path in the job]."""
     kept: Sequence[Sequence[str]] = ()
-    """Folders that the courier brings from the store and carries back: [name in `work/mounts`, path]."""
+    """Folders that the courier downloads from the store and uploads again: [name in `work/mounts`, path]."""
     own_home: bool = False
-    """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it.
+    """True on the user's own machine: `~` and packages from `pip install` are in the folder of the pod.
 
-    An absolute path among `mounts` and `kept` is seen by the script alone, in a root of its own."""
+    Both are removed with the pod. Absolute paths of `mounts` and `kept` are visible only to the script, in a separate
+    root."""
     environment: str = ""
-    """The environment of ours that it runs in; "" = what the machine has."""
+    """Name of the Slipway environment for the script; "" uses the machine's own environment."""
     task: int = 0
     num_tasks: int = 1
     restarts: int = 0
-    """Number of failures after which the script is run again."""
+    """Number of failures after which the script is restarted."""
     restart_codes: Sequence[int] = ()
-    """Exit codes after which it is always run again."""
+    """Exit codes that always restart the script."""
     inputs: str = ""
-    """Digest of the files that it reads, and of its launch: its mark is only valid for these."""
+    """Digest of the input files and of the launch; a mark is valid only for equal inputs."""
     withheld: Sequence[str] = ()
-    """Variables that other steps of the job need, and that it did not ask for."""
+    """Variables for other steps, not requested by the script and hidden from the script."""
 
 
 def is_own_text(step: Step) -> bool:
-    """Return whether a step carries out somebody's own text, so that its mark is good on the pod that has made it."""
+    """Return whether a step runs the user's own text, so that the mark is valid only on the same pod."""
     return step.words == WORDS
 
 
 def is_setup(step: Step) -> bool:
-    """Return whether a step sets up what the run of somebody's own text needs."""
+    """Return whether a step is the setup of a user's script."""
     return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
@@ -89,11 +89,11 @@ def main(words: Sequence[str]) -> int:
     return code if is_told else _verdict(code, script, root / "state" / "scripts" / f"{name}.restarts")
 
 
-Binds = List[Tuple[str, str]]  # files and folders of the pod, and the paths at which the script alone sees them
+Binds = List[Tuple[str, str]]  # files and folders of the pod, with the paths at which only the script sees them
 
 
 def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
-    """Lay out what the text is to find; return its environment, the folder that it begins in, and its own paths."""
+    """Create the layout for the script; return the environment, the working folder and the private paths."""
     environ = {key: value for key, value in os.environ.items() if key not in (*NOT_HANDED_ON, *script.withheld)}
     work = root / "work"
     if script.own_home:
@@ -103,7 +103,8 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
     folder = root / script.workdir if script.workdir else home
     folder.mkdir(parents=True, exist_ok=True)
     brought = home / "sky_workdir"
-    if script.workdir and (brought.is_symlink() or not brought.exists()):  # else SkyPilot itself has brought us there
+    # otherwise SkyPilot itself created the folder
+    if script.workdir and (brought.is_symlink() or not brought.exists()):
         _link(brought, folder)
     if script.own_home or script.environment:
         environ = {**environ, **_python(work / "python", environ)}
@@ -118,7 +119,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
         else:
             _link(Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted, target)
     environ["PYTHONPATH"] = str(root / "code" / "sdk")
-    if work.is_symlink():  # VOLUME/slipway/RUN/work: the pod has a volume of its vendor's
+    if work.is_symlink():  # VOLUME/slipway/RUN/work: the pod has a volume of the vendor
         environ["SLIPWAY_VOLUME"] = str(work.resolve().parents[2])
     environ.update(_of_task(script, environ))
     environ.update(script.envs)
@@ -128,7 +129,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path, Binds]:
 
 
 def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
-    """Return SkyPilot's variables for a task besides those of every step."""
+    """Return SkyPilot's variables for a task, beyond the variables of every step."""
     run = environ.get("SLIPWAY_RUN_ID", "")
     ids = [run] if script.num_tasks == 1 else [f"{run}-{task}" for task in range(script.num_tasks)]
     found = {"SKYPILOT_TASK_ID": ids[script.task], "SKYPILOT_TASK_IDS": "\n".join(ids), "SKYPILOT_NUM_JOBS": "1",
@@ -141,7 +142,7 @@ def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
 
 
 def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
-    """Make a virtual environment over this interpreter, so that nothing is installed into it; return its variables."""
+    """Create a virtual environment over this interpreter, which pip then leaves unchanged; return its variables."""
     python = folder / BIN / "python"
     if not (folder / "whole").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -165,7 +166,7 @@ def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Link `path` to `target`; what somebody else has put there stays."""
+    """Create a link from `path` to `target`; replace an existing link, exit with a message for other existing files."""
     if os.path.realpath(path) == os.path.realpath(target):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +178,9 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _run(words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, at: Path) -> Tuple[int, bool]:
-    """Return the exit code of the words, as a shell would tell it, and whether they were told to leave.
+    """Run a command; return the exit code in shell convention, and whether a signal to leave was received.
 
-    at: an empty folder, on which a root of their own is made where they have paths of their own.
+    `at` is an empty folder, the mount point of the private root if the command has private paths.
     """
     told: List[int] = []
 
@@ -196,16 +197,16 @@ def _run(words: List[str], environ: Dict[str, str], folder: Path, binds: Binds, 
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    if process.poll() is None and told:  # it came between the two
+    if process.poll() is None and told:  # the signal arrived before the handlers were installed
         _signal(process.pid, told[-1])
     code = process.wait()
-    while told and _signal(process.pid, 0):  # children of bash may still be saving their work
+    while told and _signal(process.pid, 0):  # children of bash may still be saving work
         time.sleep(POLL_S)
     return (128 - code if code < 0 else code), bool(told)
 
 
 def _signal(group: int, number: int) -> bool:
-    """Signal a group of processes; return False when none of it is left."""
+    """Signal a process group; return False if the group is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True
@@ -213,7 +214,7 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _verdict(code: int, script: Script, counted: Path) -> int:
-    """Return the exit code that the agent is told."""
+    """Return the exit code for the agent: RESUME_ME if the job file allows a restart."""
     if code in (0, RESUME_ME):
         return code
     tried = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0
@@ -224,7 +225,7 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         counted.write_text(str(tried + 1), encoding="utf-8")
         print(f"exit code {code}: restart {tried + 1} of {script.restarts} (max_restarts_on_errors)", flush=True)
         return RESUME_ME
-    with contextlib.suppress(FileNotFoundError):  # a resume is meant to start anew
+    with contextlib.suppress(FileNotFoundError):  # a later resume starts with a fresh count
         counted.unlink()
     return code
 

@@ -1,8 +1,8 @@
-"""Retries after a shortage of resources.
+"""Retries after a shortage of memory, processes, file descriptors or disk space.
 
-Memory, processes, descriptors or disk may run out. Such shortages mostly pass with the step that has caused them, which
-the kernel takes first. Until then a call of our own may fail too: neither guard nor agent may end for that, nor take
-what could not be read for what is not there.
+A shortage usually ends with the step that caused the shortage, because the kernel kills the step first. Until then,
+calls of the guard and the agent may fail too. Neither process may end for that reason, or treat an unreadable file as a
+missing file.
 """
 
 import contextlib
@@ -18,26 +18,27 @@ SHORT = {errno.ENOMEM, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ENOSPC, e
 FULL = {errno.ENOSPC, errno.EDQUOT}
 PATIENCE_S = 10.0
 POLL_S = 0.05
-MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
+MOST_DOUBLINGS = 30  # beyond this count every wait is at its maximum, and a float would overflow
 SCORE = Path("/proc/self/oom_score_adj")
-STEP_SCORE = 500  # as if a step held half of all memory more than it does, so that the kernel kills it first
+# as if the step used half of all memory more than its real usage, so that the kernel kills the step first
+STEP_SCORE = 500
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits that double up to a longest one, with jitter so that many who failed together do not come back together.
+    """Exponential backoff with jitter, so that clients do not retry in step after a common failure.
 
-    The agent's one rule for it; that of everything else is `store.backoff`, which nothing here may import.
+    Everything in the agent uses this class; other code uses `store.backoff`, which the agent must not import.
     """
 
     first_s: float
     longest_s: float
-    certain: float = 0.5  # the share of a wait that chance does not touch: 0 is full jitter, 1 is none
+    certain: float = 0.5  # share of a wait without jitter: 0 is full jitter, 1 is no jitter
 
     def wait_s(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row, which are at least 1."""
+        """Return the seconds to wait after `failures` consecutive failures (at least 1)."""
         whole_s = min(self.longest_s, self.first_s * 2 ** min(failures - 1, MOST_DOUBLINGS))
         return random.uniform(self.certain * whole_s, whole_s)
 
@@ -51,7 +52,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def patient(call: Call) -> Call:
-    """Retry the call while it fails for a shortage, for up to `PATIENCE_S`; then let it raise."""
+    """Decorate a function to retry after shortages for up to `PATIENCE_S` seconds, then raise."""
 
     @functools.wraps(call)
     def again(*args: Any, **more: Any) -> Any:
@@ -69,7 +70,7 @@ def patient(call: Call) -> Call:
 
 @contextlib.contextmanager
 def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """End the body only when a shortage occurs, and log it; anything else is raised."""
+    """Suppress and log a shortage in the body of the `with` statement; raise all other errors."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -79,14 +80,14 @@ def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
 
 
 def spare_me() -> None:
-    """Ask the kernel to take anything but this process when memory runs out, where we may (root on Linux).
+    """Exempt this process from the OOM killer, where permitted (root on Linux).
 
-    With nothing else to take it lets calls fail instead, until there is memory again.
+    If no other process can be killed, the kernel fails calls until memory is available again.
     """
-    with contextlib.suppress(OSError):  # only root may lower it
+    with contextlib.suppress(OSError):  # only root may lower the score
         SCORE.write_text("-1000")
 
 
 def offered_first(words: List[str]) -> List[str]:
-    """Return the same command, whose process and children the kernel takes first when memory runs out."""
+    """Return the command wrapped so that the OOM killer selects the process and the children first."""
     return ["/bin/sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]

@@ -1,8 +1,8 @@
-"""The small files by which guard, agent and commands of one pod agree.
+"""The small state files by which the guard, the agent and the commands of one pod coordinate.
 
-`state/guard.lock` and `state/agent.lock` are held by flock for as long as their process lives, so a
-lock says who lives and no crash leaves one behind. `state/stop.json` asks for the end: from then on nobody
-is restarted. `state/verdict.json` is the end.
+The guard and the agent hold `state/guard.lock` and `state/agent.lock` with flock while they live, so a crash never
+leaves a stale lock. `state/stop.json` requests the end: the guard and the agent restart no process afterwards.
+`state/verdict.json` marks the end.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from infra.agent.process import TOKEN, Identity, is_alive
 from infra.agent.shortage import is_full, patient
 
 CODE = Path(__file__).resolve().parents[2]
-NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
-LEFT = "left"  # the end of work that an engine restarts by itself, here or elsewhere: there is no verdict then
-ENGINE = "SLIPWAY_ENGINE"  # the engine that does so: "slurm"; not set where there is none
-STOP_BYTES = 1 << 14  # room on the disk for a request to stop
-VERDICT_BYTES = 1 << 18  # and for the verdict, the progress before it and the lines in logs
-UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
+NODE_LOST = "lost"  # verdict state: a node stays silent; the run can continue on other machines
+LEFT = "left"  # end state without a verdict: an engine restarts the work, on this machine or elsewhere
+ENGINE = "SLIPWAY_ENGINE"  # name of the restarting engine ("slurm"); unset without an engine
+STOP_BYTES = 1 << 14  # disk space reserved for a stop request
+VERDICT_BYTES = 1 << 18  # disk space reserved for the verdict, the progress before the verdict, and log lines
+UNCARRIED = "not in the store yet"  # in the reason of a verdict: some artifacts exist only on the pod
 
 
 class AgentError(Exception):
-    """Something is wrong with this pod; the message is one line."""
+    """Raised for a problem with this pod; the message is one line."""
 
 
 def read_job(pod: PodFolder) -> Job:
-    """Return the job of a pod. Raises AgentError when the folder holds no job that this agent reads."""
+    """Return the job of a pod. Raises AgentError if job.json is missing or has an unsupported schema."""
     try:
         return Job.from_json(patient(pod.job.read_text)(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -43,7 +43,7 @@ def read_job(pod: PodFolder) -> Job:
 
 @patient
 def read_json(path: Path) -> Dict[str, Any]:
-    """Return the content of a file; {} when there is no such file. Raises ValueError, TypeError for another content."""
+    """Return the JSON object in a file, or {} for a missing file. Raises ValueError or TypeError for other content."""
     try:
         with open(path, "rb") as file:
             return dict(outside.parse(file.read(outside.MOST_BYTES + 1)))
@@ -52,7 +52,7 @@ def read_json(path: Path) -> Dict[str, Any]:
 
 
 def said_in(path: Path) -> Dict[str, Any]:
-    """Return the content as read_json does, of a file that another program writes: {} also when it cannot be read."""
+    """Return the JSON object written to a file by a different program, or {} for a missing or unreadable file."""
     try:
         return read_json(path)
     except (OSError, ValueError, TypeError):
@@ -61,7 +61,7 @@ def said_in(path: Path) -> Dict[str, Any]:
 
 @patient
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file by this value; on a full disk in the room that `keep_room` has taken for it, where it has."""
+    """Replace a file by this value as JSON; on a full disk, use the space reserved by `keep_room`."""
     text = json.dumps(value, indent=1) + "\n"
     try:
         write_durably(path, text)
@@ -72,10 +72,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def keep_room(pod: PodFolder) -> None:
-    """Take the room on the disk that the end of the work needs.
+    """Reserve the disk space for the stop request and the verdict.
 
-    A step that fills the disk would keep the request to stop and the verdict from being written, and the pod would not
-    end before its limit. The bytes are random, as some file systems keep none for zeros.
+    Without the reservation, a step that fills the disk would block both files, and the pod would run until its limit.
+    The bytes are random, because some file systems allocate no space for zeros.
     """
     for path, size in ((stop_file(pod), STOP_BYTES), (pod.verdict, VERDICT_BYTES)):
         room = _room(path)
@@ -87,7 +87,7 @@ def keep_room(pod: PodFolder) -> None:
 
 
 def give_room(path: Path) -> bool:
-    """Free the room that was taken for a file; return whether there was any."""
+    """Free the space reserved for a file; return whether space was reserved."""
     try:
         _room(path).unlink()
         return True
@@ -100,7 +100,7 @@ def _room(path: Path) -> Path:
 
 
 def tell(path: Path, value: Any) -> None:
-    """Write what is written again soon: a full disk costs the reader news, not the pod its work."""
+    """Write a frequently updated value; on a full disk, log the error instead of failing the work."""
     try:
         write_durably(path, json.dumps(value, indent=1) + "\n")
     except (OSError, MemoryError) as error:
@@ -109,9 +109,9 @@ def tell(path: Path, value: Any) -> None:
 
 @patient
 def hold(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
-    """Acquire the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
+    """Lock a file until this process ends or closes the descriptor; return None if the lock is taken.
 
-    The wait is there because somebody who only looks holds it for a moment. Where it is None, wait without end.
+    Waits up to `wait_s` seconds, because `is_held` holds the lock for a moment; None waits without a limit.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -143,7 +143,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock(pod: PodFolder, role: str) -> Path:
-    """Return the lock of `guard`, `agent`, or `command` (start and stop, one at a time)."""
+    """Return the lock file of a role: `guard`, `agent`, or `command` (serializes start and stop)."""
     return pod.state / f"{role}.lock"
 
 
@@ -152,29 +152,29 @@ def stop_file(pod: PodFolder) -> Path:
 
 
 def attempt_file(pod: PodFolder) -> Path:
-    """Return the file about the step that runs or ran last: its name, its pid, and its exit code once that is known.
+    """Return the file about the current or last attempt at a step: name, pid, and the exit code once known.
 
-    Written by the agent, and by the guard when there is no agent. Without an exit code nobody knows how a step ended
-    whose agent has died, and the next agent runs it again.
+    The agent writes the file, or the guard when no agent lives. If the agent died before the exit code was written, the
+    next agent runs the step again.
     """
     return pod.state / "attempt.json"
 
 
 def report(pod: PodFolder, role: str) -> Path:
-    """Return the file in which guard or agent report on themselves: identity, token and more."""
+    """Return the file in which the guard or the agent reports identity, token and more."""
     return pod.state / f"{role}.json"
 
 
 @patient
 def living(pod: PodFolder, role: str) -> Optional[Identity]:
-    """Return the process that holds this role now; None also while a new holder has not yet reported."""
+    """Return the live process in a role, or None; also None before a new holder has written the report."""
     said = said_in(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
 
 def leaving(pod: PodFolder) -> Optional[Identity]:
-    """Return the guard that is ending the whole pod, its work being over; None when none does."""
+    """Return the guard if the guard is ending the whole pod after the work, else None."""
     guard = living(pod, "guard")
     return guard if guard and said_in(report(pod, "guard")).get("is_leaving") else None
 
@@ -182,9 +182,10 @@ def leaving(pod: PodFolder) -> Optional[Identity]:
 def ask_to_stop(
     pod: PodFolder, state: str, reason: str, grace_s: float, carry_s: Optional[float] = None
 ) -> Dict[str, Any]:
-    """Ask for the end; the first request counts. `state` is what the verdict will say: stopped, limit or failed.
+    """Write a stop request unless a request exists, and return the valid request.
 
-    carry_s: what the sidecar may take to finish, once the steps are over; as long as a step unless given.
+    `state` is the state of the coming verdict: stopped, limit, failed or LEFT. `carry_s` limits the sidecar's time to
+    finish after the steps; the default is `grace_s()`.
     """
     if not stop_file(pod).exists():
         asked = {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()}
@@ -193,17 +194,17 @@ def ask_to_stop(
 
 
 def end_of_machine() -> str:
-    """Return the state of the work when this machine is taken from it (SIGTERM)."""
+    """Return the end state when the machine is taken away (SIGTERM): LEFT under an engine, else "stopped"."""
     return LEFT if os.environ.get(ENGINE) else "stopped"
 
 
 def grace_s() -> float:
-    """Return how long a step may take to stop in good order."""
+    """Return the seconds that a step may take to stop cleanly (`SLIPWAY_GRACE_S`, default 60)."""
     return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
 
 
 def carry_s(job: Job, asked: Dict[str, Any]) -> float:
-    """Return how long the last uploads may take after this request to stop; 0 for a job that has nobody for them."""
+    """Return the seconds that the last uploads may take after a stop request; 0 for a job or node without a sidecar."""
     if job.beside is None or job.group.rank:
         return 0.0
     return float(asked.get("carry_s", grace_s()))
@@ -215,7 +216,7 @@ def verdict(
     reason: str = "",
     step: str = "",
     exit_code: Optional[int] = None,
-    lost: Optional[int] = None,  # with NODE_LOST: the rank of the node that was not heard from
+    lost: Optional[int] = None,  # with NODE_LOST: rank of the silent node
 ) -> Dict[str, Any]:
     return {
         "run": job.run,
@@ -231,14 +232,17 @@ def verdict(
 
 
 def put_away(pod: PodFolder) -> None:
-    """Rename the verdict to the next free `verdict-1.json`, `verdict-2.json`, ..."""
+    """Rename the verdict to `verdict-<n>.json`, with the next free number."""
     if pod.verdict.exists():
         number = 1 + len(list(pod.state.glob("verdict-*.json")))
         pod.verdict.rename(pod.state / f"verdict-{number}.json")
 
 
 def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
-    """Write the verdict for an agent that could not, and let its progress agree. Returns the verdict that holds."""
+    """Write the verdict in place of a dead agent, update the progress, and return the valid verdict.
+
+    An existing verdict stays.
+    """
     if not pod.verdict.exists():
         give_room(pod.verdict)  # the progress is written first
         progress = read_json(pod.progress)
@@ -254,9 +258,9 @@ def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
 
 @patient
 def spawn(pod: PodFolder, job: Job, role: str, key: str = "") -> "subprocess.Popen[bytes]":
-    """Start `guard` or `run` (the agent) in a session of its own, with its words in a log.
+    """Start the `guard` or the agent (`run`) in a new session, with output appended to a log.
 
-    `key`: what it is handed by its stdin.
+    `key` is passed through stdin.
     """
     name = {"run": "agent"}.get(role, role)
     pod.logs.mkdir(parents=True, exist_ok=True)
@@ -271,12 +275,13 @@ def spawn(pod: PodFolder, job: Job, role: str, key: str = "") -> "subprocess.Pop
             start_new_session=True,
         )
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended already, as its log says
+        # the process has ended already; the log holds the reason
+        with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(key.encode())
     return process
 
 
 def say(text: str) -> None:
-    """Write one timed line into this process's log."""
-    with contextlib.suppress(OSError, MemoryError):  # the disk of the log is full; the work must not end for that
+    """Write a line with a UTC timestamp to the log of this process."""
+    with contextlib.suppress(OSError, MemoryError):  # A full disk under the log must not end the work.
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)

@@ -1,8 +1,8 @@
-"""Step 0: it makes the environments that the steps of a job name.
+"""Step 0 of a job: builds the environments of the other steps.
 
-In: `--config FILE` holding {names, code, cache, torch}, and `state/packages.json` where a job was handed over with one:
-{uv, settings} as in `packages.CarriedSources`. Out: a record per thing done, and a result that
-maps each name to its interpreter. Exit 1 with one line when an environment cannot be made.
+`--config FILE` holds {names, code, cache, torch}; `state/packages.json`, if the hand-over wrote one, holds {uv,
+settings} as in `packages.CarriedSources`. Writes a record per action, and a result that maps each name to an
+interpreter. Prints one line and exits with 1 if an environment cannot be built.
 """
 
 import json
@@ -29,7 +29,7 @@ def step_of(job: Job, code: Path) -> Step:
 
 
 def packages_of(pod: PodFolder) -> Path:
-    """Return the file with the package sources that were carried to a pod."""
+    """Return the file with the package sources sent to a pod."""
     return pod.state / "packages.json"
 
 
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _there(name: str, code: Path, cache: Path, torch: str) -> Path:
-    """Return the interpreter of an environment that is there: that of this code, else the newest of its name."""
+    """Return the interpreter of an existing environment: of this code, else the newest environment of this name."""
     from infra.agent.environments import environment
 
     found = environment.find(name, code, cache, torch)

@@ -1,4 +1,4 @@
-"""The folder in which environments are kept. Standard library only, and a grammar that Python 3.9 reads."""
+"""The cache folder of environments. Standard library only, and syntax that Python 3.9 accepts."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Mapping
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that all checkouts of this user share."""
+    """Return the cache folder of the current user, shared by all checkouts.
+
+    `SLIPWAY_ENVIRONMENTS` overrides the default below `XDG_CACHE_HOME`.
+    """
     if environ.get("SLIPWAY_ENVIRONMENTS"):
         return Path(environ["SLIPWAY_ENVIRONMENTS"]).expanduser().absolute()
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "environments"

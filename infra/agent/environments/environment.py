@@ -1,15 +1,16 @@
-"""Environments: virtual environments keyed by what they hold, made once and then reused.
+"""Virtual environments, keyed by their content, built once and then reused.
 
-In: a group of `[dependency-groups]` in pyproject.toml, its pins in constraints/<group>.txt, and which build of
-torch. Out: the interpreter of an environment that holds exactly that. It is built in place, since a virtual
-environment does not survive a rename, and counts only once its marker is written, which happens last.
-A group whose name ends in -cpu or -cuda has that build of torch, whatever the machine has. Pins that say that they are
-the whole list are installed as they stand, and what packages ask for besides is left out.
-uv does the work where it can be had, else pip; both under pip's configuration. Pins are exact, so what uv has cached
-is taken without asking any index.
+An environment counts as complete only after the marker file is written, which is the last step of a build. An
+environment is built in place, because a virtual environment does not survive a rename.
 
-Used for the control environment, by the agent (step 0 of a job) and by the commands that run code elsewhere than in
-the control environment. Standard library only, and a grammar that Python 3.9 reads.
+    [dependency-groups] of pyproject.toml + constraints/<group>.txt + build of torch -> interpreter
+
+A group named `*-cpu` or `*-cuda` always gets this build of torch, on every machine. Pins marked as the whole list are
+installed without their dependencies. uv installs the packages where uv is available, otherwise pip; both follow pip's
+configuration. Pins are exact, so uv takes cached packages without a request to an index.
+
+The control environment, the agent (step 0 of a job) and commands that run code outside of the control environment use
+this module. Standard library only, and syntax that Python 3.9 accepts.
 """
 
 import ast
@@ -41,13 +42,13 @@ from infra.agent.state import hold
 Say = Callable[[str], None]
 
 CODE = Path(__file__).resolve().parents[3]
-OLDEST = (3, 10)  # the oldest Python that our requirements support
+OLDEST = (3, 10)  # the oldest supported Python
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
 TELLING = re.compile(r"\s*(Resolved|Downloading|Building|Installed|Successfully installed) ")
-MANAGED = "3.12"  # the Python that uv installs where none is new enough
-OLDEST_UV = (0, 5)  # knows the variables that we set
-OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # not searched by a shell without a login
+MANAGED = "3.12"  # the Python that uv installs when every installed Python is too old
+OLDEST_UV = (0, 5)  # the oldest uv with support for all variables set here
+OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # not on PATH in a non-login shell
 OFFLINE = "--offline"
 NO_INDEX = "no package index answers"
 ADVICE = (
@@ -55,8 +56,8 @@ ADVICE = (
     " `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf names, or a uv cache in ~/.cache/uv"
 )
 NO_VENV = "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)"
-WHOLE = re.compile(r"^# The whole list", re.M)  # in a file of pins
-KNOWN = (  # messages of tools, with their meaning
+WHOLE = re.compile(r"^# The whole list", re.M)  # in a constraints file
+KNOWN = (  # regular expression for the output of a tool, and the message for the user
     (r"ensurepip|no module named venv", NO_VENV),
     (
         r"python-build-standalone|no interpreter found",
@@ -72,9 +73,9 @@ KNOWN = (  # messages of tools, with their meaning
 
 
 class EnvironmentFailed(Exception):
-    """An environment cannot be made; one line: what was tried, what was seen, what to do next.
+    """Raised when an environment cannot be built; the message is one line: attempt, cause and next step for the user.
 
-    `seen` is the middle of it.
+    `seen` holds the cause alone.
     """
 
     def __init__(self, message: str, seen: str = "") -> None:
@@ -84,36 +85,37 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)
 class Spec:
-    """The content of an environment. Two specs with the same key may share one."""
+    """The content of an environment; environments with equal keys are interchangeable."""
 
     name: str
     requirements: Tuple[str, ...]
     constraints: Optional[Path]
     torch: str  # "cpu", "cuda", or "" when torch is not among the requirements
-    python: str  # the interpreter it is made from, or MANAGED
+    python: str  # path of the base interpreter, or MANAGED
     key: str
-    is_whole: bool = False  # the constraints are all that is installed
+    is_whole: bool = False  # install exactly the constraints, without further dependencies
 
 
 def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: CarriedSources = NOTHING) -> Path:
-    """Return the interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
+    """Return the interpreter of environment `name` for the checkout `code`; build the environment if missing.
 
-    `torch` is "cpu" or "cuda". `say` gets what is being done; nothing when all is there. `carried`: what came here
-    along with a job. Raises EnvironmentFailed.
+    The environment is a folder below `cache`.
+    `torch` is "cpu" or "cuda". `say` receives progress messages, and is not called for a complete environment.
+    `carried` holds the package sources that were sent with a job. Raises EnvironmentFailed.
     """
     spec = read_spec(name, code, torch)
     return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say, carried)
 
 
 def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
-    """Return the interpreter that ensure() would return at once, or None. Raises EnvironmentFailed."""
+    """Return the interpreter of an already complete environment, or None. Raises EnvironmentFailed."""
     spec = read_spec(name, code, torch)
     target = cache / f"{name}-{spec.key[:12]}"
     return _interpreter(target) if _is_whole(target, spec.key) else None
 
 
 def is_cached(name: str, code: Path, torch: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether uv has that build of torch, by far the largest package, in its cache. Raises EnvironmentFailed."""
+    """Return whether uv's cache holds the pinned torch build, by far the largest package. Raises EnvironmentFailed."""
     spec = read_spec(name, code, torch)
     pins = spec.constraints.read_text(encoding="utf-8") if spec.constraints else ""
     pin = re.search(r"^torch==([^\s;+]+)", pins, re.M)
@@ -126,11 +128,11 @@ def is_cached(name: str, code: Path, torch: str, environ: Mapping[str, str] = os
 
 
 def newest(name: str, cache: Path) -> Optional[Path]:
-    """Return the interpreter of the newest whole environment of that name, whatever it holds; None: there is none."""
+    """Return the interpreter of the newest complete environment called `name`, for any content, or None without one."""
     found = []
     for marker in cache.glob(f"{name}-*/{MARKER}"):
         key = marker.parent.name[len(name) + 1 :]
-        with contextlib.suppress(OSError, ValueError):  # it is being removed
+        with contextlib.suppress(OSError, ValueError):  # Another process is removing the environment.
             whole = marker.read_text(encoding="utf-8").split("\n")[0]
             if len(key) == 12 and whole.startswith(key) and _is_whole(marker.parent, whole):
                 found.append((marker.stat().st_mtime, marker.parent))
@@ -140,15 +142,15 @@ def newest(name: str, cache: Path) -> Optional[Path]:
 def ensure_at(
     target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSources = NOTHING, program: str = "python"
 ) -> Path:
-    """Return the interpreter of an environment in the folder `target`, built if it or its `program` is not there.
+    """Return the interpreter of the environment in `target`; build the environment if incomplete or without `program`.
 
-    `cache` is where uv is kept. Raises EnvironmentFailed.
+    `cache` is the folder for an own copy of uv. Raises EnvironmentFailed.
     """
     if not _is_whole(target, spec.key, program):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(target, say) as lock:
-                if not _is_whole(target, spec.key, program):  # another process may have built it meanwhile
+                if not _is_whole(target, spec.key, program):  # another process may have finished the build
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
             said = f"the {spec.name} environment cannot be made: {denied.told(error, CODE)}"
@@ -160,7 +162,7 @@ def ensure_at(
 
 
 def torch_build() -> str:
-    """Return the build of torch that this machine can use: "cuda" or "cpu"."""
+    """Return the build of torch for this machine: "cuda" if `nvidia-smi` is installed, else "cpu"."""
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
 
 
@@ -182,16 +184,16 @@ def read_spec(name: str, code: Path, torch: str) -> Spec:
 
 
 def _spec(name: str, requirements: Tuple[str, ...], constraints: Optional[Path], pins: str, torch: str) -> Spec:
-    python, about = _tell_python() if name == "uv" else _base_python()  # uv runs on any Python that we do
+    python, about = _tell_python() if name == "uv" else _base_python()  # uv runs on every supported Python
     key = hashlib.sha256("\n".join([*requirements, pins, torch, about]).encode()).hexdigest()
     return Spec(name, requirements, constraints, torch, python, key, WHOLE.search(pins) is not None)
 
 
 def read_group(pyproject: str, name: str) -> Tuple[str, ...]:
-    """Return the requirements of one dependency group (PEP 735), groups that it includes among them.
+    """Return the requirements of a dependency group (PEP 735), including the requirements of included groups.
 
-    Python 3.10 has no TOML reader, so this one knows only what our file uses: an array with one entry per line. Raises
-    ValueError or SyntaxError when there is no such group or it is written otherwise.
+    Python 3.10 has no TOML parser, so this function reads only the layout of this project's pyproject.toml: an array
+    with one entry per line. Raises ValueError or SyntaxError for a missing group or a different layout.
     """
     table = re.search(r"^\[dependency-groups\]$(.*?)(?=^\[|\Z)", pyproject, re.M | re.S)
     found = table and re.search(rf"^{re.escape(name)} = (\[\n.*?^\])$", table[1], re.M | re.S)
@@ -209,14 +211,14 @@ def _project(requirement: str) -> str:
 
 
 def _base_python() -> Tuple[str, str]:
-    """Return an interpreter that is new enough, outside any virtual environment, and its version; else one from uv."""
+    """Return (interpreter, version text) of a new enough Python outside virtual environments, or MANAGED for uv's."""
     if sys.version_info >= OLDEST:
         return _tell_python()
     for minor in range(14, OLDEST[1] - 1, -1):
         path = shutil.which(f"python3.{minor}")
         tell = "from infra.agent.environments import environment; print(*environment._tell_python(), sep='\\n')"
         done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=CODE)
-        if done and done.returncode == 0:  # a launcher on PATH may belong to a Python that is not installed
+        if done and done.returncode == 0:  # A launcher on PATH may point to a Python that is not installed.
             executable, about = done.stdout.splitlines()
             return executable, about
     return MANAGED, f"{MANAGED} {sysconfig.get_platform()}"
@@ -240,12 +242,12 @@ def _is_whole(target: Path, key: str, program: str = "python") -> bool:
 
 
 def _mark(target: Path, key: str) -> str:
-    return f"{key}\n{target.absolute()}\n"  # with its place, since a moved environment does not work
+    return f"{key}\n{target.absolute()}\n"  # includes the path, because a moved environment does not work
 
 
 @contextlib.contextmanager
 def _locked(target: Path, say: Say) -> Iterator[int]:
-    """Hold the lock of `target`; yields its descriptor, which children inherit so that it outlives a killed parent."""
+    """Hold the lock of `target` and yield the descriptor; children inherit the lock, which outlives a killed parent."""
     path = target.with_name(f"{target.name}.lock")
     lock = hold(path, wait_s=0.0)
     if lock is None:
@@ -259,7 +261,7 @@ def _locked(target: Path, say: Say) -> Iterator[int]:
 
 
 def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSources, lock: int) -> None:
-    """Try each way to make the environment until one gives what was asked for."""
+    """Try each way to build the environment in order, until an attempt succeeds. Raises EnvironmentFailed."""
     log = target.with_name(f"{target.name}.log")
     log.write_text("", encoding="utf-8")
     work = _Work(log, lock, say)
@@ -295,7 +297,7 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSour
 def _install(
     work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str], carried: CarriedSources
 ) -> None:
-    """Make `target` with uv, or with pip when that is None. Raises EnvironmentFailed."""
+    """Build `target` with uv, or with pip when `uv` is None. Raises EnvironmentFailed."""
     python = _interpreter(target)
     settings = settings_here(carried, offline=OFFLINE in flags)
     if uv:
@@ -318,7 +320,7 @@ def _install(
 
 
 def _remove(target: Path) -> None:
-    """Remove an environment, its marker first, so that a removal cut short leaves nothing that looks finished."""
+    """Remove an environment, marker first, so that an interrupted removal never looks like a complete environment."""
     if target.is_symlink():
         target.unlink()
     elif target.exists():
@@ -332,19 +334,19 @@ def _tools(spec: Spec) -> List[str]:
         raise EnvironmentFailed(f"SLIPWAY_INSTALLER is {forced!r}; it can be uv or pip")
     if spec.name == "uv":
         return ["pip"]
-    if spec.python == MANAGED:  # pip cannot bring a Python
+    if spec.python == MANAGED:  # pip cannot install a Python
         return ["uv"]
     return [forced] if forced else ["uv", "pip"]
 
 
 def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
-    """Yield the tools to try, in order, with their flags."""
+    """Yield (tool, flags) for every attempt, in order: uv offline, uv online, pip."""
     for tool in tools:
         if tool == "pip":
             yield tool, []
             continue
         builds: List[List[str]] = [[]]
-        if spec.torch and sys.platform == "linux":  # uv knows where PyTorch keeps its own wheels
+        if spec.torch and sys.platform == "linux":  # uv knows the index of PyTorch's own wheels
             builds.append(["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"])
         for reach in ([OFFLINE], []):
             for build in builds:
@@ -352,7 +354,10 @@ def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
 
 
 def _with_build(requirement: str, torch: str) -> str:
-    """Name the build of torch: on Linux a plain `torch==X` is the CUDA one on the usual index, any in a folder."""
+    """Add the build to a torch requirement on Linux.
+
+    A plain `torch==X` means the CUDA build on the default index, but either build in a folder of wheels.
+    """
     name, _, version = requirement.partition("==")
     if name != "torch" or sys.platform != "linux":
         return requirement
@@ -366,7 +371,7 @@ def _check_torch(output: str, torch: str) -> None:
 
 
 def _find_uv(spec: Spec, cache: Path, say: Say, carried: CarriedSources) -> Path:
-    """Return uv of this machine, the copy that came along, or its wheel in an environment of its own."""
+    """Return the path of uv: of this machine, the copy sent with the job, or from a wheel in a separate environment."""
     places = [Path(sys.prefix) / "bin" / "uv", shutil.which("uv"), *OWN_UV, carried.uv]
     for place in places:
         path = os.path.expanduser(place or "")
@@ -381,30 +386,31 @@ def _find_uv(spec: Spec, cache: Path, say: Say, carried: CarriedSources) -> Path
 def _version(uv: str) -> str:
     try:
         done = subprocess.run([uv, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    except OSError:  # made for another machine
+    except OSError:  # the binary is for a different platform
         return ""
     return done.stdout if done.returncode == 0 else ""
 
 
 def is_usable(version: str) -> bool:
-    """Return whether that is the version line of a uv new enough for us."""
+    """Return whether the output of `uv --version` names a version of at least OLDEST_UV."""
     found = re.match(r"uv (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_UV
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A runner of the programs that build one environment."""
+    """A runner of build commands for an environment, with a log."""
 
     log: Path
     lock: int
     say: Say
 
     def run(self, words: Sequence[Union[str, Path]], environ: Dict[str, str]) -> str:
-        """Return the output of one program; pass the lines that matter to people to `say`. Raises EnvironmentFailed."""
+        """Run a program and return the output; pass progress lines to `say`. Raises EnvironmentFailed."""
         lines: List[str] = []
         with self.log.open("a", encoding="utf-8") as log:
-            # The program inherits the lock: if we are killed, nobody builds here while it is still writing.
+            # The program inherits the lock. If this process is killed, no other process builds here while the program
+            # writes.
             process = subprocess.Popen(
                 [str(word) for word in words],
                 stdin=subprocess.DEVNULL,
@@ -427,10 +433,10 @@ class _Work:
 
 
 def _reason(output: str) -> str:
-    """Return the cause of a failure, in one line, from the output of a tool."""
+    """Return the cause of a failure as one line, extracted from the output of a tool."""
     for pattern, words in KNOWN:
         if re.search(pattern, output, re.I):
             return words
     lines = [line.strip() for line in output.splitlines() if line.strip() and not TELLING.match(line)]
     start = next((at for at, line in enumerate(lines) if line.lower().startswith("error")), 0)
-    return " ".join(lines[start : start + 2])[:300]  # uv: what failed, then its cause
+    return " ".join(lines[start : start + 2])[:300]  # uv prints the failed action, then the cause

@@ -1,9 +1,9 @@
-"""The sources of packages: pip's configuration of this machine, and what was carried here from another one.
+"""Package sources: the pip configuration of this machine, and the sources sent with a job.
 
-In: pip's files and variables; `packages.json`, which whoever hands over a job writes beside it. Out: the environment
-under which uv, or pip, looks in the same places. This machine's own configuration overrides what was carried; a carried
-folder counts where it exists here, a carried index where it answers. Standard library only, and a grammar that Python
-3.9 reads.
+The configuration of this machine overrides the sources of a job. A sent folder counts if the folder exists here, a sent
+index if the index accepts connections. Standard library only, and syntax that Python 3.9 accepts.
+
+    pip.conf files, PIP_* variables, packages.json (written by the hand-over) -> environment variables for uv or pip
 """
 
 import configparser
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
 from urllib.parse import unquote, urlsplit
 
-ANSWER_S = 3.0  # time for a carried index to accept a connection
-CARRIED = {  # options of pip that are carried, with uv's names for them, the newer one first
+ANSWER_S = 3.0  # timeout for a connection to a sent index
+CARRIED = {  # pip options sent with a job, and uv's variables for each option, newest first
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "extra-index-url": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
     "find-links": ("UV_FIND_LINKS",),
@@ -26,17 +26,17 @@ CARRIED = {  # options of pip that are carried, with uv's names for them, the ne
 
 @dataclass(frozen=True)
 class CarriedSources:
-    """The package sources that came along with a job; empty on the machine in front of the user."""
+    """The package sources sent with a job; empty on the user's own machine."""
 
-    uv: str = ""  # a copy of uv; "" or no file there: none came
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # places by pip's option
+    uv: str = ""  # path of a copy of uv; "" or a missing file means that no copy was sent
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # locations by pip option
 
 
 NOTHING = CarriedSources()
 
 
 def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
-    """Return the places that uv looks in here, for another machine; passwords stay here."""
+    """Return the package locations of this machine for use on a pod, without credentials."""
     told = uv_environ(pip_settings(environ), environ)
     places = {}
     for option, names in CARRIED.items():
@@ -46,9 +46,9 @@ def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
 
 
 def settings_here(carried: CarriedSources, offline: bool) -> Dict[str, str]:
-    """Return pip's settings of this machine, and of the carried ones what it does not set and can use.
+    """Return the pip settings of this machine, completed by the usable sent settings that this machine does not set.
 
-    Offline nobody is asked, so that every index counts: uv knows what it has cached by the index it came from.
+    Offline, every sent index counts without a connection test: uv's cache is keyed by the index of a package.
     """
     brought = {}
     for option, places in carried.settings.items():
@@ -72,23 +72,23 @@ def _is_here(place: str, offline: bool) -> bool:
 
 
 def _bare(place: str) -> str:
-    """Return a place without the name that uv lets an index have, and without the password."""
+    """Return an index or location without uv's optional index name and without credentials."""
     return re.sub(r"(?<=//)[^/]*@", "", re.sub(r"^[\w-]+=", "", place))
 
 
 def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Return pip's configuration, by option name: its files, then PIP_*. pip need not be there, nor be started.
+    """Return pip's configuration by option name, from pip's files and then `PIP_*`, without running pip.
 
     Source: pip.pypa.io/en/stable/topics/configuration, 26.0.
     """
     read: Dict[Tuple[str, str], str] = {}
     for path in _pip_files(environ):
         parser = configparser.RawConfigParser()
-        parser.read(path, encoding="utf-8")  # a folder that does not exist is left out
+        parser.read(path, encoding="utf-8")  # skips missing files
         for section in parser.sections():
             read.update({(section, name.replace("_", "-")): value for name, value in parser.items(section)})
     settings: Dict[str, str] = {}
-    for wanted in ("global", "install"):  # settings of `pip install` override those of all of pip
+    for wanted in ("global", "install"):  # the `install` section overrides `global`
         settings.update({name: value for (section, name), value in read.items() if section == wanted})
     for name, value in environ.items():
         if name.startswith("PIP_") and value:
@@ -97,7 +97,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> List[Path]:
-    """Return pip's files; later ones override earlier ones."""
+    """Return pip's configuration files in ascending precedence; [] if `PIP_CONFIG_FILE` is the null device."""
     named = environ.get("PIP_CONFIG_FILE", "")
     if named == os.devnull:
         return []
@@ -113,7 +113,7 @@ def _pip_files(environ: Mapping[str, str]) -> List[Path]:
 
 
 def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Return the environment under which uv looks where pip would. What is set for uv itself (UV_*) stands."""
+    """Return an environment in which uv uses pip's package sources. Variables for uv itself (UV_*) take precedence."""
 
     def several(option: str) -> List[str]:
         return settings.get(option, "").split()
@@ -124,7 +124,7 @@ def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.envi
     said = {
         "UV_DEFAULT_INDEX": "" if no_index else settings.get("index-url", ""),
         "UV_INDEX": "" if no_index else " ".join(several("extra-index-url")),
-        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip's own: the best version of all indexes
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # like pip: the best version of all indexes
         "UV_FIND_LINKS": ",".join(os.path.expanduser(link) for link in links),
         "UV_INSECURE_HOST": " ".join(several("trusted-host")),
         "UV_HTTP_TIMEOUT": timeout_s.partition(".")[0],
@@ -140,9 +140,9 @@ def forbids_index(settings: Mapping[str, str]) -> bool:
 
 
 def pip_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Return the environment under which pip installs into the environment that it lies in, and nowhere else.
+    """Return an environment in which pip installs only into pip's own virtual environment.
 
-    pip reads its own files; of `settings` it is told what may have been carried here.
+    pip reads the configuration files itself; only the options that a job may carry are passed from `settings`.
     """
     told = {f"PIP_{name.upper().replace('-', '_')}": settings[name] for name in CARRIED if name in settings}
     plain = {**told, **_plain(environ)}

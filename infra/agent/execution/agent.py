@@ -1,9 +1,9 @@
-"""The agent: it runs the steps of a job in order, and reports how they ended.
+"""The agent: runs the steps of a job in order and writes the verdict.
 
-    end what an earlier agent left -> environment -> each step, unless its mark exists -> last uploads -> verdict
+    end leftovers of an earlier agent -> environments -> each step without a mark -> last uploads -> verdict
 
-In: job.json, secrets.json, code/. Out: progress.json, marks, logs, verdict.json. Every way out leads
-through `finish`; a SIGKILL leads to the guard, which starts another agent.
+The agent reads job.json, secrets.json and code/, and writes progress.json, marks, logs and verdict.json. Every exit
+path runs `finish`; after a SIGKILL the guard starts a new agent.
 """
 
 import os
@@ -53,14 +53,17 @@ from infra.agent.state import (
 )
 
 REVIVE_EVERY_S = 0.5
-TAKEN_S = 3.0  # from the end of a step that an engine has signalled to the news that all were signalled
-TRACKERS_S = 60.0  # time for trackers to tell the rest, when nobody has asked for the end
-TRACKERS_ASKED_S = 5.0  # and when somebody has
-TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a tracker that fails
+TAKEN_S = 3.0  # maximum delay between the end of a step by an engine's signal and the arrival of the stop request
+TRACKERS_S = 60.0  # time for trackers to send remaining metrics without a stop request
+TRACKERS_ASKED_S = 5.0  # the same after a stop request
+TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a failing tracker
 
 
 def run(root: Path) -> int:
-    """Run the job to its verdict. 0 when it succeeded; 0 at once if it has an agent or a verdict."""
+    """Run the job to the verdict; return 0 if the job succeeded or an engine restarts the work, else 1.
+
+    Returns 0 at once if the pod has an agent or a verdict.
+    """
     pod = PodFolder(root)
     job = read_job(pod)
     if hold(lock(pod, "agent")) is None or pod.verdict.exists():
@@ -73,7 +76,7 @@ def run(root: Path) -> int:
         ending = agent.work()
     except AgentError as error:
         ending = verdict(job, "failed", str(error), agent.step)
-    except Exception as error:  # whatever happens, the pod must not be left without a verdict
+    except Exception as error:  # every failure must produce a verdict
         ending = verdict(job, "failed", f"the agent failed: {error}", agent.step)
         ending["tail"] = traceback.format_exc()
     return agent.finish(ending)
@@ -102,11 +105,11 @@ class Agent:
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
-        """Run the job; return its verdict."""
+        """Run the steps of the job; return the verdict."""
         self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.unsaid = steps.unsaid(self.pod)
-        self.end_tree(steps.LEFTOVER_GRACE_S)  # also the processes beside the steps of an earlier agent
+        self.end_tree(steps.LEFTOVER_GRACE_S)  # also ends the sidecars of an earlier agent
         for stale in (self.pod.ending, self.pod.waiting):
             patient(stale.unlink)(missing_ok=True)
         keep_room(self.pod)
@@ -126,7 +129,7 @@ class Agent:
         return verdict(self.job, "succeeded", exit_code=0)
 
     def run_step(self, step: Step) -> Optional[Dict[str, Any]]:
-        """Run a step; return None when it is done, else the verdict."""
+        """Run a step; return None when the step is done, else the verdict."""
         mark = steps.marked(self.pod, step)
         if mark:
             self.progress.end(step.name, "reused", mark["result"])
@@ -136,7 +139,7 @@ class Agent:
         write_json(self.pod.config(step.name), step.config)
         if self.nodes and step.together:
             return self.run_together(step)
-        if step.name in self.unsaid:  # the memory that ran out, for one, would run out again
+        if step.name in self.unsaid:  # for example, memory would run out again
             code = self.unsaid[step.name]
             return self.failed(step, steps.in_words(steps.Ending(code), step), code)
         for _ in range(1 + step.max_restarts):
@@ -154,7 +157,7 @@ class Agent:
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
     def run_together(self, step: Step) -> Optional[Dict[str, Any]]:
-        """Run a step as `run_step` does, on all nodes at once."""
+        """Run a step on all nodes at the same time; return None when the step is done, else the verdict."""
         assert self.nodes is not None
 
         def wait(text: str) -> None:
@@ -192,7 +195,7 @@ class Agent:
         before = step.together if several else ()
         words = [self.pythons[step.environment], *before, *step.words, "--config", str(self.pod.config(step.name))]
         if self.nodes and self.job.group.rank and step.together:
-            step = replace(step, silent_s=None)  # records are written on node 0, which watches for silence
+            step = replace(step, silent_s=None)  # only node 0 writes records, so only node 0 watches for silence
         watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
@@ -201,7 +204,11 @@ class Agent:
         return ending
 
     def is_taken(self, within_s: float) -> bool:
-        """Return whether an engine is taking this machine away: it signals all processes, perhaps the step's first."""
+        """Return whether an engine is taking this machine away.
+
+        Waits up to `within_s` seconds for the stop request, because the engine signals all processes and the step may
+        end first.
+        """
         deadline = time.monotonic() + within_s
         while os.environ.get(ENGINE) and self.stop_request().get("state") != LEFT and time.monotonic() < deadline:
             time.sleep(steps.POLL_S)
@@ -209,7 +216,7 @@ class Agent:
 
     def done(self, step: Step, result: Any = None) -> None:
         result = self.progress.steps[step.name]["result"] or result
-        if step.name == step_zero.NAME:  # it looks again each time whether its environments are whole
+        if step.name == step_zero.NAME:  # step 0 checks the environments again in every agent
             self.pythons.update(result["pythons"])
         else:
             steps.mark(self.pod, step, self.redact(result))
@@ -224,12 +231,12 @@ class Agent:
     def stopped(self, exit_code: Optional[int]) -> Dict[str, Any]:
         request = self.stop_request()
         ending = verdict(self.job, request["state"], request["reason"], self.step, exit_code)
-        if exit_code not in (None, steps.RESUME_ME):  # it did not stop in good order
+        if exit_code not in (None, steps.RESUME_ME):  # the step did not stop cleanly
             ending["tail"] = steps.tail(self.pod, self.step)
         return ending
 
     def finish(self, ending: Dict[str, Any]) -> int:
-        """Finish the job: no step is left; what was made is uploaded; then progress, then the verdict."""
+        """End all steps, upload the results, close the progress and write the verdict; return the exit code."""
         self.end_steps(ending, steps.LEFTOVER_GRACE_S)
         ending = {name: self.redact(one) if name in ("reason", "tail") else one for name, one in ending.items()}
         if ending["state"] == "failed":
@@ -244,35 +251,35 @@ class Agent:
             self.dismiss_trackers()
         if self.beside:
             self.finish_beside(self.beside, ending)
-        give_room(self.pod.verdict)  # nobody but us writes to the disk any more
+        give_room(self.pod.verdict)  # no other process writes to the disk any more
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
         while not self.pod.verdict.exists():
             with outlasting(say, "writing the verdict"):
                 write_json(self.pod.verdict, ending)
                 break
-            with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
+            with outlasting(say, "keeping the guard"):  # the guard enforces the limits meanwhile
                 self.keep_guard()
-        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # it ends the pod
+        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the guard ends the pod
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 
     def give_way(self, ending: Dict[str, Any]) -> int:
-        """Leave without a verdict: the engine that has taken the machine begins the work anew."""
-        ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # the guard is not to bring this agent back
+        """Exit without a verdict, because the engine restarts the work."""
+        ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # prevents the guard from restarting this agent
         self.progress.close("waiting")
         say(f"exiting, to be restarted: {ending['reason']}")
         return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
-        """End all steps. What cannot be ended is added to the reason of the verdict."""
+        """End all steps; add surviving processes to the reason of the verdict."""
         try:
             self.end_tree(patience_s)
         except AgentError as error:
             _add(ending, str(error))
 
     def finish_beside(self, beside: Beside, ending: Dict[str, Any]) -> None:
-        """Wait for its remaining work, as long as the guard's leads allow; what it leaves undone is reported."""
+        """Wait for the sidecar's remaining uploads within the time allowed by the guard; report missing uploads."""
         asked = self.stop_request()
         guard = said_in(report(self.pod, "guard"))
         ends_at = time.monotonic() + (0.9 * carry_s(self.job, asked) if asked else limits.carry_s(self.job, guard))
@@ -282,7 +289,7 @@ class Agent:
             nonlocal asked, ends_at
             if not asked:
                 asked = self.stop_request()
-                if asked:  # before the end was asked for, there was more time
+                if asked:  # a stop request shortens the deadline
                     ends_at = min(ends_at, time.monotonic() + 0.9 * carry_s(self.job, asked))
             return ends_at
 
@@ -291,11 +298,11 @@ class Agent:
         elif not beside.finish(deadline, self.look_after):
             names = said_in(self.pod.waiting).get("names", [])
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
-        self.beside = None  # from now on it may be ended too
+        self.beside = None  # from here on the sidecar may be ended too
         self.end_steps(ending, 0.0)
 
     def dismiss_trackers(self) -> None:
-        """Wait a short while for the trackers to tell the rest; the verdict says nothing of them."""
+        """Wait briefly for the trackers to send remaining metrics; the verdict does not depend on trackers."""
         for one in self.trackers:
             one.dismiss()
         began = time.monotonic()
@@ -338,7 +345,8 @@ class Agent:
                 "SLIPWAY_SAVE_REQUEST": str(pod.save_request),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
-                # Images of containers often forbid bytecode, and then each step compiles all of torch that it imports.
+                # Container images often disable bytecode, and then every step would compile all imported modules of
+                # torch.
                 "PYTHONDONTWRITEBYTECODE": "",
                 "PATH": os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)]),
             }
@@ -346,7 +354,7 @@ class Agent:
         return environ
 
     def stop_request(self) -> Dict[str, Any]:
-        """Return the request to end: by whom and why; {} while there is none."""
+        """Return the stop request (state, reason, grace), or {} without a request."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
             return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
@@ -366,7 +374,7 @@ class Agent:
         return Beside(self.pod, step, words, lambda: self.environ(step))
 
     def tracker_of(self, step: Step) -> Beside:
-        """Return the sidecar that tells figures to others; its environment is its own business."""
+        """Return the sidecar for a tracker; the sidecar builds a separate environment by itself."""
 
         def words() -> List[str]:
             tell(self.pod.config(step.name), step.config)
@@ -379,7 +387,7 @@ class Agent:
         return Beside(self.pod, step, words, environ, TRACKING)
 
     def keep_company(self) -> None:
-        """Keep the guard alive, and those beside the steps as soon as their environments are there."""
+        """Keep the guard alive, and keep sidecars alive once the environments of the sidecars exist."""
         self.keep_guard()
         for one in self.trackers:
             if one.step.environment in self.pythons:
@@ -388,7 +396,7 @@ class Agent:
             self.beside.keep()
 
     def keep_guard(self) -> None:
-        """Bring the guard back, unless the end has been asked for."""
+        """Restart the guard, except after a stop request."""
         now = time.monotonic()
         if now - self.revived_at < REVIVE_EVERY_S or is_held(lock(self.pod, "guard")) or self.stop_request():
             return
@@ -399,12 +407,13 @@ class Agent:
 
     def spared(self) -> Set[int]:
         guard = living(self.pod, "guard")
-        asked = self.progress.figures.asked  # on a broken driver nothing ends it
+        asked = self.progress.figures.asked  # on a broken driver nvidia-smi cannot be killed
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
         for beside in (self.beside, *self.trackers):
             pid = beside.pid() if beside else None
             young |= below(pid) if pid else set()
-        return young | ({guard.pid} if guard else set()) | {os.getppid()}  # a guard may not have been able to say so
+        # a new guard may not have written the report yet
+        return young | ({guard.pid} if guard else set()) | {os.getppid()}
 
     def signal_all(self, number: int) -> None:
         spared = self.spared() | {os.getpid()}
@@ -414,8 +423,8 @@ class Agent:
 
     @patient
     def end_tree(self, patience_s: float) -> None:
-        """End all processes of the pod but guard and agent. Raises AgentError, naming what would not end."""
-        if self.is_taken(steps.POLL_S):  # processes that it started may have heard it, too, and be saving
+        """End all processes of the pod except guard and agent. Raises AgentError with the surviving processes."""
+        if self.is_taken(steps.POLL_S):  # children of the step may have received the signal too, and be saving
             patience_s = grace_s()
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
@@ -423,6 +432,6 @@ class Agent:
 
 
 def _add(ending: Dict[str, Any], words: str) -> None:
-    """Add `words` to the reason of a verdict, unless it holds them already."""
+    """Append `words` to the reason of a verdict, unless the reason contains the words already."""
     if words not in ending["reason"]:
         ending["reason"] = f"{ending['reason']}; {words}".lstrip("; ")

@@ -1,7 +1,7 @@
-"""The sidecar step that runs beside all others: kept alive while they run, asked to finish when they are over.
+"""A sidecar step that runs beside all other steps: kept alive while steps run, asked to finish afterwards.
 
-In: a job's `beside`. Out: its log; it is no step of progress and leaves no mark. It carries the pod's token, so
-whoever ends the pod ends it too.
+A sidecar writes a log, but has no progress and no mark. The process has the pod's token, so ending the pod ends the
+sidecar too.
 """
 
 import subprocess
@@ -13,9 +13,10 @@ from infra.agent.job import PodFolder, Step
 from infra.agent.shortage import Backoff, outlasting
 from infra.agent.state import say
 
-BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: jitter is not needed
-WELL_S = 60.0  # a process that has lived for this long is restarted without delay
-FINISHED = (0, 1)  # exit codes of one that was asked to finish and says how far it came; with any other it died
+BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # a single process on a pod needs no jitter
+WELL_S = 60.0  # after this lifetime a restart counts as the first failure again
+# exit codes of a sidecar after a request to finish, with a known outcome; all other codes mean a crash
+FINISHED = (0, 1)
 POLL_S = 0.05
 
 
@@ -36,14 +37,14 @@ class Beside:
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.started_at = 0.0
         self.due_at = 0.0
-        self.failures = 0  # in a row
+        self.failures = 0  # consecutive failures
 
     def pid(self) -> Optional[int]:
-        """Return its process id; None while it does not live."""
+        """Return the process id, or None while the sidecar is not running."""
         return self.process.pid if self.process is not None and self.process.poll() is None else None
 
     def keep(self) -> None:
-        """Start it; start it again, a while later each time, when it has ended."""
+        """Start the sidecar if not running; after each failure wait longer before the restart."""
         if self.pid() is not None:
             return
         now = time.monotonic()
@@ -54,9 +55,9 @@ class Beside:
             self._start(now)
 
     def finish(self, deadline: Callable[[], float], wait: Callable[[], None]) -> bool:
-        """Tell it that nothing more comes; whether it said, before the deadline, that its work is done.
+        """Ask the sidecar to finish; return whether the sidecar reported success before the deadline.
 
-        One that died, or was resting, is started again: it sees for itself that the end has come.
+        A sidecar that crashed or waits for a restart is started again, and detects the end by itself.
         """
         was_told = self.pid() is not None
         if was_told and self.process is not None:
@@ -76,14 +77,14 @@ class Beside:
         return False
 
     def dismiss(self) -> None:
-        """Tell it that nothing more comes; it is not started again."""
+        """Ask the sidecar to finish, without a restart."""
         if self.process is not None and self.pid() is not None:
             self.process.terminate()
 
     def _start(self, now: float) -> None:
         try:
             self.process = begin(self.pod, self.step, self.words(), self.environ())
-        except (OSError, MemoryError) as error:  # memory, disk or environment is missing just now
+        except (OSError, MemoryError) as error:  # memory, disk or the environment is missing at the moment
             self._rest(now, f"it cannot be started ({error!r})")
             return
         self.started_at = now

@@ -1,7 +1,7 @@
-"""The utilization of a pod's machine: free disk, of each GPU its load and its memory, and what others take of its CPUs.
+"""Utilization of a pod's machine: free disk, load and memory per GPU, and CPU use by other programs.
 
-Nobody waits for nvidia-smi: on a broken driver it hangs where no signal reaches it. Each figure carries its time. What
-the GPUs did over the hours of a run is kept beside its logs, a line for each minute.
+No caller waits for nvidia-smi, because nvidia-smi hangs uninterruptibly on a broken driver. Each value has a timestamp.
+The GPU history of a run is a log file with a line per minute.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from infra.agent.state import say
 
 LOOK_EVERY_S = 5.0
 KEEP_EVERY_S = 60.0
-SHORTEST_S = 0.2  # shortest interval in which the kernel's ticks, of 10 ms, tell how busy the CPUs were
+SHORTEST_S = 0.2  # shortest interval for CPU load, given the kernel's ticks of 10 ms
 STAT = Path("/proc/stat")
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
 class Figures:
-    """The sampler of a machine's utilization, at intervals."""
+    """A sampler of the machine's utilization at regular intervals."""
 
     def __init__(self, folder: Path, devices: str = "", history: Optional[Path] = None) -> None:
         self.history = GpuHistory(history)
@@ -36,7 +36,7 @@ class Figures:
         self.has_gpus = shutil.which(WORDS[0]) is not None
 
     def look(self) -> Dict[str, Any]:
-        """Return the latest figures: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
+        """Return the latest values: disk_free_bytes and disk_at, and gpus and gpus_at if nvidia-smi has answered."""
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
             if gpus:
@@ -52,15 +52,15 @@ class Figures:
 
 
 class GpuHistory:
-    """The load and memory of the GPUs over the time of a run, also under an earlier agent.
+    """Load and memory of the GPUs over the time of a run, including earlier agents.
 
-    Each line of its file is JSON: `at`, and for each GPU the most memory that was in use since the line before
-    (`used_bytes`), all that it has (`memory_bytes`) and its mean load (`percent`); null where it does not say.
+    Each line of the file is JSON with `at`, and per GPU the peak memory in use since the previous line (`used_bytes`),
+    the total memory (`memory_bytes`) and the mean load (`percent`); null for values not reported by the GPU.
     """
 
     def __init__(self, path: Optional[Path]) -> None:
         self.path = path
-        self.seen: List[List[Dict[str, Any]]] = []  # answers since the last line
+        self.seen: List[List[Dict[str, Any]]] = []  # samples since the last line
         self.kept_at = -KEEP_EVERY_S
         self.peaks: Dict[int, int] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -68,7 +68,7 @@ class GpuHistory:
                 self._top([{"used_bytes": used} for used in outside.parse(line)["used_bytes"]])
 
     def add(self, gpus: List[Dict[str, Any]]) -> None:
-        """Take an answer; tell each of its GPUs the most memory that was ever in use on it (`peak_bytes`)."""
+        """Add a sample, and set `peak_bytes` of each GPU to the highest memory use of the run."""
         if self.seen and len(self.seen[-1]) != len(gpus):
             self.keep()
         self.seen.append(gpus)
@@ -79,7 +79,7 @@ class GpuHistory:
             self.keep()
 
     def keep(self) -> None:
-        """Append a line about what was seen since the last one."""
+        """Append a line with the samples since the last line."""
         if not self.seen or self.path is None:
             return
         rows = [[gpus[number] for gpus in self.seen] for number in range(len(self.seen[-1]))]
@@ -93,7 +93,7 @@ class GpuHistory:
         try:
             with open(self.path, "a", encoding="ascii") as file:
                 file.write(json.dumps(line) + "\n")
-        except OSError as error:  # the disk is full: there is a gap
+        except OSError as error:  # a full disk leaves a gap
             say("could not keep what the GPUs did: %s" % error)
 
     def _top(self, gpus: Sequence[Dict[str, Any]]) -> None:
@@ -103,16 +103,16 @@ class GpuHistory:
 
 
 class OtherLoad:
-    """The share of this machine's CPUs that programs other than our own take, from one moment on.
+    """The share of this machine's CPUs used by other programs since the creation of the object.
 
-    Our own are this process and those of its children that have ended: whoever asks has just waited for them.
+    Own use is this process plus its finished children; the caller has just waited for the children.
     """
 
     def __init__(self) -> None:
         self.began = _cpu_times()
 
     def share(self) -> Optional[float]:
-        """Return the share since then, 0 to 1; None where the system does not say, or within too short a time."""
+        """Return the share from 0 to 1, or None if the system reports no CPU times or too little time has passed."""
         now = _cpu_times()
         if self.began is None or now is None:
             return None
@@ -123,16 +123,19 @@ class OtherLoad:
 
 
 def _cpu_times() -> Optional[Tuple[float, float, float, int]]:
-    """Return seconds: the clock, of work of the CPUs that we may use, of our own; and how many CPUs that are."""
+    """Return (clock, CPU time of all usable CPUs, own CPU time) in seconds and the number of usable CPUs.
+
+    None on systems without readable /proc/stat.
+    """
     try:
         ours = {"cpu%d" % number for number in os.sched_getaffinity(0)}
         lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
         tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        # user, nice, system, irq, softirq, steal; what guests take is in user
+        # user, nice, system, irq, softirq, steal; the time of guests is part of user
         busy = [
             sum(int(words[column]) for column in (1, 2, 3, 6, 7, 8)) for words in lines if words and words[0] in ours
         ]
-    except (OSError, AttributeError, ValueError, IndexError):  # not Linux, or a system that hides it
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux, or the system hides the file
         return None
     spent = os.times()
     own_s = spent.user + spent.system + spent.children_user + spent.children_system
@@ -144,12 +147,12 @@ def _ask(words: Sequence[str]) -> "Optional[subprocess.Popen[str]]":
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-    except OSError:  # it is gone, or cannot be run just now: the figures grow old, and their age is shown
+    except OSError:  # nvidia-smi is gone or cannot be started now; the displayed age of the values grows
         return None
 
 
 def _gpus(asked: "subprocess.Popen[str]") -> List[Dict[str, Any]]:
-    """Return the figures per GPU; None for one that it does not report. [] when there was no answer."""
+    """Return the values per GPU, None for values not reported by the GPU; [] without a valid answer."""
     with asked:
         lines = asked.stdout.read().splitlines() if asked.stdout else []
     rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in lines]

@@ -1,17 +1,19 @@
-"""The coordination of the nodes of one run: node 0 decides, the others do as it says.
+"""Coordination of the nodes of a multi-node run: node 0 decides, the other nodes follow.
 
-Before a step that runs on all of them every node says that it is ready; node 0 then names a round, in which each runs
-the step once. A node that fails, falls silent or restarts ends the round on all of them, and another one begins when
-all are ready again. Only what node 0 has done counts as done, since what was made lies there.
+Before a joint step every node reports that it is ready. Node 0 then announces a round, in which each node runs the step
+once. A node that fails, falls silent or restarts ends the round on all nodes, and a new round begins when all nodes are
+ready again. A step counts as done only when node 0 has done the step, because node 0 holds the results.
 
-A few times a second every other node tells node 0 how it is, in one line of JSON, and hears in another what holds.
-Node 0 listens on the one address by which the others reach it, and answers who knows the key of the run.
+Several times per second every other node sends its state to node 0 as a line of JSON, and receives the current decision
+as a line of JSON. Node 0 listens only on the address that the other nodes use, and answers only callers with the key of
+the run.
 
-A node that stays silent is lost, and every verdict says so (state `lost`, and its rank): the run's supervisor then
-restarts it on other machines. Nobody can end what the lost machine still runs, so silence itself must: whoever does not
-hear node 0, and node 0 when it does not hear everybody, ends its part of the round after `silent_s`, and can begin no
-other one. `return_s` is never shorter than what that takes at most, so that once a node is called lost, none of the old
-nodes trains. A step that a node runs by itself may go on there: it writes on its own machine only.
+A node that stays silent is lost, and every verdict records the loss (state `lost` and the rank); the supervisor of the
+run then restarts the run on other machines. No command can stop processes on a lost machine, so each node stops by
+itself: a node that cannot reach node 0, and node 0 when any node is unreachable, ends its part of the round after
+`silent_s` and cannot begin a new round. `return_s` is at least the longest duration of this shutdown, so that no old
+node trains once a node is declared lost. A step that a node runs alone may continue on a lost machine, because such a
+step writes only to local files.
 """
 
 import hmac
@@ -37,49 +39,52 @@ TALK_EVERY_S = 0.3
 ANSWER_S = 3.0
 LINE_BYTES = 1 << 20
 POLL_S = 0.05
-LINGER_S = 10.0  # time for which node 0 waits until the others have heard the outcome
-KILL_S = 2.0  # time that the kernel may take to end the killed processes of a step
-# The time from a node's silence towards another one to the end of its own part of the round, beyond `silent_s`. Clocks
-# are not compared: both begin with the same line, which a node sends before node 0 can hear it. The last line that node
-# 0 has heard may be one that got no answer, sent so much later than the last one that did.
+LINGER_S = 10.0  # time for the other nodes to receive the outcome from node 0
+KILL_S = 2.0  # time for the kernel to end killed processes
+# Longest time, beyond `silent_s`, from the last answered line of a node to the end of the other side's part of the
+# round. Clocks are not compared: both sides count from the same line, and the sender starts counting before node 0 can
+# receive the line. Node 0 may last have heard a later line whose answer was lost, sent up to TALK_EVERY_S + ANSWER_S
+# after the last answered line.
 CUT_OFF_S = TALK_EVERY_S + ANSWER_S + LEAVE_S + KILL_S
 
 
 def silent_s() -> float:
-    """Return the seconds of silence of a node after which the round ends."""
+    """Return the seconds of silence of a node after which the round ends (`SLIPWAY_NODE_SILENT_S`, default 10)."""
     return float(os.environ.get("SLIPWAY_NODE_SILENT_S", "10"))
 
 
 def return_s() -> float:
-    """Return the seconds of silence, since it was last heard or first waited for, after which a node is lost.
+    """Return the seconds of silence after which a node is lost (`SLIPWAY_NODE_RETURN_S`, default 60).
 
-    Never so soon that a node which was only cut off could still be training.
+    Silence counts from the last message, or from the start of the wait. The result is never so short that a
+    disconnected node could still be training.
     """
     return max(float(os.environ.get("SLIPWAY_NODE_RETURN_S", "60")), silent_s() + CUT_OFF_S)
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The outcome of a step on all nodes; `state` is done, or what the verdict will say."""
+    """The outcome of a step on all nodes; `state` is done, or the state of the coming verdict."""
 
     state: str
     reason: str = ""
     exit_code: Optional[int] = None
-    result: Any = None  # result of node 0
-    lost: Optional[int] = None  # the rank of a node that was lost
+    result: Any = None  # result from node 0
+    lost: Optional[int] = None  # rank of the lost node
 
 
 @dataclass(frozen=True)
 class Here:
-    """The callbacks by which a node runs a step."""
+    """The callbacks with which a node runs a step."""
 
-    attempt: Callable[[Callable[[], str]], Ending]  # run it once, until it ends or the given function says why it must
+    # run the step once, until the step ends or the argument returns a reason to end
+    attempt: Callable[[Callable[[], str]], Ending]
     asked_to_stop: Callable[[], bool]
-    wait: Callable[[str], None]  # waits a moment, saying for whom
+    wait: Callable[[str], None]  # wait a moment; the argument says for which node
 
 
 def environ_of(group: NodeGroup, num_gpus: int) -> Dict[str, str]:
-    """Return the variables that tell a step who the nodes are, also in SkyPilot's names."""
+    """Return the environment variables about the nodes for a step, also under SkyPilot's names."""
     ips = "\n".join(group.addresses or ("127.0.0.1",))
     facts = {"NODE_RANK": str(group.rank), "NUM_NODES": str(len(group.addresses) or 1), "NODE_IPS": ips}
     environ = {f"{maker}_{key}": value for maker in ("SLIPWAY", "SKYPILOT") for key, value in facts.items()}
@@ -92,19 +97,19 @@ def environ_of(group: NodeGroup, num_gpus: int) -> Dict[str, str]:
 
 
 class Leader:
-    """Node 0: it hears how every other node is, and tells all what holds."""
+    """Node 0: collects the states of the other nodes and announces the decisions."""
 
     def __init__(self, group: NodeGroup) -> None:
         self.group = group
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
-        self.lives: Dict[int, str] = {}  # lives of the agents that were ready for the round, by rank
-        self.why = ""  # reason of the last round's end
+        self.lives: Dict[int, str] = {}  # ids of the agents in the round, by rank
+        self.why = ""  # reason for the end of the last round
         self.server = _listen(group, self._hear)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     def run(self, step: Step, here: Here) -> StepOutcome:
-        """Run the step on all nodes, as often as it takes."""
+        """Run the step on all nodes, with up to `step.max_restarts` further rounds."""
         for _ in range(1 + step.max_restarts):
             problem = self._gather(step.name, here)
             if problem:
@@ -132,11 +137,11 @@ class Leader:
         )
 
     def finished(self, step: str, result: Any) -> None:
-        """Tell the others that the mark of a step is written, with its result."""
+        """Announce the mark of a step, with the result of the step."""
         self._tell(round="", done={**self.word["done"], step: result})
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
-        """Close this node's part: stay until the others have heard that, or are silent."""
+        """Announce the end and wait up to LINGER_S seconds until the other nodes have heard the end or are silent."""
         reason = f"{self._name(0)}: {reason}" if reason else ""
         self._tell(round="", end={"state": state, "reason": reason, "lost": lost})
         deadline = time.monotonic() + LINGER_S
@@ -147,7 +152,7 @@ class Leader:
             time.sleep(POLL_S)
 
     def _gather(self, step: str, here: Here) -> Optional[StepOutcome]:
-        """Wait until all others are ready for the step; the outcome when that will not be."""
+        """Wait until all other nodes are ready for the step; return an outcome if the step cannot run, else None."""
         self._tell(step=step, round="")
         since = time.monotonic()
         while True:
@@ -161,14 +166,17 @@ class Leader:
                 if silence:
                     return StepOutcome(NODE_LOST, f"{silence}{f'; before, {self.why}' if self.why else ''}", lost=rank)
                 is_ready = (other.said["state"], other.said.get("step")) == ("ready", step)
-                if not is_ready or other.silence(silent_s()):  # it may have said so, and then have fallen silent
+                if not is_ready or other.silence(silent_s()):  # the node may have fallen silent after reporting ready
                     waiting = f"waiting for {other.name}"
             if not waiting:
                 return None
             here.wait(waiting)
 
     def _wait_for_all(self, this_round: str, here: Here) -> Optional[StepOutcome]:
-        """Wait until every other node has done its part, or `why` says that it cannot; return None unless stopped."""
+        """Wait until every other node has finished the round or `why` is set.
+
+        Returns an outcome only after a stop request.
+        """
         while not self._why_over(this_round):
             ended = {"state": "ended", "round": this_round}
             left = [one.name for one in self.others.values() if not ended.items() <= one.said.items()]
@@ -180,7 +188,7 @@ class Leader:
         return None
 
     def _why_over(self, this_round: str) -> str:
-        """Return why the round must end here, "" while it need not."""
+        """Return the reason to end the round, or ""."""
         for rank, other in self.others.items():
             said = other.said
             if said["state"] == "over":
@@ -196,9 +204,9 @@ class Leader:
         return ""
 
     def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[StepOutcome]:
-        """Return the outcome that makes another round pointless, on any node; None = begin another.
+        """Return an outcome if no further round can help, or None to begin a new round.
 
-        Waits until all have left this one.
+        Waits until the other nodes have left the current round.
         """
         if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
             return StepOutcome("failed", in_words(ending, step), ending.exit_code)
@@ -220,7 +228,7 @@ class Leader:
         self.word = {**self.word, **what}
 
     def _hear(self, line: bytes) -> Optional[bytes]:
-        """Record the report of a node; return the answer, None for a caller without the key."""
+        """Record the report of a node and return the answer, or None for an invalid report or a wrong key."""
         said = outside.parse(line)
         if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
             return None
@@ -237,7 +245,7 @@ class Leader:
 
 
 class _Other:
-    """The state of another node, as node 0 knows it."""
+    """The state of a node other than 0, as known to node 0."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -253,19 +261,19 @@ class _Other:
 
 
 class Follower:
-    """Any other node: it reports its state, and does what node 0 says."""
+    """A node other than 0: reports its state and follows the decisions of node 0."""
 
     def __init__(self, group: NodeGroup) -> None:
         self.group = group
-        self.life = secrets.token_hex(4)  # another agent of this node is another one
+        self.life = secrets.token_hex(4)  # identifies this agent process; a restarted agent gets a new id
         self.said: Dict[str, Any] = {"state": "busy"}
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.heard_at = time.monotonic()
-        self.is_heard = threading.Event()  # node 0 has answered to what was said last
+        self.is_heard = threading.Event()  # set when node 0 has answered the latest report
         threading.Thread(target=self._talk, daemon=True).start()
 
     def run(self, step: Step, here: Here) -> StepOutcome:
-        """Run the step on all nodes, as often as node 0 says."""
+        """Run the step in every round that node 0 announces; return the outcome."""
         last = ""
         while True:
             self._say(state="ready", step=step.name)
@@ -284,15 +292,15 @@ class Follower:
                 return outcome
 
     def finished(self, step: str, result: Any) -> None:
-        """Do nothing: it is of no interest to node 0."""
+        """Do nothing: node 0 does not need the result of this node."""
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
-        """Close this node's part: stay until node 0 has heard that, or is silent."""
+        """Report the end and wait up to `silent_s()` seconds for the answer of node 0."""
         self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
         self.is_heard.wait(silent_s())
 
     def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[StepOutcome]:
-        """Wait until `truth` holds; return the outcome when the step is done, or will not be."""
+        """Wait until `truth` holds and return None; return the outcome if the step is done or cannot continue."""
         while True:
             word = self.word
             if here.asked_to_stop():
@@ -328,7 +336,7 @@ class Follower:
         self.said = said
 
     def _talk(self) -> None:
-        """Report, listen and pause for ever. A connection that breaks is made anew."""
+        """Exchange reports with node 0 forever, and reconnect after errors."""
         while True:
             try:
                 with (
@@ -339,7 +347,7 @@ class Follower:
                 ):
                     while self._exchange(link, answers):
                         time.sleep(TALK_EVERY_S)
-            except (OSError, ValueError, MemoryError):  # nobody there, or no longer: silence() tells how long
+            except (OSError, ValueError, MemoryError):  # node 0 is unreachable; `silence` measures for how long
                 pass
             time.sleep(TALK_EVERY_S)
 
@@ -354,7 +362,8 @@ class Follower:
         if not isinstance(word, dict) or not word.keys() >= self.word.keys():
             raise ValueError("node 0 answers with something else")
         self.word = word
-        self.heard_at = began  # not now: node 0 counts from when it heard the line, and must not count from earlier
+        # the time before sending: node 0 counts from the receipt of the line, and must not count from an earlier time
+        self.heard_at = began
         if said is self.said:
             self.is_heard.set()
         return True
@@ -364,7 +373,7 @@ Nodes = Union[Leader, Follower]
 
 
 def nodes_of(group: NodeGroup) -> Optional[Nodes]:
-    """Return this node's part; None for a run on one node. Raises AgentError when node 0 cannot listen."""
+    """Return the coordinator of this node, or None for a single-node run. Raises AgentError if node 0 cannot listen."""
     if len(group.addresses) < 2:
         return None
     return Leader(group) if group.rank == 0 else Follower(group)
@@ -375,7 +384,7 @@ def name_of(group: NodeGroup, rank: int) -> str:
 
 
 def silence(name: str, heard_at: float, limit_s: float) -> str:
-    """Return why a node counts as gone; "" while it does not."""
+    """Return the reason why a node counts as silent, or ""."""
     passed_s = time.monotonic() - heard_at
     return f"{name} has not answered for {duration(passed_s)}" if passed_s > limit_s else ""
 
@@ -391,7 +400,7 @@ def _listen(group: NodeGroup, hear: Callable[[bytes], Optional[bytes]]) -> socke
                     if answer is None:
                         return
                     self.wfile.write(answer + b"\n")
-            except (OSError, ValueError):  # it broke off, or speaks something else; it may call again
+            except (OSError, ValueError):  # a broken connection or a foreign protocol; the node may reconnect
                 return
 
     class Server(socketserver.ThreadingTCPServer):

@@ -1,10 +1,9 @@
-"""A root of its own for a process: all that this machine has, and folders of a pod at paths that the machine has not.
+"""A private root file system for a process: the machine's files, plus folders of a pod at paths that the machine lacks.
 
-A job file may name `/checkpoint`. A rented machine is the job's alone, and gets such a folder. A rehearsed pod is a
-folder of this machine, outside of which nothing is touched: its job sees a file system that the kernel makes for it.
+A job file may name `/checkpoint`. A rented machine belongs to the job and gets such a folder. A rehearsed pod is a
+folder of this machine and must not touch files outside, so the job runs in a private mount namespace.
 
-Standard library only, and a grammar that Python 3.9 reads. Linux only: a mount namespace, which needs root or a user
-namespace.
+Standard library only, and syntax that Python 3.9 accepts. Linux only: needs root or a user namespace.
 """
 
 import ctypes
@@ -15,17 +14,17 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER of sched.h
+NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS and CLONE_NEWUSER of sched.h
 # MS_BIND, MS_REC, MS_PRIVATE and MNT_DETACH of sys/mount.h
 BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2
 FAILED = 1
 
 
 def enter(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> None:
-    """Give this process such a root, for good, and go to `folder` in it. Raises OSError.
+    """Move this process into a private root for good, and change to `folder` in the new root. Raises OSError.
 
-    binds: pairs of a folder or file of this machine, and the absolute path at which it is to be seen. at: an empty
-    folder, on which the root is made. The process must have one thread, as a child before its exec has.
+    `binds` are pairs of an existing file or folder and the absolute path in the new root. `at` is an empty folder, the
+    mount point of the new root. The process must have a single thread, as a child before exec has.
     """
     libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
     _call(libc.unshare(NEW_MOUNTS | (NEW_USERS if user else 0)), "unshare")
@@ -36,14 +35,14 @@ def enter(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> None:
     _mount(libc, None, "/", None, PRIVATE | RECURSIVE)
     _mount(libc, "none", at, b"tmpfs", 0)
     _furnish(libc, Path("/"), Path(at), [(Path(source), Path(path)) for source, path in binds])
-    # What lies around `at` is seen in the new root, with the new root at its place.
+    # The parent folders of `at` appear in the new root, with the new root mounted again at `at`; detach this copy.
     libc.umount2(os.fsencode(f"{at}/{at}"), DETACH)
     os.chroot(at)
     os.chdir(folder)
 
 
 def problem() -> str:
-    """Return why no process of this machine can get such a root, in words; "" where it can."""
+    """Return the reason why processes on this machine cannot enter a private root, or ""."""
     code = Path(__file__).resolve().parents[3]
     with tempfile.TemporaryDirectory() as at:
         words = [sys.executable, "-c", f"from infra.agent.execution import own_root; own_root.enter((), '/', {at!r})"]
@@ -56,7 +55,7 @@ def problem() -> str:
 def enter_or_exit(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> None:
     """Call `enter`; on failure print the reason to stderr and exit with 1.
 
-    No caller sees an exception of a child before its exec.
+    No caller could see an exception of a child before exec.
     """
     try:
         enter(binds, folder, at)
@@ -67,7 +66,7 @@ def enter_or_exit(binds: Sequence[Tuple[str, str]], folder: str, at: str) -> Non
 
 
 def _furnish(libc: ctypes.CDLL, old: Path, new: Path, binds: List[Tuple[Path, Path]]) -> None:
-    """Show in `new` all that is in `old`, but at the paths of `binds`, which are below it, what these name."""
+    """Show all entries of `old` in `new`, replacing the paths of `binds`, which are relative to `old`."""
     here: Dict[str, List[Tuple[Path, Path]]] = {}
     for source, at in binds:
         first, *rest = at.relative_to(at.anchor).parts
@@ -86,7 +85,7 @@ def _furnish(libc: ctypes.CDLL, old: Path, new: Path, binds: List[Tuple[Path, Pa
 
 
 def _show(libc: ctypes.CDLL, source: Path, at: Path) -> None:
-    """Make `source` be seen at a path that is free."""
+    """Show `source` at a new path."""
     if source.is_symlink():
         at.symlink_to(os.readlink(source))
         return

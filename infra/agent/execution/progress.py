@@ -1,7 +1,8 @@
-"""The progress of a pod, as one small file that is replaced whole.
+"""The progress of a pod as a small file, replaced atomically.
 
-In: what the agent does, and the records that steps append. Out: state/progress.json. The agent is its
-one writer. Values of secrets are masked in everything written here.
+    agent's state + records appended by steps -> state/progress.json
+
+The agent is the only writer. Values of secrets are masked in the content.
 """
 
 import base64
@@ -17,17 +18,17 @@ from infra.agent.shortage import outlasting, patient
 from infra.agent.state import said_in, say, tell
 
 WRITE_EVERY_S = 0.5
-SHORTEST = 8  # shorter values are replaced only as they stand: a short text may mean many things
-GPUS = "gpus"  # name of the log of what the GPUs did
+SHORTEST = 8  # shorter values are masked only verbatim, because a short encoded text may be a coincidence
+GPUS = "gpus"  # name of the GPU history log
 NOTE_EVERY_S = 1.0
-MARK_EVERY = 0.05  # share of a step's work: at each multiple the time is recorded
+MARK_EVERY = 0.05  # share of a step's work between two time marks
 
 
 class Redactor:
-    """A filter that masks the values of secrets in anything that JSON can hold, however they are spelt."""
+    """A filter to mask the values of secrets, in all common encodings, in any JSON value."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        # Longest first: one value may be a part of another.
+        # Longest first, because a value may be part of a longer value.
         spelt = ((form, name) for name, value in secrets.items() if value for form in _spellings(value))
         self.secrets = sorted(spelt, key=lambda one: (-len(one[0]), one))
 
@@ -43,9 +44,9 @@ class Redactor:
 
 
 def _spellings(secret: str) -> Set[str]:
-    """Return the spellings of a value: as it is, in a URL, in hex, and in base64.
+    """Return the encodings of a secret: verbatim, URL-quoted, hex and base64.
 
-    Of base64 only what does not depend on what stands beside it.
+    For base64, only the characters that do not depend on neighboring bytes.
     """
     raw = secret.encode()
     found = {secret}
@@ -59,7 +60,7 @@ def _spellings(secret: str) -> Set[str]:
 
 
 class Tail:
-    """A reader of the records that were appended to a file since the last read."""
+    """A reader of records appended to a file since the last read."""
 
     @patient
     def __init__(self, path: Path) -> None:
@@ -70,16 +71,16 @@ class Tail:
             self.offset = file.tell()
 
     def read(self) -> List[Dict[str, Any]]:
-        """Return the records of whole lines.
+        """Return the new records on complete lines.
 
-        What is no record is skipped: a killed writer may have left half a line.
+        Lines that are not records are skipped, because a killed writer may leave a partial line.
         """
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             fresh = file.read(1 << 20)
         *lines, rest = (self.rest + fresh).split(b"\n")
         records = [record for record in map(_parse, lines) if record]
-        # last, so that a shortage of memory or disk before it loses no record
+        # Updated last, so that a shortage of memory or disk loses no record.
         self.offset, self.rest = self.offset + len(fresh), rest
         return records
 
@@ -93,7 +94,7 @@ def _parse(line: bytes) -> Dict[str, Any]:
 
 
 class Growth:
-    """A recorder of the size of a log over time, to date its lines: lines of seconds and bytes in a `.times`."""
+    """A recorder of log size over time, which dates the lines of a log: lines of "seconds bytes" in a `.times` file."""
 
     @patient
     def __init__(self, log: Path) -> None:
@@ -102,14 +103,14 @@ class Growth:
         self.times = log.with_suffix(".times")
         self.size = -1
         self.noted_at = 0.0
-        self.note()  # records from now on are younger than those of an earlier attempt
+        self.note()  # records from here on are newer than the records of an earlier attempt
 
     def look(self) -> None:
         if time.monotonic() - self.noted_at >= NOTE_EVERY_S:
             self.note()
 
     def note(self) -> None:
-        """Note the size, read before the time: a byte may seem younger than it is, by an instant, and never older."""
+        """Record the size, read before the time, so that a byte may be dated slightly late but never early."""
         self.noted_at = time.monotonic()
         try:
             size = self.log.stat().st_size
@@ -118,9 +119,9 @@ class Growth:
                 self.size = size
                 with open(self.times, mode, encoding="ascii") as file:
                     file.write("%.3f %d\n" % (time.time(), size))
-        except FileNotFoundError:  # nothing was written yet
+        except FileNotFoundError:  # the log is still missing
             return
-        except OSError as error:  # the disk is full: further lines of the log have no dates
+        except OSError as error:  # the disk is full; further lines of the log have no dates
             say("could not note the size of %s: %s" % (self.log.name, error))
 
 
@@ -150,7 +151,7 @@ class Progress:
         self.write()
 
     def see(self, name: str, records: List[Dict[str, Any]]) -> None:
-        """Note records of the running step."""
+        """Record new records of the running step."""
         step = self.steps[name]
         for record in records:
             step["record"] = record
@@ -160,21 +161,21 @@ class Progress:
         self.refresh()
 
     def refresh(self) -> None:
-        """Write the progress when enough time has passed."""
+        """Write the progress if at least WRITE_EVERY_S seconds have passed since the last write."""
         if time.monotonic() - self.written_at >= WRITE_EVERY_S:
             self.write()
 
     def end(self, name: str, state: str, result: Any = None) -> None:
-        """End a step that is done, reused or failed; a reused one brings its result along."""
+        """End a done, reused or failed step; `result` is the result of a reused step."""
         self.figures.history.keep()
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
-        if step["attempts"]:  # else it was made by an earlier agent
+        if step["attempts"]:  # otherwise an earlier agent ran the step
             step["others_share"] = self.load.share()
         self.write()
 
     def close(self, state: str) -> None:
-        """Close the progress, as the run is over; a step that still runs was cut off by a fault."""
+        """Close the progress at the end of the run; a running step is marked as failed."""
         for step in self.steps.values():
             if step["state"] == "running":
                 step.update(state="failed", ended_at=time.time())
@@ -189,7 +190,7 @@ class Progress:
                 if step["started_at"]:
                     step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
             machine = self.figures.look()
-            # Our own words are left as they are: a secret may be spelt like one of them, such as `token` or `running`.
+            # The agent's own words stay unmasked: a secret may equal a word such as `token` or `running`.
             steps = [
                 {**step, "record": self.redact(step["record"]), "result": self.redact(step["result"])}
                 for step in self.steps.values()
@@ -203,14 +204,14 @@ class Progress:
 
 
 def _agents_before(path: Path, token: str) -> int:
-    """Return how many agents of this very pod have written a progress before; 0 when none has."""
+    """Return the number of earlier agents of this pod with a progress file, or 0."""
     before = said_in(path)
     agents = before.get("agents", 1)
     return agents if before.get("token") == token and type(agents) is int else 0
 
 
 def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
-    """Keep when how much of a step's work was done: `[seconds since it began, share]`, some twenty in all."""
+    """Append `[seconds since the start, share of the work]` to the marks of a step, about twenty marks in total."""
     done, total, at = record.get("done"), record.get("total"), record.get("at")
     if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:
         return
@@ -224,7 +225,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
-    """Return when each `<folder>/step-<9 digits>` was read back from the store, the newest of each folder."""
+    """Return, for the newest `<folder>/step-<9 digits>` of each folder, the time of its verification in the store."""
     known = said_in(acknowledged) if acknowledged else {}
     newest: Dict[str, str] = {}
     for name in sorted(known):
@@ -235,13 +236,13 @@ def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
 
 
 def _uploads(waiting: Optional[Path]) -> Dict[str, Any]:
-    """Return what the store does not have yet, and why it could not be written when it was tried last."""
+    """Return the artifacts missing in the store, and the problem of the last upload attempt."""
     said = said_in(waiting) if waiting else {}
     return {"pending": said.get("names", []), "problem": said.get("problem", "")}
 
 
 def _tracked(folder: Path) -> Dict[str, str]:
-    """Return by tracker where people find the run, with what went wrong when it was told last."""
+    """Return the link of each tracker to the run, with the tracker's last problem."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         said = said_in(path)

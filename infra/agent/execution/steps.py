@@ -1,7 +1,7 @@
-"""One attempt at one step: a process in a session of its own, watched until it and its tree are gone.
+"""A single attempt at a step: starts the process in a new session, and watches until the process tree is gone.
 
-In: the words to run and their environment. Out: how it ended. Real work runs at real speed, so `timeout_s` and
-`silent_s` are measured on this machine's clock whatever the job's clock_scale.
+Real work runs at real speed, so `timeout_s` and `silent_s` are measured on the machine's clock, independent of the
+job's `clock_scale`.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from infra.agent.process import reap
 from infra.agent.shortage import offered_first, outlasting, patient
 from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, tell, write_json
 
-RESUME_ME = 75  # exit code of a step that stopped in good order
+RESUME_ME = 75  # exit code of a step after a clean stop, ready to resume
 POLL_S = 0.05
-LEFTOVER_GRACE_S = 5.0  # time for the end of a process that has outlived its step or its agent
-LEAVE_S = 3.0  # time for a step to find out for itself that another node is gone
+LEFTOVER_GRACE_S = 5.0  # grace for processes that outlive their step or agent
+LEAVE_S = 3.0  # time for a step to notice the loss of a node
 DUMP_S = 2.0  # time for faulthandler to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The outcome of an attempt; `cut` is why the agent ended it: stop, timeout, silent, nodes, or "" if it did not."""
+    """The outcome of an attempt; `cut` is the agent's reason to end the step: stop, timeout, silent, nodes, or ""."""
 
     exit_code: int
     cut: str = ""
@@ -38,35 +38,37 @@ class Ending:
 
 @dataclass(frozen=True)
 class StepWatch:
-    """The callbacks of the agent while a step runs."""
+    """The agent's callbacks while a step runs."""
 
-    tick: Callable[[], bool]  # called at every look; true when the step has appended a record
-    stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
-    signal_all: Callable[[int], None]  # to every process of the step's tree
-    end_tree: Callable[[float], None]  # with so much patience; raises when a process cannot be ended
-    why_over: Callable[[], str] = str  # reason why the step must end on all nodes; "" while it need not
+    tick: Callable[[], bool]  # called at every poll; True if the step has appended a record
+    # seconds for a step to stop after a stop request, or None without a request
+    stop_grace_s: Callable[[], Optional[float]]
+    signal_all: Callable[[int], None]  # send a signal to every process of the step
+    end_tree: Callable[[float], None]  # end the process tree after a grace in seconds; raise if a process survives
+    why_over: Callable[[], str] = str  # reason to end the step on all nodes, or ""
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> Ending:
-    """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
+    """Run the step once and end all processes of the step. Raises AgentError when the step cannot be started."""
     try:
         process = patient(begin)(pod, step, words, environ)
     except OSError as error:  # the environment or the code is gone
         raise AgentError(f"step {step.name} cannot be started: {error}") from error
     tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
     cut = _watch(process, step, watch)
-    if not cut:  # it has ended by itself: the next agent finds its exit code if we are killed before we report it
+    # The step ended by itself. If this agent is killed before the report, the next agent reads the exit code here.
+    if not cut:
         tell(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)
 
 
 def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start it in a session of its own, its words in its log. Raises OSError, MemoryError."""
+    """Start a step in a new session, with the output appended to the log. Raises OSError, MemoryError."""
     for folder in (pod.logs, pod.work):
         folder.mkdir(parents=True, exist_ok=True)
-    os.stat(words[0])  # a missing program is to be noticed here, and not by the shell
-    with open(pod.log(step.name), "ab", opener=private) as log:  # a step may print a secret
+    os.stat(words[0])  # detect a missing program here, not in the shell
+    with open(pod.log(step.name), "ab", opener=private) as log:  # private, because a step may print a secret
         return subprocess.Popen(
             offered_first(words),
             cwd=pod.code,
@@ -79,16 +81,16 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
 
 
 def unsaid(pod: PodFolder) -> Dict[str, int]:
-    """Return the exit code by which a step failed whose agent died before it could report it, by the step's name."""
+    """Return {step: exit code} of a failed step whose agent died before reporting the failure, else {}."""
     attempt = read_json(attempt_file(pod))
-    if "exit_code" not in attempt:  # if it still runs it is ended now, and its exit code then says nothing
+    if "exit_code" not in attempt:  # a running step is killed next, so the exit code has no meaning
         attempt_file(pod).unlink(missing_ok=True)
     code = attempt.get("exit_code", 0)
     return {} if code in (0, RESUME_ME) else {attempt["step"]: code}
 
 
 def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> str:
-    """Watch until the process has ended or has used up its time; return why it was cut short."""
+    """Watch a process until the process has ended or used up the allowed time; return the reason to cut, or ""."""
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()
     while process.poll() is None:
@@ -119,12 +121,12 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
 
 
 def digest(step: Step) -> str:
-    """Return the digest that stands for this step in its mark: of its words and its config."""
+    """Return the digest of a step for the mark, from words and config."""
     return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
 
 
 def marked(pod: PodFolder, step: Step) -> Optional[Dict[str, Any]]:
-    """Return the mark of this very step, with its result, or None."""
+    """Return the mark of exactly this step, including the result, or None."""
     mark = read_json(pod.mark(step.name))
     return mark if mark.get("digest") == digest(step) else None
 
@@ -135,12 +137,12 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
 
 @patient
 def tail(pod: PodFolder, step: str) -> str:
-    """Return the last lines of a step's log, and of its earlier part where it was rotated."""
+    """Return the last lines of a step's log, including the rotated part."""
     return "\n".join(end_of(pod.log(step)).decode(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 def end_of(log: Path) -> bytes:
-    """Return the last whole lines of a log, behind those of its earlier part where it was rotated."""
+    """Return the last complete lines of a log, preceded by the last lines of the rotated part."""
     return b"".join(map(_last_lines, (earlier_part(log), log)))
 
 
@@ -152,12 +154,12 @@ def _last_lines(path: Path) -> bytes:
             content = file.read()
     except FileNotFoundError:
         return b""
-    # Whole lines: half of a secret would not be known as one.
+    # Only complete lines: half of a secret would not be recognized and redacted.
     return begin and content.partition(b"\n")[2] or content
 
 
 def in_words(ending: Ending, step: Step) -> str:
-    """Return why a step failed, for people."""
+    """Return the reason why a step failed, as text for users."""
     if ending.cut == "timeout":
         return f"step {step.name} ran into its limit of {duration(step.timeout_s)}"
     if ending.exit_code < 0:

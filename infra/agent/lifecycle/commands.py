@@ -1,6 +1,6 @@
-"""The commands start, stop and status: requests of the control side, each answered with one JSON document.
+"""The commands start, stop and status: requests of the control side, each with a JSON document as the answer.
 
-Start and stop hold one lock, so that they follow each other; both may be repeated.
+Start and stop hold the same lock and therefore run one after the other; both are safe to repeat.
 """
 
 import json
@@ -44,9 +44,9 @@ POLL_S = 0.05
 
 
 def start(root: Path) -> int:
-    """Arm a guard, which starts the agent; return when it is armed. A pod that runs already is left alone.
+    """Start a guard, which starts the agent; return when the guard is armed. Do not disturb a pod that runs already.
 
-    A guard that holds its pod takes up the job that lies there now.
+    A guard that holds its pod takes over the current job.json. Raises AgentError if the guard is not armed in time.
     """
     pod = PodFolder(root)
     job = read_job(pod)
@@ -58,7 +58,8 @@ def start(root: Path) -> int:
     if _holds(pod, job) and not stop_file(pod).exists():
         attempt_file(pod).unlink(missing_ok=True)
         if pod.verdict.exists():
-            pod.progress.unlink(missing_ok=True)  # otherwise a process that follows reads the steps of the earlier work
+            # otherwise a following process would read the steps of the earlier work
+            pod.progress.unlink(missing_ok=True)
         put_away(pod)
         write_durably(pod.handed_over, "")
     elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
@@ -78,7 +79,7 @@ def start(root: Path) -> int:
 
 
 def stop(root: Path) -> int:
-    """End everything of the pod but a guard that is ending the pod itself: 0 when nothing is left, else 1."""
+    """End all processes of the pod except a guard that is ending the pod itself; return 0 if none is left, else 1."""
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
@@ -89,9 +90,10 @@ def stop(root: Path) -> int:
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
-    guard = leaving(pod)  # ending it would leave the pod running, and billing
+    guard = leaving(pod)  # ending this guard would leave the pod running and billing
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
-    hidden = living(pod, "guard") if job.needs_key else None  # whose memory nobody reads, nor its token
+    # a guard with a key hides its memory, and so also its token
+    hidden = living(pod, "guard") if job.needs_key else None
     if hidden and not leaving(pod):
         send(hidden, signal.SIGKILL)
     if survivors:
@@ -108,7 +110,7 @@ def status(root: Path) -> int:
     document: Dict[str, Any] = {
         role: {"alive": is_held(lock(pod, role)), **_said(report(pod, role))} for role in ("guard", "agent")
     }
-    if clocks := document["guard"].get("clocks"):  # by this machine's clock: the reader's may be another one
+    if clocks := document["guard"].get("clocks"):  # measured here, because the reader's clock may differ
         document["guard"]["age_s"] = gap_s(Clocks(**clocks), read_clocks())
     document["progress"] = _said(pod.progress) or None
     document["stop"] = _said(stop_file(pod)) or None
@@ -117,7 +119,7 @@ def status(root: Path) -> int:
 
 
 def _said(path: Path) -> Dict[str, Any]:
-    """Return the content of a report. Raises AgentError for one that a program of the job has overwritten."""
+    """Return the content of a report. Raises AgentError if a program of the job has overwritten the file."""
     try:
         return read_json(path)
     except (ValueError, TypeError) as error:
@@ -125,16 +127,16 @@ def _said(path: Path) -> Dict[str, Any]:
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
-    """Archive the last verdict, and end what an earlier pod left in this folder, as no guard runs here."""
+    """Archive the last verdict and end processes of an earlier pod in this folder; called while no guard runs."""
     before = read_json(report(pod, "guard"))
     if before and before["token"] != job.token:
         end_all(before["token"], PATIENCE_S)
     elif before and job.limits.micro_usd_per_hour == 0:
-        # A machine that costs nothing does not use up its limit while it rests; a rented one bills on.
+        # A free machine does not use up the limit while idle; a rented machine keeps billing.
         write_json(report(pod, "guard"), {**before, "clocks": None})
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
-    attempt_file(pod).unlink(missing_ok=True)  # a second start means that the step is to run again
+    attempt_file(pod).unlink(missing_ok=True)  # a second start runs the step again
 
 
 def _take_turn(pod: PodFolder) -> None:
@@ -149,16 +151,16 @@ def _anyone(pod: PodFolder) -> bool:
 def _armed(pod: PodFolder, job: Job) -> bool:
     """Return whether the guard of this pod is armed.
 
-    It lives, at work where there is work; or the job was so short that its verdict is there already.
+    The guard must be alive and working if there is work; an existing verdict of a very short job also counts.
     """
-    lives = living(pod, "guard") is not None  # asked first: then it has said so
+    lives = living(pod, "guard") is not None  # checked first: a live guard has written its report
     said = read_json(report(pod, "guard"))
     is_ours = lives and said.get("token") == job.token
     return is_ours and said.get("holds", False) is (job.kind == "hold") or pod.verdict.exists()
 
 
 def _holds(pod: PodFolder, job: Job) -> bool:
-    """Return whether the guard of this very pod has nothing else to do."""
+    """Return whether the guard of this pod is idle and holds the pod."""
     lives = living(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
     return lives and said.get("token") == job.token and said.get("holds", False)

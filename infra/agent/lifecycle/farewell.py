@@ -1,10 +1,9 @@
-"""The self-termination of a rented pod: it asks its vendor to delete it, again and again until it is gone.
+"""Self-termination of a rented pod: the pod asks the vendor to delete the pod, repeatedly until the pod is gone.
 
-In: the calls of the job, templates over variables of the pod's first process, where a vendor puts a key that opens
-this very pod; or over `SELF_END_KEY`, which whoever launched has handed to the guard by its stdin (`--self-end`), and
-which is in its memory only. Out: nothing; whoever is deleted does not return. What these hold goes into requests and
-nowhere else: no file, no command line, and of an answer only its status is logged, since a server may repeat what it
-was sent.
+The requests of a job are templates over variables of the pod's first process, where the vendor puts a key for this pod;
+or over `SELF_END_KEY`, which the launcher passes to the guard through stdin (`--self-end`) and which stays in memory.
+Secret values go into the requests and nowhere else: no file, no command line. Of a response only the status is logged,
+because a server may echo the request.
 """
 
 import contextlib
@@ -20,56 +19,56 @@ from infra.agent.process import above, environ_of
 from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
-WAIT_S = 60.0  # by the job's clock: a keeper reads the last words, and then ends the pod without our help
-LEAST_WAIT_S = 5.0  # by this machine's clock: reading takes its time however fast the job's clock runs
-BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # by the job's clock, between two rounds of calls
-CALL_S = 20.0  # time for a whole answer
+WAIT_S = 60.0  # on the job's clock: time for a supervisor to read the verdict and end the pod from outside
+LEAST_WAIT_S = 5.0  # on the machine's clock: reading takes real time, whatever the speed of the job's clock
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # on the job's clock, between two rounds of requests
+CALL_S = 20.0  # timeout for a complete response
 MOST_BYTES = 1 << 16
 MOST_KEY_BYTES = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
+_VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # characters without a special meaning in a URL, a header or JSON
 
 
 def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
-    """Return whether the pod is to end itself after this verdict."""
+    """Return whether the pod must end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
-    return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
+    return bool(job.farewell) and is_over  # after the loss of a node, the run may need the other nodes again
 
 
 def is_sendable(key: str) -> bool:
-    """Return whether a key can stand in a header as it is."""
+    """Return whether a key can be sent in a header verbatim."""
     return _VALUE.fullmatch(key) is not None
 
 
 def read_key() -> str:
-    """Return the key that was handed to this process by its stdin; "" where there is none, or it cannot be sent."""
+    """Return the key passed through stdin, or "" without a valid key."""
     found = sys.stdin.buffer.read(MOST_KEY_BYTES + 2).decode("ascii", "replace").strip() if sys.stdin else ""
     return found if is_sendable(found) else ""
 
 
 def wait_s(job: Job) -> float:
-    """Return the time for which the verdict stays to be read, in seconds of this machine."""
+    """Return the real seconds for which the verdict stays readable before the pod ends itself."""
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
 def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
-    """Call the vendor until it has ended process `pid`: this does not return. `key`: the value for `SELF_END_KEY`."""
+    """Send the requests until the vendor ends process `pid`; never returns. `key` is the value of `SELF_END_KEY`."""
     rounds = 0
     while True:
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever happens here, the pod must not stay and bill
+        except Exception as error:  # whatever fails, the pod must not stay and bill
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
 
 
 def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
-    """Make every call once; return what came of each.
+    """Send every request once; return a line per outcome.
 
-    All are made: that one is answered does not say that the pod goes.
+    All requests are sent, because a successful response does not prove that the pod ends.
     """
     names = {name for call in calls for name in call.names}
     given = {SELF_END_KEY: key} if key and SELF_END_KEY in names else {}
@@ -80,7 +79,7 @@ def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
 
 
 def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
-    """Return variables of the nearest process above `pid` that has them all, fit to be sent; {} when none has."""
+    """Return the variables from the nearest ancestor of `pid` that has all of them with sendable values, or {}."""
     names = set(names)
     for one in above(pid):
         environ = environ_of(one)
@@ -90,8 +89,8 @@ def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
 
 
 def ask(call: Call, values: Mapping[str, str]) -> str:
-    """Return the outcome of one request, in words without anything of the answer but its status."""
-    import http.client  # it brings much along, and every agent and guard would pay for it at its start
+    """Send a request; return the outcome as text without response content other than the status."""
+    import http.client  # imported late, because every agent and guard would pay for the import at start
     import ssl
 
     url = urlsplit(fill(call.url, values))
@@ -110,18 +109,18 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     def exchange() -> None:
         try:
             connection.request(call.method, url.path or "/", fill(call.body, values).encode() or None, headers)
-            answer = connection.getresponse()  # redirects are not followed: the key stays here
+            answer = connection.getresponse()  # redirects are not followed, so the key reaches no other host
             is_error = b'"errors"' in answer.read(MOST_BYTES)
             said.append(f"{answer.status}{' with errors' if is_error else ''}")
         except Exception as error:
             said.append(type(error).__name__)
 
-    # A time limit on each read is none on all of them, and a name server has one of its own.
+    # A timeout per read does not bound the total, and the name lookup has a separate timeout.
     thread = threading.Thread(target=exchange, daemon=True)
     thread.start()
     thread.join(CALL_S)
     if thread.is_alive() and connection.sock is not None:
-        with contextlib.suppress(OSError):  # it has been closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             connection.sock.shutdown(socket.SHUT_RDWR)
     return said[0] if said else f"no whole answer in {CALL_S:g} s"
 

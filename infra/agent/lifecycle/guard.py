@@ -1,12 +1,13 @@
-"""The guard: the watchdog that owns the limits of a pod, and keeps its agent alive.
+"""The guard: a watchdog that enforces the limits of a pod and keeps the agent alive.
 
-In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
-money so far), rotated logs, an agent for as long as there is neither verdict nor a request to stop, and at the end no
-process of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
-`clock_scale` times faster than this machine's. A rented pod that can end itself is then ended by its guard, which
-lives on for that until it is gone with it.
+    job.json, previous state/guard.json -> guard -> state/guard.json, rotated logs, a live agent, no process at the end
 
-A pod that stays is held when there is no work: the limits go on counting, and the next job.json is taken up.
+The report has the armed limits and the time and money used so far. The guard keeps an agent alive as long as there is
+neither a verdict nor a stop request. Durations of `Limits` are measured on the job's clock, which runs `clock_scale`
+times faster than the machine's clock. After the verdict the guard ends a rented pod that can end itself, and stays
+alive until the pod is gone.
+
+A pod that stays is held while there is no work: the limits keep counting, and the guard takes over the next job.json.
 """
 
 import contextlib
@@ -51,20 +52,21 @@ from infra.agent.state import (
 
 TICK_S = 0.1
 REPORT_EVERY_S = 5.0
-LAST_RITES_S = 15.0  # time that an agent needs beyond the grace of its step
-REVIVAL = Backoff(first_s=TICK_S, longest_s=60.0, certain=1.0)  # asked at every tick, so it must not change
-CRASH_LOOP = (5, 600.0)  # number of starts in this many seconds of the job's clock
+LAST_RITES_S = 15.0  # time for an agent beyond the grace of a step
+REVIVAL = Backoff(first_s=TICK_S, longest_s=60.0, certain=1.0)  # queried at every tick, so the wait must not be random
+CRASH_LOOP = (5, 600.0)  # (number of agent starts, seconds on the job's clock)
 
 
 def guard(root: Path) -> int:
-    """Guard the pod until its verdict, or, where it stays, its end.
+    """Guard the pod until the verdict, or until the end of a pod that stays.
 
-    Returns 0, or 1 when processes are left; 0 at once if it has a guard.
+    Returns 0, or 1 when processes survive; 0 at once if the pod has a guard already.
     """
     pod = PodFolder(root)
     if hold(lock(pod, "guard")) is None:
         return 0
-    pod.handed_over.unlink(missing_ok=True)  # before the read: what lies there now is taken up at once
+    # removed before the job is read: this guard takes over the current job at once
+    pod.handed_over.unlink(missing_ok=True)
     job = read_job(pod)
     spare_me()
     become_subreaper()
@@ -75,9 +77,9 @@ def guard(root: Path) -> int:
 
 
 def _key_of(job: Job) -> str:
-    """Return the vendor's key that this guard was handed for the end of its pod; "" where it needs none, or has none.
+    """Return the vendor's key for the end of the pod, passed by the launcher; "" if no key is needed or available.
 
-    A guard that the agent has begun again has none: its vendor's own limit ends the pod.
+    A guard restarted by the agent has no key; then the vendor's own limit ends the pod.
     """
     return farewell.read_key() if job.needs_key and hide_memory() else ""
 
@@ -91,10 +93,10 @@ class Guard:
         self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale, job.devices)
         self.agent: Optional[subprocess.Popen[bytes]] = None
         self.starts: Deque[float] = deque(maxlen=CRASH_LOOP[0])
-        self.missed_at: Optional[float] = None  # the agent, since then
-        self.orphans: Dict[int, int] = {}  # exit codes, by pid, of what the agent's death has left to us
+        self.missed_at: Optional[float] = None  # since when the agent has been missing
+        self.orphans: Dict[int, int] = {}  # exit codes by pid of orphans adopted after the agent's death
         self.asked_at: Optional[float] = None
-        self.saved_for_s: Optional[float] = None  # the limit for which a checkpoint was asked for
+        self.saved_for_s: Optional[float] = None  # the limit for which a checkpoint was requested
         self.holds = self._may_hold()
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
@@ -103,7 +105,7 @@ class Guard:
         if self.limit_s is not None and job.has_start_timer:
             start_timer.follow(self.limit_s, self.limit_s - self.elapsed_s, job.clock_scale)
         self._report()
-        # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
+        # After the report: an agent that ends leftovers spares the guard named in guard.json.
         self.told_to_end = False
         signal.signal(signal.SIGTERM, self._on_term)
         limit = "none" if self.limit_s is None else duration(self.limit_s)
@@ -117,7 +119,7 @@ class Guard:
         return self.limit_s is not None and self.elapsed_s >= self.limit_s
 
     def watch(self) -> int:
-        """Watch until the end; then nothing of the pod is left but this process."""
+        """Watch until the end; afterwards this process is the only process of the pod. Return the exit code."""
         while True:
             with outlasting(say, "a look at the pod"):
                 while True:
@@ -126,22 +128,22 @@ class Guard:
                     if exit_code is not None:
                         return exit_code
             if self.job.farewell and self._is_limit_reached():
-                return 1  # not even the verdict can be written: the pod is ended all the same
+                return 1  # the verdict cannot be written, but the pod must end anyway
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
-        """Return whether there is nothing to do, and the pod is to stay all the same."""
+        """Return whether there is no work and the pod stays."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
 
     def _hold(self) -> Optional[int]:
-        """Hold the pod until `start` hands over a job; or until its end, then return its exit code.
+        """Hold the pod until `start` hands over a job, then return None; at the end of the pod return the exit code.
 
-        The job that lies there is no sign: it lies there before its code is whole, and a job that the guard begins by
-        itself is begun once more by the `start` that follows.
+        A job.json alone does not start work, because job.json is written before the code is complete, and the following
+        `start` would begin the job a second time.
         """
-        if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop was about the work only
+        if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop request was only for the work
             stop_file(self.pod).unlink()
         self._report()
         say("nothing to do: the pod is held")
@@ -150,13 +152,13 @@ class Guard:
             state, reason = self._reason_to_end()
             if state:
                 if state != "stopped" or self.told_to_end:
-                    # otherwise the pod is not needed any more: the verdict of its work stands
+                    # otherwise the pod is not needed any more, and the verdict of the work stays valid
                     put_away(self.pod)
                 return self._end(state, reason, patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
             time.sleep(TICK_S)
-        with contextlib.suppress(AgentError):  # `start` has read it, and tells of it
+        with contextlib.suppress(AgentError):  # `start` has read the job and reports the error
             self.job = read_job(self.pod)
         self.pod.handed_over.unlink()
         self.limit_s = ends.hard_limit_s(self.job.limits)
@@ -169,7 +171,7 @@ class Guard:
         return None
 
     def _reason_to_end(self) -> Tuple[str, str]:
-        """Return the verdict on a pod that is held, and why; both "" while it may live on."""
+        """Return (state, reason) for the end of a held pod; both "" while the pod may live on."""
         if self._is_limit_reached():
             return "limit", f"the limit of {duration(self.limit_s)} is reached"
         asked = read_json(stop_file(self.pod))
@@ -181,9 +183,9 @@ class Guard:
         return ("limit", idle) if idle else ("", "")
 
     def _work(self) -> Optional[int]:
-        """Watch the work until its verdict; then nothing of the pod is left but this process.
+        """Watch the work until the verdict; afterwards this process is the only process of the pod.
 
-        Return None when the pod stays.
+        Returns the exit code, or None when the pod stays.
         """
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
@@ -211,7 +213,7 @@ class Guard:
         return None if self._may_hold() else exit_code
 
     def _reason_to_stop(self) -> Dict[str, Any]:
-        """Ask the agent to stop when there is a reason; return {} while there is none."""
+        """Ask the agent to stop if there is a reason; return the stop request, or {}."""
         grace = grace_s()
         if self.told_to_end:
             return ask_to_stop(self.pod, end_of_machine(), "the guard was told to end (SIGTERM)", grace)
@@ -229,7 +231,7 @@ class Guard:
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
 
     def _ask_to_save(self) -> None:
-        """Ask the training to save, once for each limit, when most of that is used."""
+        """Ask the training once per limit to save a checkpoint, when most of the limit is used."""
         if self.saved_for_s != self.limit_s and ends.is_save_due(self.elapsed_s, self.limit_s):
             self.saved_for_s = self.limit_s
             if read_json(self.pod.save_request).get("limit_s") != self.limit_s:  # an earlier guard has not asked
@@ -237,7 +239,7 @@ class Guard:
                 tell(self.pod.save_request, {"limit_s": self.limit_s})
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
-        """Return how long to wait for an agent that was asked to end."""
+        """Return the seconds to wait for an agent after a stop request."""
         return float(request["grace_s"]) + carry_s(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
@@ -245,7 +247,8 @@ class Guard:
         return young or is_held(lock(self.pod, "agent"))
 
     def _keep_agent(self) -> None:
-        if self._agent_lives() or self.pod.verdict.exists():  # in this order: it writes a verdict before it ends
+        # in this order, because the agent writes the verdict before ending
+        if self._agent_lives() or self.pod.verdict.exists():
             self.missed_at = None
             return
         if self.agent is not None and self.missed_at is None:
@@ -257,21 +260,21 @@ class Guard:
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
-            return  # the cause of the agent's end may last a while, and may be ending its step too
+            return  # the cause of the agent's end may last a while, and may also be ending the step
         self._note_orphan()
         self.agent = spawn(self.pod, self.job, "run")
         self.starts.append(self.elapsed_s)
         self.missed_at = None
 
     def _note_orphan(self) -> None:
-        """Leave to the next agent how the step ended that died with the last one, or soon after it."""
+        """Record for the next agent the exit code of a step that ended with, or soon after, the last agent."""
         attempt = read_json(attempt_file(self.pod))
         if attempt.get("pid") in self.orphans:
             tell(attempt_file(self.pod), {"exit_code": self.orphans[attempt["pid"]], **attempt})
         self.orphans.clear()
 
     def _end(self, state: str, reason: str, patience_s: float) -> int:
-        """End every process of the pod, then write the verdict if the agent could not."""
+        """End every process of the pod, write the verdict if the agent could not, and return the exit code."""
         survivors = end_all(self.job.token, patience_s)
         dirty = in_words(survivors)
         if state == LEFT and not self.pod.verdict.exists():
@@ -284,7 +287,7 @@ class Guard:
         return 1 if survivors else 0
 
     def leave(self) -> None:
-        """End the pod itself after the verdict, where it can and is to; then this does not return."""
+        """End the pod itself after the verdict, if possible and due; then never return."""
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
@@ -301,7 +304,7 @@ class Guard:
         farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
 
     def _rest(self, seconds: float) -> None:
-        """Sleep for so many seconds of this machine, and keep the guard's report fresh meanwhile."""
+        """Sleep for some seconds of real time, and keep the guard's report fresh."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             reap()
@@ -311,7 +314,7 @@ class Guard:
 
     @patient
     def _elapsed_before_s(self) -> float:
-        """Return the time counted by earlier guards of this pod, and the time since then without a guard."""
+        """Return the time used under earlier guards of this pod, including the gap since the last guard."""
         before = read_json(report(self.pod, "guard"))
         if before.get("token") != self.job.token:
             return self.job.limits.billed_s
@@ -322,7 +325,7 @@ class Guard:
     @patient
     def _report(self) -> None:
         self.reported_at = time.monotonic()
-        clocks = ends.read_clocks()  # before elapsed_s: what lies between them counts twice rather than never
+        clocks = ends.read_clocks()  # read before elapsed_s, so that the time in between counts twice rather than never
         elapsed_s = self.elapsed_s
         said = {
             "run": self.job.run,

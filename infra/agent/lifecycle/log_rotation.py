@@ -1,8 +1,8 @@
-"""Rotation of a pod's logs: a step that prints without end must not fill the disk.
+"""Rotation of a pod's logs, so that a step with endless output cannot fill the disk.
 
-In: the folder of a pod. Out: a log of LOG_BYTES becomes its earlier part, `STEP.1.log`, and is begun anew; an earlier
-part that was there is removed. Processes go on writing into the same file, which they have opened to append. What is
-written in the instant between the last read and the truncation is lost, as with any rotation by copy.
+A log of LOG_BYTES is copied to its earlier part, `STEP.1.log`, and truncated; a previous earlier part is deleted.
+Processes keep appending to the same open file. Output between the last read and the truncation is lost, as in any
+rotation by copy.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from infra.agent.state import say
 
 LOG_BYTES = 64 << 20
 LINE_BYTES = 1 << 20
-EARLIER_PODS = "earlier"  # of the state: the logs of earlier pods of the run, which go before those of this one
+EARLIER_PODS = "earlier"  # in the state folder: logs of earlier pods of the run, which precede the logs of this pod
 TRIES, TRY_S = 20, 0.005
 
 
 def rotate(pod: PodFolder, log_bytes: int = LOG_BYTES) -> None:
-    """Rotate each log that has grown to so many bytes. One that cannot be copied stays, which is said."""
+    """Rotate each log of at least `log_bytes`; after a failed copy, report the error and leave the log unchanged."""
     for path in sorted(pod.logs.glob("*.log")):
         if not is_earlier_part(path) and path.stat().st_size >= log_bytes:
             try:
@@ -43,19 +43,22 @@ def _rotate(path: Path, earlier_pods: Path, log_bytes: int) -> None:
             shutil.copyfileobj(log, kept)
             if _ends_with_line(log):
                 break
-            time.sleep(TRY_S)  # half a secret, at the end of a part, would not be known as a secret
+            time.sleep(TRY_S)  # half of a secret at the end of a part would not be recognized and redacted
         log.truncate(0)
     with contextlib.suppress(FileNotFoundError):
         if is_whole:
             times.rename(part.with_suffix(".times"))
-        else:  # the offsets in it are not those of the part
+        else:  # the offsets do not match the part
             times.unlink()
     with contextlib.suppress(FileNotFoundError):
         (earlier_pods / path.name).rename(earlier_pods / part.name)
 
 
 def _skip(log: BinaryIO, log_bytes: int) -> bool:
-    """Seek to what is kept, which begins with a line: the last `log_bytes` of a log of twice as many."""
+    """Skip the start of a log of at least `2 * log_bytes`, up to the first line within the last `log_bytes`.
+
+    Returns whether the whole log is kept.
+    """
     size = os.fstat(log.fileno()).st_size
     if size < 2 * log_bytes:
         return True

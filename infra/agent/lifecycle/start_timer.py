@@ -1,7 +1,8 @@
-"""The dead-man timer that a rented container was started with, as the guard sees and moves it.
+"""The dead-man timer started with a rented container, as read and moved by the guard.
 
-In: the files of the timer in HOME, which the timer's script has made (infra.machines.dead_man). Out: its deadline as a
-file, and a record of what is seen of it for the guard's report. On a machine without such files nothing is done.
+    timer files in HOME (written by infra.machines.dead_man) -> new deadline file, timer state for the guard's report
+
+Without these files, all functions do nothing.
 """
 
 import math
@@ -13,18 +14,18 @@ from typing import Any, Dict
 from infra.agent.job import write_durably
 from infra.agent.process import identify
 
-FOLDER = ".slipway-timer"  # below HOME: the files of the timer
-ENDS_AT = "ends-at"  # file: the deadline in UTC epoch seconds, by the container's clock
-LIMIT = "limit-s"  # file: the limit that the deadline stands for, in whole seconds by the vendor's clock
-ALIVE = "alive"  # file: process number of the timer, and the time of its last look
-MARGIN_S = 60.0  # by the vendor's clock, after the limit: the guard saves and deletes the pod before
+FOLDER = ".slipway-timer"  # in HOME: the folder of the timer
+ENDS_AT = "ends-at"  # file with the deadline in UTC epoch seconds by the container's clock
+LIMIT = "limit-s"  # file with the limit for this deadline, in whole seconds by the vendor's clock
+ALIVE = "alive"  # file with the pid of the timer and the time of the timer's last check
+MARGIN_S = 60.0  # on the vendor's clock, after the limit: the guard saves and deletes the pod earlier
 
 
 def follow(limit_s: float, left_s: float, scale: float) -> None:
-    """Move the deadline to `left_s` seconds of the vendor's clock from now, and the margin, where the limit is another.
+    """Move the deadline to `left_s` vendor seconds plus MARGIN_S from now, if the limit has changed.
 
-    For the limit that the deadline was fixed for, the deadline stays: the guard counts from the hand-over, and a slow
-    hand-over would move the deadline beyond the limit.
+    For an unchanged limit the deadline stays: the guard counts from the hand-over, so a slow hand-over would move the
+    deadline beyond the limit.
     """
     said = whole(limit_s)
     if _folder().is_dir() and _text(LIMIT) != said:
@@ -33,12 +34,12 @@ def follow(limit_s: float, left_s: float, scale: float) -> None:
 
 
 def whole(limit_s: float) -> str:
-    """Return a limit as the file of the timer has it."""
+    """Return a limit in the format of the timer's file."""
     return str(math.ceil(limit_s))
 
 
 def look() -> Dict[str, Any]:
-    """Return the deadline and the age in seconds of the timer's last look; {} when no living timer is seen."""
+    """Return the deadline and the age in seconds of the timer's last check, or {} without a live timer."""
     try:
         pid, at = _text(ALIVE).split()
         ends_at = int(_text(ENDS_AT))
