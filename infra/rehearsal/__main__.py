@@ -1,8 +1,8 @@
 """`python -m infra.rehearsal --state DIR`: a world in the foreground, until SIGTERM or Ctrl-C.
 
-Prints one JSON line once it answers: addresses and keys. The same stands in DIR/world.json as long as it lives. With
-`--idle-s` it ends by itself after so many seconds in which none of its machines lived and nobody asked it anything.
-When it has ended, DIR/ended.json says when and why; a world that was killed leaves world.json.
+Prints a JSON line with addresses and keys once the world answers; DIR/world.json has the same content while the world
+runs. With `--idle-s` the world ends after this many seconds without a live machine and without a request. At the end,
+DIR/ended.json records time and reason; a killed world leaves world.json.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     if not 0 < flags.speed <= 1e6:
         parser.error("--speed is a positive number, at most a million")
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread is made, so that all of them inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the first thread, so that all threads inherit the mask
     try:
         plan = read_plan(flags.faults) if flags.faults else Plan()
         with World(
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
 
 
 def wait(world: World, signals: set[signal.Signals], idle_s: float) -> str:
-    """Wait until it is to end; return why."""
+    """Wait for a signal or for the idle timeout; return the reason as text."""
     while not signal.sigtimedwait(signals, LOOK_S):
         if idle_s and world.idle_s() >= idle_s:
             return f"nothing ran in it, and nobody asked, for {idle_s:g} s"

@@ -1,9 +1,10 @@
-"""The rehearsal of a user: a world in a process of its own, started, found and stopped; and the way into it.
+"""The rehearsal of a user: starts, finds and stops a simulated world in a separate process, and connects to the world.
 
-In: the folder where this user's worlds are, beside the journal. Out: a `Running` world, whose folder holds an overlay
-of settings: a process whose SLIPWAY_REHEARSAL names that folder, and every process that it starts, deals with the
-world through its ordinary settings, and knows nothing of it. There is one world at a time. Each has a folder of its own
-with its journal, its store and its machines, which stays until the next world begins.
+All worlds of a user are in a folder beside the journal, and at most one world runs at a time. Each world has a folder
+with journal, store and machines, which is kept until the next world starts.
+
+The folder holds an overlay of settings. A process with SLIPWAY_REHEARSAL set to this folder, and all children, use the
+world through their ordinary settings without knowing about the rehearsal.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from store import local_files
 ROOT = Path(__file__).parents[2]
 MARK, CURRENT = "REHEARSAL", "current"
 JOURNAL = "journal.sqlite"
-INSIDE = "SLIPWAY_REHEARSAL"  # names the folder of the world that a process deals with, to it and what it starts
+INSIDE = "SLIPWAY_REHEARSAL"  # the folder of the world for a process and its children
 SPEED = 60.0
 IDLE_S = 900.0
 START_S = 60.0
@@ -44,16 +45,16 @@ AGAIN = "begin one with: inv rehearse"
 
 
 class NoWorld(UsageError):
-    """No rehearsal runs; the message says why not."""
+    """Raised when no rehearsal runs; the message gives the reason."""
 
 
 class AlreadyRuns(UsageError):
-    """A rehearsal runs, perhaps since a moment ago, when another command has begun it at the same time."""
+    """Raised when a rehearsal runs already, perhaps just started by a concurrent command."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A world that answers, or did when it was looked at."""
+    """A running world, alive at the time of the check."""
 
     folder: Path
     about: Mapping[str, Any]
@@ -67,7 +68,7 @@ class Running:
         return float(self.about["speed"])
 
     def truth(self) -> dict[str, Any]:
-        """Return the true state of the world. Raises NoWorld when it does not answer any more."""
+        """Return the true state of the world. Raises NoWorld if the world no longer answers."""
         return self._ask("/truth")
 
     def calls(self) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class Running:
         return self._ask("/calls")
 
     def tell(self, path: str, body: Any) -> Any:
-        """Send one of the pushes of `control`. Raises UsageError for what it refuses, NoWorld when it has ended."""
+        """POST a command to `control`. Raises UsageError for a refused command, and NoWorld if the world has ended."""
         return self._ask(path, body)
 
     def _ask(self, path: str, body: Any = None) -> Any:
@@ -93,12 +94,12 @@ class Running:
 
 
 def beside(state_file: Path) -> Path:
-    """Return the folder of the worlds of the user with this journal."""
+    """Return the folder of the worlds of a journal."""
     return state_file.with_name(f"{state_file.stem}-rehearsal")
 
 
 def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that lead to the world in that folder, as settings read them."""
+    """Return the settings variables for the world in a folder."""
     vendors = {name: about[name] for name in VENDORS}
     return {
         **{f"SLIPWAY_{name.upper()}_URL": vendor["url"] for name, vendor in vendors.items()},
@@ -107,13 +108,13 @@ def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
         "SLIPWAY_STATE_FILE": str(folder / JOURNAL),
         "SLIPWAY_STORE": str(folder / "artifacts"),
         "SLIPWAY_PODS": str(folder / "here" / "pods"),
-        "SLIPWAY_POOLS": str(folder / "pools.yaml"),  # no such file: own machines are not rehearsed
+        "SLIPWAY_POOLS": str(folder / "pools.yaml"),  # missing on purpose: own machines are not rehearsed
         "SLIPWAY_CLOCK_SCALE": f"{about['speed']:.6f}",
     }
 
 
 def find(base: Path) -> Running:
-    """Return the world that runs. Raises NoWorld, which tells what became of the last one."""
+    """Return the running world. Raises NoWorld, which reports the end of the last world."""
     try:
         folder = base / (base / CURRENT).read_text().strip()
     except FileNotFoundError:
@@ -129,10 +130,10 @@ def find(base: Path) -> Running:
 
 
 def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Running:
-    """Start a new world; return it once it answers.
+    """Start a new world; return the world once it answers.
 
-    `words`: more of the command line of `python -m infra.rehearsal`. Raises AlreadyRuns, and UsageError for
-    words that mean nothing.
+    `words` are further arguments of `python -m infra.rehearsal`. Raises AlreadyRuns, and UsageError for invalid
+    arguments.
     """
     with _alone(base):
         with contextlib.suppress(NoWorld):
@@ -164,7 +165,7 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
 
 
 def stop(base: Path) -> Running:
-    """Stop the world, so that nothing of it runs when this returns. Raises NoWorld when none runs."""
+    """Stop the world and wait until all processes have ended. Raises NoWorld when no world runs."""
     with _alone(base):
         found = find(base)
         send(found.identity, signal.SIGTERM)
@@ -188,14 +189,14 @@ def _last_words(folder: Path) -> str:
 
 @contextmanager
 def _alone(base: Path) -> Iterator[None]:
-    """Hold the lock: only one process starts or stops worlds at a time."""
+    """Hold the lock, so that only one process starts or stops worlds at a time."""
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     with local_files.held(base / "lock"):
         yield
 
 
 def _clear(base: Path) -> None:
-    """Remove what worlds that have ended left here. Their machines ended with them."""
+    """Remove the files of ended worlds, and the processes of killed worlds."""
     from infra.rehearsal import pods
 
     for folder in base.glob("world-*"):

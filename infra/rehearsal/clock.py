@@ -1,4 +1,4 @@
-"""Simulated time: UTC seconds that pass `speed` times faster than ours, and that can be moved forward."""
+"""Simulated time: UTC seconds, `speed` times faster than real time, with jumps forward on request."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 @dataclass
 class Clock:
-    """A clock that begins at the true time, so that a far-off date in an order is far off here as well."""
+    """A clock that starts at the real time, so that a distant date in an order is equally distant in the simulation."""
 
     speed: float = 1.0
     _began_at: float = field(default_factory=time.time)
@@ -21,7 +21,7 @@ class Clock:
             return self._began_at + (time.monotonic() - self._began) * self.speed + self._moved_s
 
     def move(self, seconds: float) -> None:
-        """Advance the simulated time at once. Raises ValueError for time that would run backwards."""
+        """Advance the simulated time at once. Raises ValueError for a negative or huge step."""
         if not 0 <= seconds < 1e9:
             raise ValueError(f"the clock cannot be moved by {seconds} s")
         with self._lock:
@@ -29,12 +29,12 @@ class Clock:
 
 
 def iso(at: float | None) -> str | None:
-    """Return a time as RFC 3339, to the microsecond, in UTC."""
+    """Return a time as RFC 3339 in UTC with microseconds, or None for None."""
     return None if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_iso(text: str) -> float:
-    """Return the time of `text`. Raises ValueError when it is no date with a time zone."""
+    """Return the UTC seconds of an ISO 8601 text. Raises ValueError without a valid date and time zone."""
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")

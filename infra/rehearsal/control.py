@@ -1,11 +1,13 @@
-"""The truth about the world: read by tests and by people, never by a client. It can also be pushed here.
+"""The control API of a world: the true state for tests and users, and commands to change the world.
 
-GET  /truth     every machine, what really runs, what it really cost, and the sums
-GET  /calls     every request to a vendor
-POST /move      {"seconds": 3600}: simulated time passes at once
-POST /preempt   {"id": ...}: the vendor takes the machine away
-POST /sold-out  {"is": true}: nothing can be rented any more; false: what is free can
-POST /faults    another plan, in the words of the YAML file
+Clients of the simulated vendors never use this API.
+
+    GET  /truth     every machine, the real processes, the real cost, and the totals
+    GET  /calls     every request to a vendor
+    POST /move      {"seconds": 3600}: advance the simulated time at once
+    POST /preempt   {"id": ...}: the vendor preempts the machine
+    POST /sold-out  {"is": true}: all offers are sold out; false: free offers can be rented again
+    POST /faults    replace the plan of faults, same schema as the YAML file
 """
 
 from collections import Counter
@@ -105,7 +107,7 @@ class Control(web.Api):
         return web.Answer(200, {})
 
     def _faults(self, asked: web.Asked) -> web.Answer:
-        """Set another plan of faults. Counting restarts. Prices and balances are set at the start of a world only."""
+        """Replace the plan of faults and reset all counters; keep prices and balances, which are set at the start."""
         try:
             plan = faults.plan_of(asked.decode(dict[str, Any]))
         except UsageError as error:

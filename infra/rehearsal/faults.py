@@ -1,26 +1,26 @@
-"""The faults of a rehearsal: a plan read from YAML, and its counting, the same for the same seed.
+"""The faults of a rehearsal: a plan in YAML, applied deterministically for a given seed.
 
-    requests:                  # what becomes of an answer
+    requests:                  # faults of responses
       - {vendor: shadeform, call: create, kind: lost}
       - {call: list, kind: throttle, count: 5, retry_after_s: 1}
-    machines:                  # what becomes of a machine, counted by orders
+    machines:                  # faults of machines, counted by orders
       - {trait: ghost, offer: H100, count: 2}
       - {trait: preempted, vendor: runpod, after_s: 300}
-    rows:                      # what a listing says of a machine that is well, counted by machines
+    rows:                      # wrong rows of healthy machines in listings, counted by machines
       - {vendor: shadeform, machine: otter, says: {ip: gpu_7.example.net, hourly_price: null}, lacks: [id]}
-    strangers:                 # rows beside those of machines, whatever they are
+    strangers:                 # additional rows with arbitrary content
       lium: [{id: x, pod_name: [theirs]}, 5]
     prices: [{at_s: 600, offer: B200, factor: 1.2}]
     listing_lag_s: {lium: 30}
     balance_usd: {runpod: 25}
-    lium_key_budget_usd: 5     # a key that has spent it loses its pods
-    page_size: 2               # RunPod's lists come in pages
-    hides_spot: true           # RunPod's REST v2 knows nothing of pods that were rented as spot
+    lium_key_budget_usd: 5     # a key over budget loses its pods
+    page_size: 2               # RunPod's lists are paginated
+    hides_spot: true           # RunPod's REST v2 does not show spot pods
     retires_graphql: true      # RunPod's GraphQL answers 410
-    preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it;
-                               # {runpod: 1, lium: 1}: once on each
+    preempt_at_work: 2         # preempt two machines, each after the store has a checkpoint of the machine;
+                               # {runpod: 1, lium: 1}: one machine of each vendor
 
-Of the requests, orders or machines that a rule is about, it lets `skip` pass and hits the next `count` (null = all),
+Among the matching requests, orders or machines, a rule skips the first `skip`, then hits the next `count` (null = all),
 each with probability `chance`.
 """
 
@@ -38,49 +38,49 @@ from infra.rehearsal.records import Fate
 
 Vendor = Literal["runpod", "lium", "shadeform", ""]
 Kind = Literal[
-    "dropped",  # the connection is closed before anything is done
-    "lost",  # done, then closed without an answer
-    "late",  # done, answered after `delay_s` of real time
-    "error",  # `status` instead of doing it
-    "error but done",  # done, then `status`
-    "throttle",  # 429 with Retry-After, nothing done
-    "torn",  # done, half of the body, then closed
-    "drip",  # done, the body byte by byte over `delay_s` of real time
-    "pretended",  # answered with yes, and not done
+    "dropped",  # the connection closes before the request is carried out
+    "lost",  # carried out, then the connection closes without a response
+    "late",  # carried out, answered after `delay_s` of real time
+    "error",  # not carried out, answered with `status`
+    "error but done",  # carried out, then answered with `status`
+    "throttle",  # 429 with Retry-After, not carried out
+    "torn",  # carried out, half of the body, then the connection closes
+    "drip",  # carried out, the body byte by byte over `delay_s` of real time
+    "pretended",  # answered with success, but not carried out
     "short list",  # half of the rows
     "empty list",
 ]
-LISTS = ("pods", "instances")  # under which a page has its rows
+LISTS = ("pods", "instances")  # keys of the rows in a page
 BEFORE = ("dropped", "error", "throttle")
 Trait = Literal[
-    "ghost",  # listed and cannot be taken
+    "ghost",  # listed, but cannot be rented
     "hang",  # never boots
-    "slow boot",  # `factor` times longer
+    "slow boot",  # boots `factor` times longer
     "fail",  # the boot ends in an error
-    "no ssh",  # is said to run, but sshd does not listen
-    "null port",  # runs, and its SSH address is told `after_s` later
+    "no ssh",  # reported as running, but sshd does not listen
+    "null port",  # runs, and the SSH address is reported `after_s` later
     "old driver",
     "slow disk",
     "fewer gpus",
-    "slice",  # its GPUs are slices (MIG) of those that its offer names
-    "idle gpus",  # nvidia-smi says that none of them works
-    "preempted",  # `after_s` after it began to run
+    "slice",  # the GPUs are MIG slices of the offered GPUs
+    "idle gpus",  # nvidia-smi reports no load
+    "preempted",  # `after_s` after the start of running
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
-    "no pod key",  # RunPod: the key that a pod has of itself opens nothing
-    "spot unlisted",  # a spot machine is in no listing, and is found by its id
-    "dear disk",  # RunPod: the bill has `factor` dollars per hour for its disk
-    "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
-    "disk in cost",  # RunPod: the price that a pod tells has its disk in it
-    "no timer",  # the vendor forgets its time limit
+    "no pod key",  # RunPod: the pod's own API key is invalid
+    "spot unlisted",  # a spot machine is missing in listings, but found by id
+    "dear disk",  # RunPod: the bill adds `factor` dollars per hour for the disk
+    "v2 pod key",  # RunPod: the pod's own API key also opens REST v2, which is unverified
+    "disk in cost",  # RunPod: the reported price of a pod includes the disk
+    "no timer",  # the vendor forgets the time limit
     "late timer",  # the time limit is armed `after_s` later than requested
-    "whole hours",  # Lium: an exact end is answered with yes and not armed, so that whole hours from the boot hold
-    "no end at boot",  # no end is shown while it boots
-    "no key",  # nobody is let in
-    "new host key",  # the host key of its sshd changes soon after somebody has logged in
-    "twice",  # the order makes two machines
-    "coarse bill",  # the vendor says what it would cost if every `after_s` that is begun were billed whole
-    "wrong bill",  # the vendor says `factor` times what it costs
+    "whole hours",  # Lium: an exact end is accepted but not armed, so the whole hours from the boot apply
+    "no end at boot",  # no end is shown during the boot
+    "no key",  # no SSH key is accepted
+    "new host key",  # the host key of sshd changes soon after the first login
+    "twice",  # the order creates two machines
+    "coarse bill",  # the reported bill rounds up to intervals of `after_s`
+    "wrong bill",  # the reported bill is `factor` times the cost
 ]
 
 
@@ -97,18 +97,18 @@ class RequestRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     delay_s: float = 5.0
     retry_after_s: int = 1
     status: int = 500
-    body: Any = None  # body of an error, where it is not like the vendor's errors
+    body: Any = None  # replaces the vendor's usual error body
 
 
 class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     trait: Trait
-    offer: str = ""  # part of the offer's id
+    offer: str = ""  # part of the offer id
     after_s: float = 60.0
     factor: float = 2.0
 
 
 class RowRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    machine: str = ""  # part of its row: of its id, its name, its run
+    machine: str = ""  # part of the row, such as id, name or run
     says: dict[str, Any] = {}
     lacks: tuple[str, ...] = ()
 
@@ -135,7 +135,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in a file. Raises UsageError, which names the file and the place; FileNotFoundError."""
+    """Read a plan from a file. Raises UsageError with file and position, and FileNotFoundError."""
     return plan_of(strict_yaml.read(path) or {}, str(path))
 
 
@@ -148,7 +148,7 @@ def plan_of(content: Mapping[str, Any], name: str = "faults") -> Plan:
 
 
 class Faults:
-    """A plan and how often each of its rules was asked."""
+    """A plan with a counter per rule."""
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         self.plan = plan
@@ -161,11 +161,11 @@ class Faults:
 
     @property
     def preemptions_left(self) -> int:
-        """Return how many active machines are still to be taken away."""
+        """Return the number of preemptions still to come."""
         return sum(self._preemptions.values())
 
     def preempts(self, vendor: str) -> bool:
-        """Return whether an active machine of the vendor is taken away now, and count it off."""
+        """Return whether to preempt a running machine of the vendor now; count the preemption."""
         for name in (vendor, ""):
             if self._preemptions.get(name, 0) > 0:
                 self._preemptions[name] -= 1
@@ -173,13 +173,13 @@ class Faults:
         return False
 
     def for_request(self, vendor: str, call: str) -> RequestRule | None:
-        """Return the rule that hits this request; None = nothing bad."""
+        """Return the rule that hits this request, or None."""
         about = [rule for rule in self.plan.requests if rule.vendor in ("", vendor) and rule.call in ("", call)]
         hits = [rule for rule in about if self._hits("requests", self.plan.requests.index(rule), rule)]
         return hits[0] if hits else None
 
     def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
-        """Return the faults of the machine that this order gets."""
+        """Return the faults of the machine for this order."""
         fates = []
         for index, rule in enumerate(self.plan.machines):
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
@@ -187,7 +187,7 @@ class Faults:
         return tuple(fates)
 
     def told(self, vendor: str, body: Any, is_first: bool) -> Any:
-        """Return a listing, or the row of one machine, as the vendor tells it; strangers stand on its first page."""
+        """Return a listing, or the row of a machine, with the plan's wrong values; add strangers to the first page."""
         if isinstance(body, list):
             return [*(self._row(vendor, row) for row in body), *(self._strangers(vendor) if is_first else ())]
         if key := next((key for key in LISTS if key in body), ""):
@@ -208,7 +208,7 @@ class Faults:
         return {str(key): rows for key, rows in self.plan.strangers.items()}.get(vendor, [])
 
     def lag_s(self, vendor: str) -> float:
-        """Return the delay of the vendor's list."""
+        """Return the delay in seconds of the vendor's listings."""
         return {str(key): value for key, value in self.plan.listing_lag_s.items()}.get(vendor, 0.0)
 
     def _hits(self, group: str, index: int, rule: Rule) -> bool:
@@ -216,5 +216,5 @@ class Faults:
         self._asked[group, index] = nth + 1
         if nth < rule.skip or (rule.count is not None and nth >= rule.skip + rule.count):
             return False
-        # Drawn from the request's own number, so that other vendors' threads do not change it.
+        # Drawn from the number of the request, so that threads of other vendors do not change the result.
         return random.Random(f"{self._seed}:{group}:{index}:{nth}").random() < rule.chance

@@ -1,11 +1,12 @@
-"""The init process of a pod: it keeps its sshd alive, and ends with everything below it when its stdin closes.
+"""The init process of a pod: starts sshd, and ends all processes of the pod when stdin closes.
 
     python -m infra.rehearsal.init FOLDER
 
-FOLDER holds `sshd.json` (the words of sshd's command line) and perhaps `command.sh`, the start command of a container,
-and `start.sh`, a script for after the boot: each is run once in the pod's home.
-Whatever forks away from its session stays below this process. Its stdin is a pipe from the world: when the world dies,
-however it dies, the pod ends. One line on stdin, a number, is how many seconds TERM is given before KILL.
+FOLDER holds `sshd.json` (command line of sshd) and optionally `command.sh`, the start command of a container, and
+`start.sh`, a script that runs after the boot; each script runs once in the home of the pod.
+
+Processes that leave the session stay descendants of this process. Stdin is a pipe from the world, so the pod ends
+whenever the world ends, even by SIGKILL. A line on stdin gives the seconds between TERM and KILL.
 """
 
 import json
@@ -21,8 +22,9 @@ from infra.agent import process
 def main() -> None:
     folder = Path(sys.argv[1])
     process.become_subreaper()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the world's threads wait for theirs with a mask
-    # To be ended is what the pipe says; a TERM for the whole session would leave nobody to do it.
+    # the threads of the world block signals, and children inherit the mask
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Only the pipe ends this process. A TERM to the whole session must not kill the process that cleans up.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     words, environ = json.loads((folder / "sshd.json").read_text())

@@ -1,8 +1,8 @@
-"""One market in simulated time: what can be rented, who holds it, what it costs, when it ends and by whom.
+"""A simulated market of GPU machines: availability, ownership, cost, and the time and cause of every end.
 
-Pure: no threads, no files, no clock. Whoever holds it moves the time with `advance(now)`, and carries out `effects`:
-start or end the processes of a machine, then report so with `attach` or `detach`. Money is integer micro-dollars,
-rounded up to the vendor's grain; times are UTC seconds.
+The market is pure: no threads, no files, no clock. The caller moves the time with `advance(now)` and carries out
+`effects`, which start or end the processes of a machine; the caller then reports with `attach` or `detach`. Money is
+integer micro-dollars, rounded up to the vendor's billing unit; times are UTC seconds.
 """
 
 import math
@@ -14,17 +14,17 @@ from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, 
 
 ENDED = ("deleting", "gone")
 LONG_AGO = 0.0
-PREEMPT_GRACE_S = 5.0  # as people report; no vendor promises it
+PREEMPT_GRACE_S = 5.0  # as reported by users; no vendor promises a grace
 
 
 class Market:
     def __init__(self, offers: list[Offer], *, seed: int = 0, now: float = LONG_AGO) -> None:
         self.offers = {offer.offer_id: offer for offer in offers}
         self.stock = {offer.offer_id: offer.stock for offer in offers}
-        self.is_sold_out = False  # nothing can be rented, as if other customers had what is free
-        self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
-        self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; a missing one never runs out
-        self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
+        self.is_sold_out = False  # refuse all orders, as if other customers held all free machines
+        self.price_changes: list[tuple[float, str, float]] = []  # (time, part of the offer id, factor)
+        self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; no entry means unlimited
+        self.budget_micro_usd: dict[str, int] = {}  # budget of the API key by vendor; no entry means unlimited
         self.machines: dict[str, Machine] = {}
         self.effects: list[Effect] = []
         self.now = now
@@ -32,13 +32,13 @@ class Market:
         self._random = random.Random(seed)
 
     def free(self, offer_id: str) -> int:
-        """Return how many of an offer can be rented now."""
+        """Return the number of units of an offer available now."""
         return 0 if self.is_sold_out else self.stock[offer_id]
 
-    # -- what clients do
+    # -- requests of clients
 
     def create(self, order: Order, fates: tuple[Fate, ...] = ()) -> Machine:
-        """Rent. Raises Refused."""
+        """Rent a machine. Raises Refused."""
         if any(fate.trait == "twice" for fate in fates):
             fates = tuple(fate for fate in fates if fate.trait != "twice")
             if room := self._for_second(order):
@@ -67,9 +67,9 @@ class Market:
         return machine
 
     def _for_second(self, order: Order) -> str:
-        """Return the offer of the second machine of one order; "" = there is no room for two.
+        """Return the offer for the second machine of a doubled order, or "" without stock for two machines.
 
-        It is the same where that has two machines. A host that is rented whole, as Lium's are, has one.
+        Prefers the same offer. A host that is rented whole, as on Lium, has a stock of one.
         """
         if self.stock.get(order.offer_id, 0) >= 2 * order.quantity:
             return order.offer_id
@@ -78,12 +78,12 @@ class Market:
         return next((one for one in others if self.stock[one] >= order.quantity), "")
 
     def replayed(self, vendor: str, replay_key: str) -> Machine | None:
-        """Return the machine that an order with this key got already."""
+        """Return the machine of an earlier order with this replay key, or None."""
         machine_id = self._replays.get((vendor, replay_key))
         return self.machines[machine_id] if machine_id else None
 
     def delete(self, machine_id: str, by: str = "client") -> bool:
-        """End it; False when that is so already. Raises Refused("unknown")."""
+        """Delete a machine; return False if the machine has ended already. Raises Refused("unknown")."""
         machine = self.get(machine_id)
         if machine.state in ENDED:
             return False
@@ -92,18 +92,18 @@ class Market:
         return True
 
     def arm(self, machine: Machine, expires_at: float | None) -> None:
-        """Set the time at which the vendor ends a machine, as far as its fate lets the vendor."""
+        """Set the time at which the vendor ends a machine, subject to the faults of the machine."""
         machine.expires_at = _armed(expires_at, machine.fates)
 
     def stop(self, machine_id: str, by: str = "client") -> None:
-        """Keep the disk, which bills, and give the rest back. Raises Refused."""
+        """Stop a machine: keep the disk, which still bills, and release the rest. Raises Refused."""
         machine = self.get(machine_id)
         if machine.state not in ("booting", "running"):
             raise Refused("state", f"it is {machine.state}")
         self._release(machine, "stopped", by)
 
     def start(self, machine_id: str) -> None:
-        """Boot one that is stopped or failed, where its GPUs are still free. Raises Refused."""
+        """Boot a stopped or failed machine if the GPUs are still free. Raises Refused."""
         machine = self.get(machine_id)
         if machine.state not in ("stopped", "failed"):
             raise Refused("state", f"it is {machine.state}")
@@ -123,7 +123,10 @@ class Market:
             raise Refused("unknown", f"there is no machine {machine_id}") from None
 
     def listed(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
-        """Return the machines on the vendor's list, which may be late by `lag_s`: new ones missing, gone ones there."""
+        """Return the machines on the vendor's list.
+
+        A list that lags by `lag_s` misses new machines and still shows gone machines.
+        """
         return [
             machine
             for machine in self.machines.values()
@@ -133,16 +136,16 @@ class Market:
         ]
 
     def billed_micro_usd(self, machine: Machine) -> int:
-        """Return its true cost until now."""
+        """Return the true cost of a machine until now."""
         grain_s = TERMS[machine.offer.vendor].grain_s
         return sum(_cost(segment, grain_s, self.now) for segment in machine.segments)
 
     def told_bill_micro_usd(self, machine: Machine) -> int:
-        """Return its cost as the vendor tells it."""
+        """Return the cost of a machine according to the vendor."""
         return self._told(machine, machine.segments)
 
     def told_disk_micro_usd(self, machine: Machine) -> int:
-        """Return the part of its disk in that."""
+        """Return the disk part of the cost according to the vendor."""
         of_disk = [replace(one, micro_usd_per_hour=one.disk_micro_usd_per_hour) for one in machine.segments]
         return self._told(machine, of_disk)
 
@@ -155,10 +158,10 @@ class Market:
     def spent_micro_usd(self, vendor: str) -> int:
         return sum(self.billed_micro_usd(one) for one in self.machines.values() if one.offer.vendor == vendor)
 
-    # -- what happens by itself
+    # -- passage of time
 
     def advance(self, now: float) -> None:
-        """Apply everything that was due until `now`, in order. Time that stands still or runs back changes nothing."""
+        """Apply all events due until `now`, in order; do nothing if time stands still or runs backwards."""
         while due := min(self._due(), default=None, key=lambda one: one[0]):
             at, action, machine = due
             if at > now:
@@ -168,26 +171,26 @@ class Market:
         self.now = max(self.now, now)
 
     def preempt(self, machine_id: str) -> None:
-        """Take a machine away, as its vendor does. Raises Refused when it does not run."""
+        """Preempt a machine as the vendor would. Raises Refused unless the machine boots or runs."""
         machine = self.get(machine_id)
         if machine.state not in ("booting", "running"):
             raise Refused("state", f"it is {machine.state}")
         self._happen("preempted", machine)
 
     def attach(self, machine_id: str, boot: int, host: str, port: int) -> None:
-        """Note that its processes are up, reached at that address."""
+        """Record the address of a machine whose processes are up."""
         machine = self.machines[machine_id]
         if machine.boot == boot and machine.state == "running":
             machine.address = (host, port)
 
     def break_down(self, machine_id: str, boot: int) -> None:
-        """Note that its processes could not be started."""
+        """Record the failed start of a machine's processes."""
         machine = self.machines[machine_id]
         if machine.boot == boot and machine.state == "running":
             self._fail(machine, "failed")
 
     def detach(self, machine_id: str, boot: int) -> None:
-        """Note that nothing of that boot runs any more."""
+        """Record the end of all processes of a boot."""
         machine = self.machines[machine_id]
         if machine.boot == boot:
             machine.has_processes = False
@@ -206,7 +209,7 @@ class Market:
                     yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
 
     def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
-        """Yield its future states and their times, if nobody does anything."""
+        """Yield (time, event) for the future of a machine without further requests."""
         terms, state = TERMS[machine.offer.vendor], machine.state
         if state == "gone" or (state == "deleting" and machine.has_processes):
             return
@@ -228,7 +231,7 @@ class Market:
             yield self._checked(machine, at, terms), "spend limit"
 
     def _checked(self, machine: Machine, at: float, terms: Terms) -> float:
-        """Return the time at which the vendor, who checks every `check_s`, notices it."""
+        """Return the time of the vendor's first check after `at`, given a check every `check_s` seconds."""
         looks = math.ceil((at - machine.created_at) / terms.check_s - 1e-9)
         return max(self.now, machine.created_at + looks * terms.check_s)
 
@@ -256,7 +259,7 @@ class Market:
             self.delete(machine.machine_id, action)
 
     def _take_away(self, machine: Machine) -> None:
-        # Once: a machine that is started again is not taken away again by the same fate.
+        # Only once: a restarted machine is not preempted again by the same fault.
         machine.fates = tuple(fate for fate in machine.fates if fate.trait != "preempted")
         becomes = TERMS[machine.offer.vendor].preempted
         if becomes == "stopped":
@@ -285,7 +288,7 @@ class Market:
                 fields = {**vars(offer), "micro_usd_per_hour": price, "spot_micro_usd_per_hour": spot}
                 self.offers[offer.offer_id] = Offer(**fields)
 
-    # -- the steps that those are made of
+    # -- building blocks
 
     def _boot(self, machine: Machine) -> None:
         slow = machine.factor("slow boot")
@@ -298,7 +301,7 @@ class Market:
         machine.address, machine.active_at = None, None
 
     def _release(self, machine: Machine, state: str, by: str) -> None:
-        """Release a machine: its processes end, its units go back, and only a disk that is kept is billed."""
+        """Release a machine: end the processes, return the units to stock, and bill only a retained disk."""
         if machine.state in ("booting", "running"):
             self.stock[machine.offer.offer_id] += machine.order.quantity
         if machine.has_processes:
@@ -314,14 +317,14 @@ class Market:
         self._bill(machine, machine.micro_usd_per_hour, machine.order.disk_micro_usd_per_hour)
 
     def _bill(self, machine: Machine, micro_usd_per_hour: int, of_disk: int) -> None:
-        """Bill a machine at that price from now on, of which a part is for its disk; 0 = no more."""
+        """Bill a machine at a new price from now on; 0 stops billing. `of_disk` is the disk part of the price."""
         if machine.segments and machine.segments[-1].until is None:
             machine.segments[-1].until = self.now
         if micro_usd_per_hour:
             machine.segments.append(Segment(self.now, None, micro_usd_per_hour, of_disk))
 
     def _check_funds(self, vendor: str, price: int) -> None:
-        """Check that the new machine and every one that bills are covered for a while."""
+        """Raise Refused unless the balance covers the new and all billed machines for the vendor's `credit_s`."""
         if vendor in self.budget_micro_usd and self.spent_micro_usd(vendor) >= self.budget_micro_usd[vendor]:
             raise Refused("budget", "the budget of this key is spent")
         if vendor not in self.balance_micro_usd:
@@ -333,7 +336,7 @@ class Market:
             raise Refused("funds", f"requires at least ${need / 1e6:.2f}. Your balance is ${max(0, has) / 1e6:.2f}")
 
     def _new_id(self, vendor: str) -> str:
-        """Return a new id as the vendor forms them: never used again."""
+        """Return a new, unused id in the vendor's format."""
         while True:
             digits = f"{self._random.getrandbits(128):032x}"
             machine_id = digits[:14] if vendor == "runpod" else _uuid(digits)
@@ -346,14 +349,14 @@ def _uuid(digits: str) -> str:
 
 
 def _armed(expires_at: float | None, fates: tuple[Fate, ...]) -> float | None:
-    """Return the time at which the vendor ends a machine that is to end at `expires_at`."""
+    """Return the real end of a machine with the time limit `expires_at`, given timer faults; None without an end."""
     if expires_at is None or any(fate.trait == "no timer" for fate in fates):
         return None
     return expires_at + sum(fate.after_s for fate in fates if fate.trait == "late timer")
 
 
 def _cost(segment: Segment, grain_s: int, now: float) -> int:
-    """Return the cost of the grains that were begun, in micro-dollars rounded up."""
+    """Return the cost of all started billing units in micro-dollars, rounded up."""
     until = now if segment.until is None else segment.until
     grains = math.ceil(max(0.0, until - segment.since) / grain_s - 1e-9)
     return -(-grains * grain_s * segment.micro_usd_per_hour // 3600)

@@ -1,4 +1,4 @@
-"""The offers of the market: rows of a file, one offer per region."""
+"""The offers of the market, read from a file; each row gives an offer per region."""
 
 import hashlib
 from collections import Counter
@@ -16,14 +16,14 @@ BUNDLED = Path(__file__).with_name("offers.json")
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One line of the file. RunPod's rows are single GPUs, the others' whole machines."""
+    """A row of the file: a single GPU for RunPod, a whole machine for other vendors."""
 
     vendor: str
-    kind: str  # the vendor's name of it: a GPU's id, a machine name, a shade_instance_type
-    gpu: str  # name that people use
-    chip: str  # name that nvidia-smi shows
+    kind: str  # the vendor's name: id of a GPU, machine name, or shade_instance_type
+    gpu: str  # common name
+    chip: str  # name in nvidia-smi
     num_gpus: int
-    vram_gb: int  # memory of each GPU
+    vram_gb: int  # memory per GPU
     cpus: int
     memory_gb: int
     usd_per_hour: str  # price of the row, decimal
@@ -31,9 +31,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     cloud: str = ""
     disk_gb: int = 0
     usd_per_hour_spot: str = "0"
-    spot: bool = False  # a Lium machine whose owner may take it back
+    spot: bool = False  # a Lium machine that the owner may take back
     nvlink: bool = False
-    stock: int = 2  # in each region; of RunPod, GPUs
+    stock: int = 2  # per region; for RunPod, number of GPUs
     city: str = ""
     up_mbps: float | None = None
     down_mbps: float | None = None
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def read_offers(path: Path = BUNDLED) -> list[Offer]:
-    """Return the offers in a file. Raises UsageError with the file and the place; FileNotFoundError."""
+    """Read the offers in a file. Raises UsageError with file and position, and FileNotFoundError."""
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=list[Row])
         return [_offer(row, region, number) for number, row in enumerate(rows) for region in row.regions]
@@ -50,17 +50,17 @@ def read_offers(path: Path = BUNDLED) -> list[Offer]:
 
 
 def digest(offers: list[Offer]) -> str:
-    """Return a digest that is the same for the same offers."""
+    """Return a digest of the offers; equal offers have equal digests."""
     return hashlib.sha256(repr(offers).encode()).hexdigest()[:16]
 
 
-VOLUME = "vol-rehearsal"  # one with this id is at each vendor
+VOLUME = "vol-rehearsal"  # id of the only volume, present at every vendor
 
 
 def volume_at(offers: Iterable[Offer], vendor: str) -> tuple[str, str]:
-    """Return the cloud and region of the volume: those where most is on offer.
+    """Return the cloud and region of the volume: the pair with the most offers of the vendor.
 
-    Of RunPod's, only its own machines count.
+    For RunPod, only Secure Cloud offers count.
     """
     fit = [one for one in offers if one.vendor == vendor and (vendor != "runpod" or one.cloud in ("", "SECURE"))]
     counted = Counter((one.cloud, one.region) for one in fit).most_common(1)
@@ -68,7 +68,7 @@ def volume_at(offers: Iterable[Offer], vendor: str) -> tuple[str, str]:
 
 
 def micro_usd(text: str) -> int:
-    """Return the micro-dollars of dollars as decimal text. Raises ValueError."""
+    """Convert decimal text in dollars to micro-dollars. Raises ValueError."""
     try:
         dollars = Decimal(text)
     except InvalidOperation:
@@ -79,14 +79,14 @@ def micro_usd(text: str) -> int:
 
 
 def dollars(amount_micro_usd: int) -> float:
-    """Return dollars as vendors print them."""
+    """Convert micro-dollars to dollars in the format of vendors."""
     return amount_micro_usd / 1_000_000
 
 
 def _offer(row: Row, region: str, number: int) -> Offer:
     if row.vendor not in TERMS:
         raise ValueError(f"{row.vendor!r} is no vendor")
-    # A Lium machine is one of its kind; the others are known by what and where they are.
+    # A Lium machine is unique; other offers are identified by type and location.
     words = [row.vendor, str(number), row.kind] if row.vendor == "lium" else [row.vendor, row.cloud, row.kind, region]
     return Offer(
         vendor=row.vendor, offer_id="/".join(word for word in words if word), cloud=row.cloud, kind=row.kind,

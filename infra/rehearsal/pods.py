@@ -1,6 +1,6 @@
-"""Real pods of a rehearsal: processes of this machine behind an sshd of their own, in a folder of their own.
+"""Pods of a rehearsal: real processes on this machine, each pod with its own sshd and folder.
 
-Reached as the user who runs the world, on loopback, with a host key, a home and an `nvidia-smi` of their own.
+A pod is reached on loopback as the user who runs the world. Each pod has its own host key, home and `nvidia-smi`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ cd -- "$HOME" || exit 1
 exec "${SHELL:-/bin/sh}" -i
 """
 SLICE = " MIG 1g.10gb"
-# Understands `-L`, any `--query-gpu=`, and no words at all.
+# Supports `-L`, any `--query-gpu=`, and a call without arguments.
 SMI = """#!/bin/sh
 name={name} count={count} memory={memory} driver={driver} cuda={cuda} load={load}
 whole=${{name%% MIG *}} profile=${{name##* MIG }} i=0
@@ -71,7 +71,7 @@ case "$*" in
 *) echo "| NVIDIA-SMI $driver    Driver Version: $driver    CUDA Version: $cuda |" ;;
 esac
 """
-# A slow disk cannot be had for the asking: Python's temporary files on this machine are slow instead.
+# A slow disk cannot be simulated directly, so Python's temporary files are slow instead.
 SLOW_DISK = """import tempfile, time
 class _Slow:
     def __init__(self, file): self._file = file
@@ -88,7 +88,7 @@ tempfile.TemporaryFile = lambda *words, **named: _Slow(_make(*words, **named))
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The hardware that the pod claims to have."""
+    """The simulated hardware of a pod."""
 
     gpu: str
     num_gpus: int
@@ -101,22 +101,22 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
-    """The scripts of a machine's owner. "" = there is none."""
+    """The scripts of the machine's owner; "" = no script."""
 
-    after_boot: str = ""  # run once the machine is up
-    command: str = ""  # the start command of a container; its sshd is started here, whatever the command starts
+    after_boot: str = ""  # runs once the machine is up
+    command: str = ""  # start command of a container; the rehearsal starts sshd itself, independent of the command
 
 
 class Pod:
-    """One boot of one machine. `start` and `end` may be called from any thread, in any order."""
+    """A single boot of a machine. `start` and `end` may be called from any thread and in any order."""
 
     def __init__(
         self, folder: Path, hardware: Hardware, keys: tuple[str, ...], scripts: Scripts = Scripts(),
         has_sshd: bool = True, environ: Mapping[str, str] = {}, volume: Path | None = None,
     ) -> None:  # fmt: skip
-        """Prepare a pod.
+        """Prepare a pod without starting any process.
 
-        `environ`: what the vendor tells its first process; `volume`: a folder that outlives the pod.
+        `environ` is the environment from the vendor for the first process; `volume` is a folder that outlives the pod.
         """
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
@@ -127,7 +127,7 @@ class Pod:
         self._init: subprocess.Popen[str] | None = None
 
     def start(self) -> tuple[str, int] | None:
-        """Start the pod; return where it is reached, or None when it was ended before. Raises SlipwayError."""
+        """Start the pod; return (host, port), or None if `end` was called before. Raises SlipwayError."""
         with self._lock:
             if self._is_over:
                 return None
@@ -137,19 +137,20 @@ class Pod:
                 self._begin(port)
                 if not self._has_sshd or self._listens():
                     return HOST, port
-                self._stop(0)  # the port was taken meanwhile
+                self._stop(0)  # a different process took the port in the meantime
             raise SlipwayError(f"no sshd in {self.folder}: {(self.folder / 'sshd.log').read_text()[-500:]}")
 
     def end(self, grace_s: float = 0) -> None:
-        """Return when none of its processes is left; its folder is removed."""
+        """End all processes of the pod and remove the folder."""
         with self._lock:
             self._is_over = True
             self._stop(grace_s)
-            shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
+            # a file still open in a process is no reason to fail
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def change_host_key(self) -> None:
-        """Change the host key of its sshd, once, when somebody has come in by the first one."""
-        with self._lock, contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        """Replace the host key of sshd once, after the first login."""
+        with self._lock, contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the pod has just ended
             entered = "Accepted publickey" in (self.folder / "sshd.log").read_text()
             if not self._is_over and entered and not self._has_new_key:
                 self._has_new_key = True
@@ -163,11 +164,13 @@ class Pod:
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
 
     def has_brought_away(self) -> bool:
-        """Return whether the store has a checkpoint that was made on it: one from which another machine can resume."""
+        """Return whether the store has a checkpoint of this machine, so that a different machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
-        with contextlib.suppress(OSError, ValueError):  # a file being written or removed is for the next look
+        # a file in the middle of a write or removal is read at the next check
+        with contextlib.suppress(OSError, ValueError):
             for pod in root.iterdir():
-                begun = pod / "state" / "marks" / f"{FETCH}.json"  # one that it fetched was acknowledged before
+                # a fetched checkpoint was acknowledged before this mark
+                begun = pod / "state" / "marks" / f"{FETCH}.json"
                 known = json.loads((pod / ACKNOWLEDGED).read_bytes()) if begun.exists() else {}
                 if any("/step-" in name and at > begun.stat().st_mtime for name, at in known.items()):
                     return True
@@ -205,7 +208,7 @@ class Pod:
         environ = {
             "HOME": str(home),
             "PATH": f"{home}/bin:{home}/.local/bin:{os.environ.get('PATH', os.defpath)}",
-            "CUDA_VISIBLE_DEVICES": "",  # the GPUs that its nvidia-smi lists are not there: its work is for the CPU
+            "CUDA_VISIBLE_DEVICES": "",  # the GPUs of the simulated nvidia-smi do not exist, so work runs on the CPU
         }
         if self._hardware.slow_disk:
             environ["PYTHONPATH"] = str(self.folder / "python")
@@ -221,7 +224,7 @@ class Pod:
         )  # fmt: skip
 
     def _listens(self) -> bool:
-        """Return whether this sshd, and not somebody else's, has the port."""
+        """Return whether this pod's sshd, and not a foreign sshd, listens on the port."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             said = (self.folder / "sshd.log").read_text()
@@ -236,12 +239,12 @@ class Pod:
     def _stop(self, grace_s: float) -> None:
         if self._init is None or self._init.stdin is None:
             return
-        self._init.send_signal(signal.SIGCONT)  # a user practises a hung machine with SIGSTOP for all of it
-        with contextlib.suppress(BrokenPipeError):  # it has ended
+        self._init.send_signal(signal.SIGCONT)  # users simulate a hung machine by sending SIGSTOP to all its processes
+        with contextlib.suppress(BrokenPipeError):  # the process has ended
             self._init.stdin.write(f"{grace_s}\n")
             self._init.stdin.close()
         self._init.wait()
-        # Nothing is left even when somebody killed the init, which would have done this.
+        # The init normally ends all processes; repeat this in case the init was killed.
         process.end_all(self.token, 0)
         self._init = None
 
@@ -256,7 +259,7 @@ def find_sshd() -> str:
 
 
 def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
-    """Return the command line of a server that lets in the keys of this pod and nobody else. Raises UsageError."""
+    """Return the command line of an sshd that accepts only the keys of this pod. Raises UsageError."""
     sshd = find_sshd()
     sftp = next((path for path in SFTP if Path(path).exists()), "internal-sftp")
     options = {
@@ -275,9 +278,12 @@ def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End what a world that was killed left below `folder`. Raises SlipwayError when that cannot be done."""
+    """End the processes of a killed world below `folder`, and remove the folder.
+
+    Raises SlipwayError for processes that cannot be ended.
+    """
     for path in folder.glob("*/token"):
-        token = path.read_text()  # empty when the world was killed before it started anything with it
+        token = path.read_text()  # empty if the world was killed before the first process started
         left = process.end_all(token, 0) if token else []
         if left:
             raise SlipwayError(process.in_words(left))
@@ -290,6 +296,6 @@ def _free_port() -> int:
 
 
 def _knows_penalties(sshd: str) -> bool:
-    """Return whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
+    """Return whether sshd is OpenSSH 9.8 or later, which blocks addresses after repeated failures."""
     done = subprocess.run([sshd, "-T", "-f", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()

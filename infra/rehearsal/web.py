@@ -1,6 +1,6 @@
-"""HTTP as vendors speak it: one loopback server each; who asks, what for, and what goes wrong with the answer.
+"""HTTP servers of the simulated vendors, one loopback server per vendor, with authentication, routing and faults.
 
-A request is authenticated, routed, perhaps hit by a fault, answered under the world's lock, and logged.
+The server authenticates and routes a request, perhaps applies a fault, answers under the world's lock, and logs.
 """
 
 import json
@@ -24,84 +24,84 @@ from infra.rehearsal.records import Machine, Refused
 
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0
-SCOPES = {"create": "rent", "delete": "manage", "update": "manage", "billing": "billing"}  # else `read`
-WRITES = ("create", "delete", "update")  # calls that a read-only key may not make
+SCOPES = {"create": "rent", "delete": "manage", "update": "manage", "billing": "billing"}  # all other calls need `read`
+WRITES = ("create", "delete", "update")  # calls that need more than a read-only key
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request."""
+    """A request."""
 
     method: str
     path: str
-    words: tuple[str, ...]  # words matched by the route's brackets
+    words: tuple[str, ...]  # groups matched by the route's pattern
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
 
     def decode(self, kind: Any) -> Any:
-        """Return the body as that record. Raises Invalid."""
+        """Return the body decoded as `kind`. Raises Invalid."""
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except msgspec.DecodeError as error:  # ValidationError is one
+        except msgspec.DecodeError as error:  # includes ValidationError
             raise Invalid(str(error)) from None
 
 
 @dataclass(frozen=True)
 class Answer:
     status: int = 200
-    body: Any = None  # JSON; None = no bytes at all
+    body: Any = None  # JSON; None = empty body
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Invalid(Exception):
-    """The body is not one that the vendor takes."""
+    """Raised for a body that the vendor would reject."""
 
 
 @dataclass(frozen=True)
 class Route:
     method: str
-    pattern: str  # matched against the whole path
+    pattern: str  # must match the whole path
     call: str  # name of the call in faults and in the log
     handle: Callable[[Asked], Answer]
 
 
 class Api:
-    """The base class of a vendor's API."""
+    """Base class of a vendor's API."""
 
-    vendor = ""  # "" = nothing goes wrong here
+    vendor = ""  # "" = no faults are injected
     routes: tuple[Route, ...] = ()
     invalid_status = 400
     refusals: tuple[type[Exception], ...] = (Refused,)
 
     def authenticate(self, asked: Asked) -> Answer | bool | frozenset[str]:
-        """Return whether it may write, or its scopes where the vendor has those, or the refusal."""
+        """Return write permission, or the scopes of the key, or the error response for an invalid key."""
         raise AssertionError("every vendor knows its keys")
 
     def error(self, status: int, words: str) -> Answer:
-        """Return an error in the vendor's shape."""
+        """Return an error in the vendor's format."""
         raise AssertionError("every vendor has its errors")
 
     def refused(self, error: Exception, asked: Asked) -> Answer:
-        """Return the answer to one of `refusals`, in the vendor's words."""
+        """Return the vendor's response to one of the `refusals`."""
         raise AssertionError("every vendor refuses in its own words")
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers of every answer."""
+        """Return the headers of every response."""
         return {}
 
     def environ(self, machine: Machine) -> Mapping[str, str]:
-        """Return the environment of a machine's first process; sessions over SSH do not inherit it."""
+        """Return the environment of a machine's first process; SSH sessions do not inherit this environment."""
         return {}
 
     def route(self, asked: Asked) -> Route | Answer:
-        """Return the route of a request, or why there is none."""
+        """Return the route of a request, or an error response without a matching route."""
         known = [one for one in self.routes if re.fullmatch(one.pattern, asked.path)]
         chosen = [one for one in known if one.method == asked.method]
         return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
 
     def answer(self, route: Route, asked: Asked) -> Answer:
-        """Return the true answer, whatever is then done to it."""
+        """Return the true response, before any fault is applied."""
         try:
             return route.handle(asked)
         except Invalid as error:
@@ -112,19 +112,19 @@ class Api:
 
 @dataclass(frozen=True)
 class Line:
-    """The log entry of one request."""
+    """The log entry of a request."""
 
     at: float
     vendor: str
     call: str
     method: str
     path: str
-    status: int  # status of the answer, whether or not it arrived; 0 = nothing was done
+    status: int  # status of the response, even if lost on the way; 0 = the request was not carried out
     fault: str = ""
 
 
 class Hub:
-    """The state that servers share: the lock that guards the world, its faults, its log."""
+    """The state shared by all servers: the lock of the world, the faults, the log."""
 
     def __init__(self, plan: faults.Faults, now: Callable[[], float], step: Callable[[], None]) -> None:
         self.lock = threading.RLock()
@@ -132,13 +132,13 @@ class Hub:
         self.now = now
         self.step = step
         self.lines: list[Line] = []
-        self.problems: list[str] = []  # actions in which the world failed, in words
+        self.problems: list[str] = []  # failed actions of the world, as text
         self.asked_at = time.monotonic()
-        self.looks = 0  # at the machines' disks
+        self.looks = 0  # number of checks of the machines' disks
         self.is_closing = threading.Event()
 
     def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
-        """Return the answer, and what is to be done to it on its way."""
+        """Return the response, and the fault to apply on the way to the client."""
         with self.lock:
             self.step()
             rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
@@ -164,7 +164,7 @@ class Hub:
 
 
 def _thin(body: Any, is_empty: bool) -> Any:
-    """Return a list with half of its rows, or none, as if there were no more."""
+    """Return a list with half of the rows, or without rows."""
     if isinstance(body, list):
         return [] if is_empty else body[: len(body) // 2]
     if not isinstance(body, dict):
@@ -173,7 +173,7 @@ def _thin(body: Any, is_empty: bool) -> Any:
 
 
 class Server(ThreadingHTTPServer):
-    """One vendor on a port of its own."""
+    """The server of a vendor on a separate port."""
 
     daemon_threads = True
     block_on_close = False
@@ -188,7 +188,7 @@ class Server(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that hangs up; anything else is logged as usual."""
+        """Ignore clients that close the connection; log all other errors as usual."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -199,13 +199,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "rehearsal"
     sys_version = ""
     timeout = IDLE_S
-    disable_nagle_algorithm = True  # a head and a body are two packets; a client would wait 40 ms for the second
+    # head and body are two packets; with Nagle's algorithm a client waits 40 ms for the second
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *words: Any) -> None:
-        """Print nothing: the hub remembers requests."""
+        """Print nothing, because the hub logs requests."""
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the `Date` header with the vendor's time, which is the simulated one."""
+        """Return the `Date` header in simulated time."""
         return formatdate(self.server.hub.now(), usegmt=True)
 
     def do_GET(self) -> None:
@@ -268,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _hang_up(self) -> None:
-        """Reset the connection, as when a box between the two gives up."""
+        """Reset the connection, like a failing network device."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()

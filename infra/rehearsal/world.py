@@ -1,4 +1,4 @@
-"""A whole rehearsal: the market, its vendors' servers, its pods, and the thread that lets time pass."""
+"""A complete rehearsal: the market, the servers of the vendors, the pods, and the thread that advances time."""
 
 import json
 import os
@@ -33,22 +33,23 @@ from infra.settings import OVERLAY
 from store import local_files
 
 TICK_S = 0.05
-LOOK_TICKS = 5  # between looks at the disks
+LOOK_TICKS = 5  # ticks between two checks of the disks
 VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": BothApis, "lium": Lium}
 READERS = ("runpod", "lium")  # vendors with read-only keys
 PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
 
 
 class World:
-    """A world: `with World(folder, offers) as world: world.about()`; one at a time in a folder.
+    """A rehearsal world: `with World(folder, offers, plan) as world: world.about()`.
 
-    A world that was killed there before is ended first. Raises UsageError when one still runs.
+    A folder holds at most one world. The constructor first ends the leftovers of a killed world. Raises UsageError when
+    a world still runs in the folder.
     """
 
     def __init__(self, folder: Path, offers: list[Offer], plan: Plan, *, speed: float = 60.0, seed: int = 0) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = local_files.hold(folder / "lock")  # held as long as the world
+        held = local_files.hold(folder / "lock")  # held for the lifetime of the world
         if held is None:
             raise UsageError(f"a rehearsal runs in {folder} already")
         self._lock = held
@@ -82,7 +83,7 @@ class World:
         write_durably(folder / ABOUT, json.dumps(about), 0o600)
 
     def about(self) -> dict[str, Any]:
-        """Return addresses and keys: what a client has to be told."""
+        """Return the addresses and keys for clients."""
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
             "process": asdict(process.myself()),
@@ -96,14 +97,14 @@ class World:
         }
 
     def idle_s(self) -> float:
-        """Return the seconds of real time since somebody asked it something, or one of its machines lived."""
+        """Return the seconds of real time since the last request, or since the last check with a live machine."""
         with self.hub.lock:
             if any(machine.state in ("booting", "running") for machine in self.market.machines.values()):
                 self.hub.asked_at = time.monotonic()
             return time.monotonic() - self.hub.asked_at
 
     def close(self) -> None:
-        """Close the world, so that nothing of it runs when this returns."""
+        """Close the world, and return when all processes and threads have ended."""
         self.hub.is_closing.set()
         for server in self._servers.values():
             server.shutdown()
@@ -134,7 +135,7 @@ class World:
                 self.hub.looks += 1
 
     def _step(self) -> None:
-        """Apply what is due. The lock is held."""
+        """Apply all due events. The caller holds the lock."""
         if self.hub.is_closing.is_set():
             return
         self.market.advance(self.clock.now())
@@ -165,7 +166,7 @@ class World:
         return pods.Pod(folder, hardware, keys, scripts, has_sshd, environ, volume)
 
     def _command(self, machine: Machine) -> str:
-        """Return the start command of a container. A timer that the vendor forgets or delays is the one in there."""
+        """Return the start command of a container, including the faults of the timer inside the command."""
         late_s = sum(fate.after_s for fate in machine.fates if fate.trait == "late timer")
         command = "" if machine.has("no timer") else machine.order.command
         return f"sleep {late_s / self.clock.speed}; {command}" if command and late_s else command
@@ -191,7 +192,7 @@ class World:
             self.market.detach(effect.machine_id, effect.boot)
 
     def _preempt_at_work(self) -> None:
-        """Take machines away whose work another can continue, as often as the plan says."""
+        """Preempt machines with a checkpoint in the store, as often as the plan requires."""
         with self.hub.lock:
             if not self.hub.faults.preemptions_left:
                 return
@@ -211,7 +212,7 @@ class World:
             pod.change_host_key()
 
     def _counts(self) -> Counter[str]:
-        """Return how many processes each machine really has, from one look: the lock that all servers share is held."""
+        """Return the true number of processes per machine, from a single scan while the shared lock is held."""
         pods_now = list(self._pods.items())
         found = process.find_each(pod.token for _, pod in pods_now)
         counts: Counter[str] = Counter()

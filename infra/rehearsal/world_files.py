@@ -1,15 +1,15 @@
-"""The files in the folder of a world, and whether they say that the world runs no more."""
+"""The files in the folder of a world, and the check for an ended world."""
 
 import json
 from pathlib import Path
 
 from infra.agent.process import Identity, is_alive
 
-ABOUT, ENDED = "world.json", "ended.json"  # of a world that answers, of one that has ended
+ABOUT, ENDED = "world.json", "ended.json"  # of a running world; of an ended world
 
 
 def has_ended(folder: str) -> bool:
-    """Tell whether that is the folder of a world that runs no more."""
+    """Return whether `folder` belongs to an ended world."""
     try:
         return bool(folder) and not is_alive(Identity(**json.loads((Path(folder) / ABOUT).read_text())["process"]))
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""A subset of GraphQL that clients of a vendor write: one operation, arguments, variables, nested selections.
+"""The subset of GraphQL used by vendor clients: a single operation, arguments, variables, nested selections.
 
     parse -> validate -> project
 
-As in every server, a query is validated whole before anything of it is executed: an unknown field of the answer, or an
-input that does not fit, means that nothing is done.
+As in every server, a query is validated completely before execution: an unknown field or an invalid input rejects the
+whole query.
 """
 
 import json
@@ -23,11 +23,11 @@ TOKEN = re.compile(
 
 
 class Wrong(Exception):
-    """The query is wrong; the message is what the vendor would put into `errors`."""
+    """Raised for a failed query; the message is the vendor's text in `errors`."""
 
 
 class Malformed(Wrong):
-    """The query is refused before it is executed. `code`: the class of the error, as Apollo names it."""
+    """Raised for a query rejected before execution. `code` is Apollo's error class."""
 
     def __init__(self, words: str, code: str) -> None:
         super().__init__(words)
@@ -36,21 +36,21 @@ class Malformed(Wrong):
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a type. `of`: the type of its values, "" = a scalar; `takes`: its argument `input`, if it has one."""
+    """A field of a type. `of` is the type of the value ("" = scalar), `takes` the type of the argument `input`."""
 
     of: str = ""
     takes: type[msgspec.Struct] | None = None
-    is_optional: bool = False  # it may be asked for without its argument
+    is_optional: bool = False  # the argument may be omitted
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields of each type; Query and Mutation are where a query begins."""
+    """The fields of each type; Query and Mutation are the root types."""
 
     types: Mapping[str, Mapping[str, Field]]
 
     def validate(self, kind: str, selections: tuple["Selection", ...]) -> None:
-        """Raise Malformed where a server would refuse to execute. `kind`: query or mutation."""
+        """Raise Malformed for selections that a server would reject. `kind` is query or mutation."""
         self._validate(kind.title(), selections)
 
     def _validate(self, name: str, selections: tuple["Selection", ...]) -> None:
@@ -74,7 +74,7 @@ class Schema:
 
 
 def given(arguments: Mapping[str, Any], kind: type[T]) -> T:
-    """Return the argument `input`. Raises Malformed."""
+    """Return the argument `input` as `kind`. Raises Malformed."""
     try:
         return msgspec.convert(arguments.get("input"), kind)
     except msgspec.ValidationError as error:
@@ -83,7 +83,7 @@ def given(arguments: Mapping[str, Any], kind: type[T]) -> T:
 
 @dataclass(frozen=True)
 class Selection:
-    """A field that is asked for."""
+    """A selected field."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -91,12 +91,12 @@ class Selection:
 
 
 def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selection, ...]]:
-    """Return ("query" or "mutation", what it selects). Raises Malformed."""
+    """Parse a query; return ("query" or "mutation", selections). Raises Malformed."""
     parser = _Parser(query, variables)
     kind = "query"
     if parser.next != "{":
         kind = parser.take()
-        while parser.next != "{":  # the name, and the declaration of variables
+        while parser.next != "{":  # skip the name and the declarations of variables
             parser.take()
     selections = parser.selections()
     if kind not in ("query", "mutation") or parser.next:
@@ -105,9 +105,9 @@ def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selectio
 
 
 def project(value: Any, selections: tuple[Selection, ...], schema: Schema, name: str) -> Any:
-    """Return of a value of that type only what was asked for; functions in it are called with the arguments.
+    """Reduce a value of type `name` to the selected fields; call functions in the value with the field's arguments.
 
-    Raises Wrong where one of them does.
+    Raises Wrong if such a function raises Wrong.
     """
     if isinstance(value, list):
         return [project(one, selections, schema, name) for one in value]
@@ -186,4 +186,4 @@ class _Parser:
             return self._variables[word[1:]]
         if word[0] in '"-0123456789' or word in ("true", "false", "null"):
             return json.loads(word)
-        return word  # an enumeration's
+        return word  # an enumeration value

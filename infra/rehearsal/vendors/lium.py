@@ -1,7 +1,7 @@
-"""Lium as it answers: single hosts ("executors"), each taken whole.
+"""Lium's API, simulated: single hosts ("executors"), each rented whole.
 
-Prices are in dollars per GPU-hour on offers, per hour on pods. Rents can be repeated under one key. Source: what the
-vendor's own client of 2026 sends and reads; there is no API document.
+Prices are dollars per GPU-hour on offers, and per hour on pods. Rent requests support idempotency keys. Source:
+requests and responses of the vendor's own client of 2026; no API document exists.
 """
 
 import getpass
@@ -98,7 +98,7 @@ class Lium(web.Api):
             self._keys[end_key] = frozenset({"manage"})
         self._ssh_keys: list[dict[str, str]] = []
         self._volume = {"id": VOLUME, "name": "rehearsal", "description": ""}
-        # A listing shows public templates of others as well, in any order.
+        # A listing includes public templates of other users, in any order.
         self._templates: dict[str, dict[str, Any]] = {str(one["id"]): one for one in (STRANGERS, TEMPLATE)}
         self._executors = {
             _executor_id(one): one.offer_id for one in market.offers.values() if one.vendor == self.vendor
@@ -158,7 +158,7 @@ class Lium(web.Api):
             return self.error(status, str(error))
         return self.error(error.status if isinstance(error, Problem) else 400, str(error))
 
-    # -- what can be rented
+    # -- offers
 
     def _free(self) -> list[tuple[str, Offer]]:
         pairs = [(key, self._market.offers[offer_id]) for key, offer_id in self._executors.items()]
@@ -187,7 +187,7 @@ class Lium(web.Api):
         gpu = {
             "count": row.num_gpus,
             "driver": "580.65",
-            "details": [{"name": row.chip, "capacity": row.vram_gb << 10}],  # MiB, of which a "GB" has 1024
+            "details": [{"name": row.chip, "capacity": row.vram_gb << 10}],  # in MiB; a "GB" has 1024 MiB
         }
         return {
             "id": key, "machine_name": row.kind, "executor_ip_address": "127.0.0.1", "gpu_count": row.num_gpus,
@@ -263,7 +263,7 @@ class Lium(web.Api):
             volume=wish.volume_id or "",
             script=self._templates.get(wish.template_id or "", TEMPLATE)["startup_commands"], about={"wish": wish},
         )  # fmt: skip
-        # A repeated rent is no new order, so it uses up none of the plan's faults.
+        # A repeated rent request is not a new order, and so uses up no fault of the plan.
         known = self._market.replayed(self.vendor, key)
         machine = known or self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
         headers = {"Idempotent-Replayed": "true"} if known else {}
@@ -290,7 +290,7 @@ class Lium(web.Api):
         return web.Answer(200, {"success": True})
 
     def _events(self, asked: web.Asked) -> web.Answer:
-        """Answer the events of a pod, also of one that is gone."""
+        """Return the events of a pod, including gone pods."""
         machine = self._ever(asked)
         rows = []
         for at, what in machine.history:
@@ -299,7 +299,7 @@ class Lium(web.Api):
         return web.Answer(200, rows)
 
     def _account_events(self, asked: web.Asked) -> web.Answer:
-        """Answer the events of the account, newest first: they keep ids and names of pods that are gone."""
+        """Return the events of the account, newest first; events keep ids and names of gone pods."""
         pod_id, since = asked.query.get("pod_id"), asked.query.get("since", "")
         told = [
             (at, what, machine)
@@ -435,5 +435,5 @@ def _location(offer: Offer) -> dict[str, Any]:
 
 
 def _zoneless(at: float) -> str:
-    """Return a time in UTC, which is not said."""
+    """Return a UTC time as text without a time zone."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")

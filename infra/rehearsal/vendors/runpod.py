@@ -1,4 +1,4 @@
-"""RunPod as it answers: REST v2. Prices are dollars per GPU-hour in the catalog, per pod-hour on a pod.
+"""RunPod's REST v2, simulated. Prices are dollars per GPU-hour in the catalog, per pod-hour on a pod.
 
 Source: the vendor's API document of 2026-08-20 (v2).
 """
@@ -23,10 +23,11 @@ from infra.rehearsal.offers import VOLUME, dollars, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.vendors.graphql import Wrong
 
-MICRO_USD_PER_GB_MONTH = 100_000  # of a disk while the pod runs; one that outlives its stop bills twice as much then
+# disk of a running pod; a persistent disk costs twice as much while the pod is stopped
+MICRO_USD_PER_GB_MONTH = 100_000
 MONTH_H = 730
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
-MOST_GPUS = 8  # GPUs of one machine
+MOST_GPUS = 8  # per machine
 NEWEST_CUDA = (13, 0)
 STARTS_SSHD = ("sshd", "service ssh", "/start.sh")
 ACTIONS = {
@@ -85,7 +86,7 @@ class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ports: list[str] = []
     env: dict[str, str] = {}
     args: str = ""
-    entrypoint: list[str] = []  # newer, as above
+    entrypoint: list[str] = []  # like `cmd`, a newer field of the API
     cmd: list[str] = []
     registry: str | None = None
     startSsh: bool = False
@@ -103,14 +104,14 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The least that the host of a pod has for it. The rows of offers are of single GPUs."""
+    """The minimum CPUs and memory of the host of a pod. Rows of offers are single GPUs."""
 
     cpus: int
     memory_gb: int
 
 
 class Problem(Exception):
-    """A refusal with its status and the vendor's sentence."""
+    """Raised to refuse a request with a status and the vendor's message."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -125,7 +126,7 @@ class Runpod(web.Api):
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         self._market, self._hub, self._keys = market, hub, {f"Bearer {key}": True, f"Bearer {read_key}": False}
         self._ssh_keys: list[str] = []
-        self._pod_keys: dict[str, str] = {}  # the key that the processes of each machine find
+        self._pod_keys: dict[str, str] = {}  # API key in the environment of each machine, by machine id
         _, center = volume_at(market.offers.values(), self.vendor)
         self._volume = {"id": VOLUME, "name": "rehearsal", "size": 500, "dataCenter": center, "type": "STANDARD"}
         one = r"/v2/pods/([^/]+)"
@@ -157,19 +158,19 @@ class Runpod(web.Api):
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
         route, owner = super().route(asked), self.owner(asked)
-        # A pod's own key is made for GraphQL, as far as anybody knows.
+        # As far as known, a pod's own key works only for GraphQL.
         if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
             return self.error(403, "this API key does not have the scope for that")
         return route
 
     def owner(self, asked: web.Asked) -> Machine | None:
-        """Return the living machine whose own key this is."""
+        """Return the live machine that owns the request's API key, or None."""
         word = asked.headers.get("authorization", "")
         machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
         return next((one for one in machines if one.state not in ENDED and not one.has("no pod key")), None)
 
     def by(self, asked: web.Asked) -> str:
-        """Return the caller, as the truth has it."""
+        """Return the caller for the record of the truth: "pod" or "client"."""
         return "pod" if self.owner(asked) else "client"
 
     def environ(self, machine: Machine) -> Mapping[str, str]:
@@ -198,7 +199,7 @@ class Runpod(web.Api):
             return self.error(status, NO_CAPACITY if is_taken(error) else str(error))
         raise error
 
-    # -- what can be rented
+    # -- offers
 
     def _catalog(self, asked: web.Asked) -> web.Answer:
         return web.Answer(200, {"gpus": [row for row in self._rows(asked) if row]})
@@ -268,7 +269,8 @@ class Runpod(web.Api):
             raise Problem(400, "exactly one of gpu and cpu is required")
         if wish.mounts.persistent and wish.mounts.network:
             raise Problem(400, "mounts takes persistent or network, not both")
-        # Without a count the vendor says the same, which misleads; and pinning blocks what is not in its data centers.
+        # The vendor gives this misleading message also for a missing count. Pinning a data center excludes community
+        # machines.
         gpu = wish.gpu or None
         if gpu is None or not gpu.count or (wish.cloud == "COMMUNITY" and wish.dataCenterIds):
             raise Problem(400, NO_CAPACITY)
@@ -281,7 +283,7 @@ class Runpod(web.Api):
         return web.Answer(201, self.shown(machine))
 
     def rent(self, wish: Create, gpu: str, count: int, least: Host, **terms: Any) -> Machine:
-        """Rent the first offer of that GPU that can be had, on a host that has so much. Raises Refused, Problem."""
+        """Rent the first available offer of a GPU on a host with at least `least`. Raises Refused, Problem."""
         places, volume = wish.dataCenterIds, wish.mounts.network[0].volumeId if wish.mounts.network else ""
         if volume and volume != self._volume["id"]:
             raise Problem(404, f"network volume {volume} not found")
@@ -298,7 +300,7 @@ class Runpod(web.Api):
         for offer in offers if count <= MOST_GPUS else []:
             order = Order(
                 offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
-                # The start script of the image, which starts sshd, gives way to a start command.
+                # A start command replaces the image's start script, which starts sshd.
                 has_sshd=not command or any(word in in_full(command) for word in STARTS_SSHD), command=command,
                 disk_micro_usd_per_hour=-(-(wish.disk + size_gb) * MICRO_USD_PER_GB_MONTH // MONTH_H),
                 stopped_micro_usd_per_hour=size_gb * 2 * MICRO_USD_PER_GB_MONTH // MONTH_H,
@@ -313,7 +315,7 @@ class Runpod(web.Api):
 
     @property
     def volume(self) -> dict[str, Any]:
-        """Return the account's network volume as GraphQL shows it."""
+        """Return the account's network volume in the format of GraphQL."""
         return {"id": self._volume["id"], "name": self._volume["name"], "size": self._volume["size"],
                 "dataCenterId": self._volume["dataCenter"]}  # fmt: skip
 
@@ -328,7 +330,7 @@ class Runpod(web.Api):
         return found[0]
 
     def _of_v2(self, pod_id: str) -> Machine:
-        """Return a machine, as REST v2 knows it. Raises Refused."""
+        """Return a machine visible in REST v2. Raises Refused."""
         machine = self.get(pod_id)
         if self._is_hidden(machine):
             raise Refused("unknown", f"pod {pod_id} not found")
@@ -396,7 +398,7 @@ class Runpod(web.Api):
         direct = {"host": host, "port": port, "username": user, "command": f"ssh {user}@{host} -p {port}"}
         proxy = {"host": "ssh.runpod.io", "port": 22, "username": f"{machine.machine_id}-0",
                  "command": f"ssh {machine.machine_id}-0@ssh.runpod.io"}  # fmt: skip
-        # Nobody knows whether `cost` has the disk in it.
+        # It is unknown whether the real `cost` includes the disk.
         cost = rate(machine) - (0 if machine.has("disk in cost") else machine.order.disk_micro_usd_per_hour)
         runtime = {
             "uptime": int(now - (machine.active_at or now)), "gpus": [], "cpu": {"util": 5}, "memory": {"util": 5},
@@ -424,7 +426,7 @@ class Runpod(web.Api):
     # -- money and keys
 
     def _billing(self, asked: web.Asked) -> web.Answer:
-        """Answer one record per pod, whatever the bucket."""
+        """Return one record per pod, for any bucket size."""
         machines = [one for one in self._market.machines.values() if one.offer.vendor == self.vendor]
         pod_id = asked.query.get("podId")
         records = [self._record(one) for one in machines if pod_id in (None, one.machine_id)]
@@ -457,7 +459,7 @@ class Runpod(web.Api):
 
 
 def in_full(args: str) -> str:
-    """Return a start command with the scripts in it that are written in base64, as clients do against quoting."""
+    """Return a start command plus the decoded text of all base64 words, which clients use to avoid quoting."""
     decoded = []
     for word in re.findall(r"[A-Za-z0-9+/=]{40,}", args):
         with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
-"""RunPod's GraphQL, for what REST v2 lacks: the balance, spot pods, and an end that the vendor keeps.
+"""RunPod's GraphQL API, simulated: the functions missing in REST v2, such as balance, spot pods, and timed ends.
 
-Answers are 200 even when nothing was done; then there are `errors`.
+Failed requests answer 200 with `errors`; only queries rejected before execution answer 400.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ CALLS = {
     "podStop": "update", "podResume": "update", "podBidResume": "update",
     "myself": "account", "pod": "find", "gpuTypes": "offers",
 }  # fmt: skip
-OF_A_POD = ("podTerminate", "podStop", "pod")  # requests that a pod's own key may make, about that pod
+OF_A_POD = ("podTerminate", "podStop", "pod")  # requests permitted to the pod's own key, for this pod only
 RICH_MICRO_USD = 1_000_000_000
 
 
@@ -56,7 +56,7 @@ class Graph:
         }
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
-        """Route by what is asked for, so that faults find a create however it is spelt."""
+        """Choose the route by the selected field, so that faults match a create in any spelling."""
         if asked.method != "POST":
             return self._runpod.error(405, "GraphQL is asked by POST")
         try:
@@ -67,7 +67,7 @@ class Graph:
             return malformed(Malformed(str(error), BAD_INPUT))
         except Malformed as error:
             return malformed(error)
-        call = CALLS.get(selections[0].name, "account")  # what is asked for by its type alone is nobody's
+        call = CALLS.get(selections[0].name, "account")  # a query for the type name alone belongs to no call
         return web.Route("POST", "/graphql", call, lambda asked: self._answer(kind, selections, asked))
 
     def refused(self, words: str) -> web.Answer:
@@ -89,7 +89,7 @@ class Graph:
         """Rent a machine. Raises Wrong, Refused."""
         for moment in filter(None, (wish.terminateAfter, wish.stopAfter)):
             try:
-                parse_iso(moment)  # accepted, and acted upon by nothing: runpodctl pulls 330 and 331
+                parse_iso(moment)  # accepted without effect: runpodctl pull requests 330 and 331
             except ValueError as error:
                 raise Wrong(str(error)) from None
         if isinstance(wish, Bid):
@@ -220,12 +220,12 @@ class Graph:
 
 
 def malformed(error: Malformed) -> web.Answer:
-    """Answer a query that was not executed: without data, as Apollo's servers do."""
+    """Return the response to a query rejected before execution: without data, as Apollo servers do."""
     return web.Answer(400, {"errors": [{"message": str(error), "extensions": {"code": error.code}}]})
 
 
 class BothApis(Runpod):
-    """REST v2 and GraphQL over one market."""
+    """REST v2 and GraphQL on the same market."""
 
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         super().__init__(market, hub, key, read_key)

@@ -1,8 +1,7 @@
-"""The schema of RunPod's GraphQL: its types, their fields, and the inputs of its requests.
+"""The schema of RunPod's GraphQL API: types, fields, and inputs.
 
-Sources: the vendor's GraphQL page as clients repeat it, and what runpod 1.12, dstack 0.22.5 and SkyPilot
-0.14.1 ask for.
-A field that the rehearsal has no value for is null.
+Sources: the vendor's GraphQL page as quoted by clients, and the queries of runpod 1.12, dstack 0.22.5 and SkyPilot
+0.14.1. A field without a value in the rehearsal is null.
 """
 
 from typing import Literal
@@ -13,7 +12,7 @@ from infra.rehearsal.vendors.graphql import Field, Schema
 
 
 def _fields(scalars: str, **objects: str) -> dict[str, Field]:
-    """Return fields: those with a scalar by their names, and those with a type of their own."""
+    """Return a type's fields: scalars by name, and objects with a type."""
     return {**{name: Field() for name in scalars.split()}, **{name: Field(of=kind) for name, kind in objects.items()}}
 
 
@@ -23,7 +22,7 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deploy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The input of both ways to rent."""
+    """The input of on-demand and spot rent requests."""
 
     gpuTypeId: str
     gpuCount: int

@@ -1,4 +1,4 @@
-"""Shadeform as it answers: instances of many clouds, prices in cents per hour, spend in dollars as text.
+"""Shadeform's API, simulated: instances of many clouds, prices in cents per hour, spend in dollars as text.
 
 Source: the vendor's API document of 2026-03-05.
 """
@@ -17,10 +17,11 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import VOLUME, micro_usd, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused
 
-# Properties of the schema InstanceInfoResponse that the schema Instance, a row of the list, lacks.
+# Properties of the schema InstanceInfoResponse, missing in the schema Instance (a row of the list).
 INFO_ONLY = {"ssh_key_id", "auto_delete", "alert", "volume_ids", "volume_mount", "envs"}
 OS = "ubuntu22.04_cuda12.6_shade_os"
-GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}  # kinds with other names there
+# GPU types with different names at the vendor
+GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}
 BOOT = {"min_boot_in_sec": 93, "max_boot_in_sec": 190}
 
 
@@ -197,7 +198,7 @@ class Shadeform(web.Api):
         if order.offer_id not in self._market.offers:
             raise web.Invalid(f"{wish.cloud} has no {wish.shade_instance_type} in {wish.region}")
         machine = self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
-        if wish.auto_delete and machine.expires_at != order.expires_at:  # it shows what it has armed
+        if wish.auto_delete and machine.expires_at != order.expires_at:  # the response shows the armed time limit
             machine.about["auto_delete"] = msgspec.structs.replace(
                 wish.auto_delete, date_threshold=iso(machine.expires_at)
             )
@@ -219,7 +220,7 @@ class Shadeform(web.Api):
         return web.Answer(200)
 
     def _update(self, asked: web.Asked) -> web.Answer:
-        """Change what is named; null removes."""
+        """Change the given fields; null removes a value."""
         machine, wish = self._get(asked), asked.decode(Update)
         for name in ("tags", "auto_delete", "alert", "name"):
             value = getattr(wish, name)
@@ -339,7 +340,7 @@ def _limits(wish: Threshold | None) -> dict[str, Any]:
 
 
 def _script(launch: Launch | None) -> str:
-    """Return the script to run on the machine. Containers are not run: this machine may have no Docker."""
+    """Return the script to run on the machine. Containers are not run, because this machine may have no Docker."""
     if launch is None or launch.script_configuration is None:
         return ""
     try:
