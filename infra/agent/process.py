@@ -25,7 +25,7 @@ POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_DUMPABLE = 4
 PROC = Path("/proc")
-GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended since the listing, or owned by another user
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # ended since the listing, or owned by a different user
 PS = ("ps", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart=")
 
 

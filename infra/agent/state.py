@@ -34,7 +34,7 @@ class AgentError(Exception):
 
 
 def read_job(pod: PodFolder) -> Job:
-    """Return the job of a pod. Raises AgentError if job.json is missing or has an unsupported schema."""
+    """Return the job of a pod. Raises AgentError for a missing, damaged or unsupported job.json."""
     try:
         return Job.from_json(patient(pod.job.read_text)(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -345,8 +345,7 @@ class Agent:
                 "SLIPWAY_SAVE_REQUEST": str(pod.save_request),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
-                # Container images often disable bytecode, and then every step would compile all imported modules of
-                # torch.
+                # Container images often disable bytecode files; every step would then compile all imports of torch.
                 "PYTHONDONTWRITEBYTECODE": "",
                 "PATH": os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)]),
             }
@@ -387,7 +386,7 @@ class Agent:
         return Beside(self.pod, step, words, environ, TRACKING)
 
     def keep_company(self) -> None:
-        """Keep the guard alive, and keep sidecars alive once the environments of the sidecars exist."""
+        """Keep the guard alive, and each sidecar once the environment of the sidecar exists."""
         self.keep_guard()
         for one in self.trackers:
             if one.step.environment in self.pythons:
@@ -412,7 +411,7 @@ class Agent:
         for beside in (self.beside, *self.trackers):
             pid = beside.pid() if beside else None
             young |= below(pid) if pid else set()
-        # a new guard may not have written the report yet
+        # the parent may be a guard without a written report
         return young | ({guard.pid} if guard else set()) | {os.getppid()}
 
     def signal_all(self, number: int) -> None:

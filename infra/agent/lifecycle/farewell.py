@@ -20,7 +20,7 @@ from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
 WAIT_S = 60.0  # on the job's clock: time for a supervisor to read the verdict and end the pod from outside
-LEAST_WAIT_S = 5.0  # on the machine's clock: reading takes real time, whatever the speed of the job's clock
+LEAST_WAIT_S = 5.0  # on the machine's clock: reading takes real time, at any speed of the job's clock
 BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # on the job's clock, between two rounds of requests
 CALL_S = 20.0  # timeout for a complete response
 MOST_BYTES = 1 << 16
@@ -59,7 +59,7 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever fails, the pod must not stay and bill
+        except Exception as error:  # after any failure, the pod must still end, or the pod bills
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)

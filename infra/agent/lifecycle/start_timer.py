@@ -2,7 +2,7 @@
 
     timer files in HOME (written by infra.machines.dead_man) -> new deadline file, timer state for the guard's report
 
-Without these files, all functions do nothing.
+Without these files, `follow` does nothing and `look` returns {}.
 """
 
 import math
