@@ -5,6 +5,7 @@ record whose fields are made by `flag`. Out: a `Flag` for each of them.
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Flag:
     """True if its value may be given without the flag: `inv logs brave-otter-3`."""
     is_bare: bool
     """True if the flag may stand without a value."""
+    is_secret: bool
+    """True if what stands behind `=` in its values is shown to nobody."""
     least: int | None
     """The smallest value that may be given: its default may stand for a choice that nobody made."""
     read: Callable[[Sequence[str]], Any] | None
@@ -64,18 +67,18 @@ class Typed:
 
 def flag(
     default: Any, about: str, *, unit: str = "", group: str = "", also: Sequence[str] = (), word: bool = False,
-    bare: bool = False, spelled: str = "", least: int | None = None,
+    bare: bool = False, secret: bool = False, spelled: str = "", least: int | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return a field of a record that is a flag.
 
     `about`: its help. `unit`: of its value: "GB", "USD", "duration". `group`: the title under which it stands in the
-    help. `also`: other spellings. `word`: it may be given as a bare word. `bare`: its value may be left out. `spelled`:
-    where it is not typed as the field is called. `least`: the smallest value that may be given. `read`: makes the value
-    of repeated words.
+    help. `also`: other spellings. `word`: it may be given as a bare word. `bare`: its value may be left out. `secret`:
+    its values `NAME=VALUE` are secrets. `spelled`: where it is not typed as the field is called. `least`: the smallest
+    value that may be given. `read`: makes the value of repeated words.
     """
     meta = {"about": about, "unit": unit, "group": group, "also": tuple(also), "word": word, "bare": bare,
-            "spelled": spelled, "least": least, "read": read}  # fmt: skip
+            "secret": secret, "spelled": spelled, "least": least, "read": read}  # fmt: skip
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: MappingProxyType(dict(default)), metadata={"flag": meta})
     return dataclasses.field(default=default, metadata={"flag": meta})
@@ -104,7 +107,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
         found.append(
             Flag(name=one.name, spelled=spelled, also=meta["also"], kind=kind, is_many=is_many, default=default,
                  about=meta["about"], unit=meta["unit"], group=meta["group"], is_word=meta["word"],
-                 is_bare=meta["bare"], least=meta["least"], read=meta["read"])
+                 is_bare=meta["bare"], is_secret=meta["secret"], least=meta["least"], read=meta["read"])
         )  # fmt: skip
     return tuple(found)
 
@@ -121,6 +124,16 @@ def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
             plain = dict(value) if isinstance(value, Mapping) else list(value) if one.is_many else value
             found[one.spelled] = plain
     return found | {name: value for one in getattr(spec, "added", ()) for name, value in given(one, but).items()}
+
+
+def shown(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the flags as `given` does, for people and programs to see: values of secrets are masked."""
+    records = (spec, *getattr(spec, "added", ()))
+    secrets = {one.spelled for record in records for one in flags_of(type(record)) if one.is_secret}
+    return {
+        name: [re.sub("=.*", "=***", one, flags=re.DOTALL) for one in value] if name in secrets else value
+        for name, value in given(spec, but).items()
+    }
 
 
 def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:

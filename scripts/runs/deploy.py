@@ -10,7 +10,7 @@ from flows.pods import held_pods
 from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
-from infra.flags import given
+from infra.flags import shown
 from infra.ledger import spend
 from infra.ledger.op import Op
 from infra.records import Request
@@ -48,7 +48,7 @@ def deploy(
             if spec.json:
                 print_json({"run": None, "state": "planned",
                             "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
-                            "flags": given(spec, plan_text.NOT_OF_THE_PLAN)})  # fmt: skip
+                            "flags": shown(spec, plan_text.NOT_OF_THE_PLAN)})  # fmt: skip
             render.say("dry run: nothing was rented")
             return
         if candidates[0].is_rented:

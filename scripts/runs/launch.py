@@ -7,7 +7,7 @@ from flows.planning.training_plan import Work, node_commands
 from flows.runs import launch as use_case
 from flows.runs import run_leases, work_kinds
 from flows.specs.launch import RUN, LaunchSpec
-from infra.flags import flag, given
+from infra.flags import flag, shown
 from infra.ledger.journal import Journal
 from infra.records import Plan
 from infra.runs.settle import settle
@@ -109,7 +109,7 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
     if spec.json:
         state = "planned" if plan.job else "succeeded"
         said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
-        print_json({**said, "commands": node_commands(plan), "flags": given(spec, plan_text.NOT_OF_THE_PLAN)})
+        print_json({**said, "commands": node_commands(plan), "flags": shown(spec, plan_text.NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
         render.say(

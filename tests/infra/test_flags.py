@@ -1,0 +1,19 @@
+"""Flags as fields of a record: the shown ones, and those that another process gets."""
+
+from dataclasses import dataclass
+
+from infra.flags import Typed, as_typed, flag, shown
+
+
+def test_values_of_secrets_are_shown_masked_and_handed_on_whole():
+    @dataclass(frozen=True, kw_only=True)
+    class Added:
+        secret: tuple[str, ...] = flag((), "secrets", secret=True)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Asked(Typed):
+        gpu: str = flag("", "kind")
+
+    spec = Asked(gpu="H100", added=(Added(secret=("DB_DSN=postgres://a=b", "HF_TOKEN")),))
+    assert shown(spec) == {"gpu": "H100", "secret": ["DB_DSN=***", "HF_TOKEN"]}
+    assert as_typed(spec) == ["--gpu=H100", "--secret=DB_DSN=postgres://a=b", "--secret=HF_TOKEN"]
