@@ -1,10 +1,10 @@
-"""The launch of a run: rent, push, hand over; then the laptop's part is done.
+"""Launch of a run: rent the pods, send code and inputs, and hand over the job; afterwards the local machine may leave.
 
     Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
 
-In: a plan. Out: the journal's row of an active pod; a run over N nodes is N pods, and that row is of node 0.
-`resume` does the same for a run that stopped. In two halves it is `hold`, a pod without work whose guard holds
-it to its limits, and `give`, work for a pod that is there.
+`start` turns a plan into the journal row of an active pod. A run over N nodes uses N pods and is represented by the row
+of node 0. `resume` restarts a stopped run. `hold` rents a pod without work, held to its limits by a guard, and `give`
+sends work to such a pod.
 """
 
 import contextlib
@@ -41,59 +41,60 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.transport.push import push
 from store.artifacts.artifacts import Store
 
-MOST_STARTS = 3  # where pods are taken away before they are at work
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine
-APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
+MOST_STARTS = 3  # Maximum number of starts when vendors take pods away before the work begins.
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # Set for the steps of a run on a part of a machine's GPUs.
+APART = os.path.join(os.pardir, "work", "artifacts")  # Local artifact store of a pod, relative to the code folder.
 
-Accept = Callable[[Transport, Request, Offer], str]  # returns why a machine is not taken, "" when it is
-Blame = Callable[[Offer, str], None]  # gets the reason why a pod could not be had there
-Prepare = Callable[[Op, Transport], None]  # gives node 0 what it needs before its job
-Keep = Callable[[Op], None]  # keeps here what node 0 was sent: before its job, as this process may die at any time
+Accept = Callable[[Transport, Request, Offer], str]  # Returns the reason to reject a machine, or "" to accept.
+Blame = Callable[[Offer, str], None]  # Called with the reason when an offer yields no pod.
+Prepare = Callable[[Op, Transport], None]  # Prepares node 0 before the hand-over of the job.
+Keep = Callable[[Op], None]  # Keeps local copies of the files for node 0 before the hand-over; this process may die.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms on which machines are taken."""
+    """The terms on which a launch rents machines."""
 
     accept: Accept | None = None
-    blame: Blame | None = None  # gets every offer that was passed over
+    blame: Blame | None = None  # Called with every rejected offer.
     prepare: Prepare | None = None
     keep: Keep | None = None
-    admit: Admit | None = None  # checks that the money suffices
-    boot_s: float = 900.0  # on the vendor's clock
-    recoveries: int = 0  # recoveries of the run before this pod
-    owner_kind: OwnerKind = ""  # kind and name of the owner in the journal
+    admit: Admit | None = None  # Checks the spend limits.
+    boot_s: float = 900.0  # Vendor clock.
+    recoveries: int = 0  # Number of recoveries of the run before this pod.
+    owner_kind: OwnerKind = ""  # Kind and name of the owner in the journal.
     owner: str = ""
-    spec_hash: str = ""  # hash of the request, where it must be recognised
-    budget: int | None = None  # budget in the journal; None = the limits of the plan's pods and of those before them
-    budget_name: str = ""  # likewise
-    turn: Turn | None = None  # turn of a launch that has waited for the machine
-    asked: str = ""  # likewise
-    sync: bool = True  # the code is sent; else what lies on the machine is used
+    spec_hash: str = ""  # Hash of the request, to recognize the same request later.
+    budget: int | None = None  # Budget in micro-USD; None = limits of the plan's pods plus cost of earlier pods.
+    budget_name: str = ""  # Name of a shared budget in the journal.
+    turn: Turn | None = None  # Turn of a launch after a wait for the machine.
+    asked: str = ""  # JSON of the launch flags; see `Op.asked`.
+    sync: bool = True  # True: send the code. False: use the code on the machine.
 
 
 PLAIN = Terms()
 
 
 class TakenAway(SlipwayError):
-    """A vendor has ended a pod before it was at work."""
+    """A vendor ended a pod before the work began."""
 
 
 class EndedMeanwhile(SlipwayError):
-    """Somebody has ended the run while it was being started."""
+    """The run was ended on request during the start."""
 
 
 def start(
     plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
     say: Say, terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
-    """Rent a pod for every node of the plan's job, send them the code of `root`, hand over; the row of node 0.
+    """Rent one pod per node of the plan, send the code in `root`, and hand over the job; return the row of node 0.
 
-    The offers are tried in their order; one that somebody else took, that never boots, or that `terms.accept` finds
-    wanting, or whose pod is taken away before it is at work, is passed over; what that has cost is taken off the
-    limits of the next. All pods are rented before anything is sent, and given back when one cannot be had.
-    Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
-    limit, EndedMeanwhile when somebody wants it to end (`inv down`), after which nothing is rented for it any more.
+    Try the offers in order. Skip an offer that is taken, never boots, fails `terms.accept`, or loses the pod before the
+    work begins; deduct the cost of skipped pods from the limits of the next pods. Rent all pods before sending any
+    data, and give all pods back if one is not available.
+
+    Raises Taken if the run is already active, NoOffer without a remaining offer, LimitHit if a limit is used up, and
+    EndedMeanwhile after a request to end the run (`inv down`), which stops all further renting.
     """
     _refuse_engine(plan.job, offers, vendors)
 
@@ -111,7 +112,7 @@ def start(
 
 
 def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
-    """Raise UsageError for what is no run where only runs are queued: nobody reaches the machine that is chosen."""
+    """Raise UsageError for a service or a held pod on an engine, which only queues runs."""
     name = next((one.provider for one in offers if vendors(one.provider).recovers), "")
     if name and job and (job.kind != "steps" or job.stays):
         what = "a service" if job.kind == "service" else "a pod without work"
@@ -122,7 +123,7 @@ def hold(
     request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
     terms: Terms = PLAIN, clock_scale: float = 1.0,
 ) -> Op:  # fmt: skip
-    """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
+    """Rent one pod that stays without work, held to the limits by a guard. Raises as `start`."""
     job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
     plan = Plan(target="", store="", artifacts=(), job=job, request=request)
     _refuse_engine(job, offers, vendors)
@@ -140,9 +141,9 @@ def give(
     op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
     terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
-    """Work for a pod that is held: the code of `root`, what the job reads, the job. Its limits go on counting.
+    """Send code, inputs and a job to a held pod; return the row. The limits of the pod keep counting. Idempotent.
 
-    May be repeated. Raises UsageError when it is at work, Taken when another pod makes the same.
+    Raises UsageError if the pod is running a job, and Taken if a different pod makes the same target.
     """
     assert plan.job is not None
     transport = provider.reach(sight.pod_of(op))
@@ -162,7 +163,7 @@ def give(
 
 
 def is_idle(op: Op, transport: Transport) -> bool:
-    """Return whether the pod is idle: its guard holds it, or is dead. Raises SlipwayError where nobody can tell."""
+    """Return True if the guard holds the pod without work, or is dead. Raises SlipwayError if the state is unknown."""
     said = sight.ask(op, transport)
     if said["agent"].get("alive"):
         return False
@@ -171,7 +172,7 @@ def is_idle(op: Op, transport: Transport) -> bool:
 
 @dataclass
 class _Renting:
-    """The state of one start: what is still to be tried, in its order, and what was rented and given back."""
+    """The state of one start: the remaining offers in order, and the pods given back after renting."""
 
     plan: Plan
     offers: list[Offer]
@@ -180,8 +181,8 @@ class _Renting:
     say: Say
     terms: Terms
     back: list[Op] = field(default_factory=list)
-    budget: int | None = field(init=False)  # budget of the run, micro-USD
-    ended_before: frozenset[str] = field(init=False)  # pods that somebody ended before this start
+    budget: int | None = field(init=False)  # Budget of the run, micro-USD.
+    ended_before: frozenset[str] = field(init=False)  # Tokens of pods ended on request before this start.
 
     def __post_init__(self) -> None:
         self.ended_before = frozenset(row.token for row in self._ended(self.journal.ops()))
@@ -192,16 +193,16 @@ class _Renting:
 
     @property
     def scale(self) -> float:
-        """Return the clock scale of all its pods: a world has one clock."""
+        """Return the clock scale of the vendor of the next offer, 1.0 without offers; all vendors share one clock."""
         return clock_scale(self.vendors(self.offers[0].provider)) if self.offers else 1.0
 
     def reserved(self) -> int:
-        """Return the money reserved by all pods that there have been under the run's names."""
+        """Return the micro-USD reserved by all pods, past and present, of the run's nodes."""
         rows = run_rows.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
     def refuse_ended(self, rows: Sequence[Op]) -> None:
-        """Raise EndedMeanwhile when somebody has ended the run since it began to be started."""
+        """Raise EndedMeanwhile if the run was ended on request since this start began."""
         if any(row.token not in self.ended_before for row in self._ended(rows)):
             raise EndedMeanwhile(f"{self.plan.request.run}: somebody ended it while it was being started (inv down)")
 
@@ -210,7 +211,7 @@ class _Renting:
         return [row for row in rows if row.run in names and row.outcome == ASKED]
 
     def admit(self, rows: list[Op], new: Op) -> None:
-        """Check a new pod in the transaction that writes it down."""
+        """Check a new pod in the transaction that writes the row."""
         self.refuse_ended(rows)
         if self.terms.admit:
             self.terms.admit(rows, new)
@@ -221,9 +222,9 @@ class _Renting:
             self.terms.blame(offer, why)
 
     def limits(self, nodes: int) -> Limits:
-        """Return the limits of the next pod, when `nodes` are still to be rented, which share the money that is left.
+        """Return the limits of the next pod, which shares the remaining money with all `nodes` still to rent.
 
-        Raises LimitHit when those that were given back have used up a limit.
+        Raises LimitHit if the pods given back have used up a limit.
         """
         assert self.plan.job is not None
         left = self.plan.job.limits
@@ -238,7 +239,7 @@ class _Renting:
 
 
 def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
-    """Rent all pods and do `work` on them; return the row of node 0. Raises as `start`."""
+    """Rent all pods, run `work` on the pods, and return the row of node 0. Raises as `start`."""
     for starts_left in reversed(range(MOST_STARTS)):
         ops: list[Op] = []
         try:
@@ -252,30 +253,30 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
             renting.back += ops
             used = renting.offers.pop(0)
             renting.pass_over(used, str(error))
-            renting.offers.append(used)  # the vendor may have another one, when nobody else has
+            renting.offers.append(used)  # The vendor may have more machines; try this offer last.
     return ops[0]
 
 
 @contextlib.contextmanager
 def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
-    """End the pods in `ops` when anything goes wrong within: all of it, or nothing."""
+    """End the pods in `ops` if the block raises: a launch starts all pods or none."""
     vendors, journal, say = renting.vendors, renting.journal, renting.say
     try:
         yield
-    except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+    except BaseException as error:  # Includes Ctrl-C: a pod without a job must not stay.
         taken = _why_taken(ops, renting) if isinstance(error, SlipwayError) else None
         if ops:
             left = why_left(error)
             why = left or str(taken or error) or type(error).__name__
             reason = f"{CUT_OFF}: {why}" if left else f"hand-over failed: {why}"
-            with contextlib.suppress(OSError, ToldToLeave):  # the output is closed: the pods are ended all the same
+            with contextlib.suppress(OSError, ToldToLeave):  # The output is closed; the pods must end regardless.
                 say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(ops, vendors, journal, reason, OUTCOMES.get(type(taken), ""))
         if taken:
             then = THEN.get(type(taken), "")
             raise type(taken)(f"{taken}; nothing of it runs, and nothing bills{then}") from error
-        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # its state was not known: now it is
+        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # The unknown state is resolved by now.
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
         raise
@@ -289,7 +290,10 @@ THEN: Mapping[type, str] = {
 
 
 def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
-    """Return the error for pods that somebody, their vendor, or their limit ended before they were active, if any."""
+    """Return the error for pods that ended before they were active, or None.
+
+    Causes are a request to end the run, a limit, and a vendor's removal of the pod.
+    """
     journal = renting.journal
     try:
         renting.refuse_ended(journal.ops())
@@ -308,16 +312,19 @@ def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
 
 
 def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, outcome: str = "") -> None:
-    """End each of them, also when one cannot be ended. Raises what the last such one raised."""
+    """End all pods, even if the end of one pod fails, and then raise the error of the last failure."""
     with contextlib.ExitStack() as stack:
         for op in ops:
             stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
 
 
 def _rent_all(renting: _Renting, ops: list[Op]) -> None:
-    """Fill `ops`, by rank. A machine of the inventory is one node, a vendor's offer as many as it takes.
+    """Rent pods into `ops`, by rank.
 
-    The offers that were passed over are taken out, those in use stay.
+    An inventory machine provides one node; a vendor's offer provides as many as possible.
+
+    Remove rejected offers from `renting.offers`; used offers stay. Raises NoOffer or Busy if too few pods are
+    available.
     """
     request, vendors, journal, say = renting.plan.request, renting.vendors, renting.journal, renting.say
     passed, is_busy, throttling = [], False, Throttling(say)
@@ -332,7 +339,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                 why = "" if throttling.may_ask_again(provider, offer.offer_id, error) else str(error)
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
-            except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
+            except Ambiguous as error:  # The pod may exist; end the pod once listed and try the next offer.
                 unclear = journal.ops(run=run_rows.name_of(request.run, len(ops)))[-1]
                 pods.detach(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
@@ -362,7 +369,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=run_rows.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if request.devices and job.num_gpus:  # the GPUs of a rehearsal do not exist
+    if request.devices and job.num_gpus:  # The GPUs of a rehearsal do not exist.
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
@@ -377,7 +384,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
 def _try(
     ops: list[Op], provider: Provider, journal: Journal, offer: Offer, request: Request, say: Say, terms: Terms
 ) -> str:
-    """Return why the last of `ops` does not boot or is not what was promised, in words; "" when it is."""
+    """Return the reason if the last pod of `ops` does not boot or fails the acceptance check, "" otherwise."""
     if rented := market(provider):
         try:
             with stage("boot", say, clock_scale(provider)):
@@ -385,7 +392,7 @@ def _try(
         except Unbooted as error:
             return str(error)
     beside = [op for op in journal.ops(live=True) if op.place and op.place == offer.place and op.run != request.run]
-    if not terms.accept or beside:  # at work beside others, which a measurement would disturb, and which would spoil it
+    if not terms.accept or beside:  # Other pods on the machine would distort a check and be disturbed.
         return ""
     with stage("accept", say, clock_scale(provider)):
         return terms.accept(provider.reach(sight.pod_of(ops[-1])), request, offer)
@@ -394,7 +401,7 @@ def _try(
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
     """Return the job of a node.
 
-    Nodes on one machine share its cores. Only node 0 writes to the one store: the others make their inputs beside it.
+    Nodes on one machine share the cores. Only node 0 writes to the shared store; other nodes use a local store.
     """
     if nodes == 1 or provider.pod_store and not provider.recovers:
         return job
@@ -410,7 +417,7 @@ def _apart(step: Step) -> Step:
 
 
 def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: Terms) -> None:
-    """Send the code, what goes along with it, and what the job reads and does not make."""
+    """Send the code, the carried folders, and the job's input artifacts from outside."""
     transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     if terms.sync:
         send_code(op, provider, root, say)
@@ -433,9 +440,9 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
 
 
 def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
-    """Tell every node's job who the others are and where they are reached.
+    """Write the names and addresses of all nodes into the job of every node, and return the new rows.
 
-    Where an engine chooses the nodes, they find each other at every start: until then an address is a name.
+    Under an engine the nodes discover each other at every start, so the addresses are only names.
     """
     if vendors(ops[0].vendor).recovers:
         names, key = tuple(op.run for op in ops), random.token_hex(16)
@@ -452,9 +459,9 @@ def _noted(ops: list[Op], groups: Sequence[NodeGroup], journal: Journal) -> list
 
 
 def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Resume a stopped run, on all its nodes, on the code that it was started with; return the row of node 0.
+    """Resume a stopped run on all nodes with the original code, and return the row of node 0.
 
-    Raises UsageError when it is at work, or has nothing left to go on with.
+    Raises UsageError if the run is active, or if no files remain to resume from.
     """
     if run_rows.is_in_pieces(op, journal):
         raise UsageError(
@@ -472,7 +479,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
 
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
-    """Return the row of a pod that can be handed its job again: the same, or a new one in the same folder."""
+    """Return the row of a pod that can receive the job again: the same row, or a new row for the same folder."""
     if op.job and op.read_job().kind == "hold":
         raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
@@ -486,7 +493,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
-    if provider.recovers:  # its machine is one of many: the same is requested, where the run's folder is
+    if provider.recovers:  # An engine has many machines; request the pool with the run's folder.
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = op.read_job()

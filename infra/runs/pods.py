@@ -1,9 +1,9 @@
-"""Renting and ending pods: the intent is committed, then the effect asked for, then what came of it committed.
+"""Renting and ending of pods. The journal records the intent before each request and the result after the request.
 
-rent:  plan, sending | create | created, refused or unclear
-end:   end           | delete, look | gone
+    rent:  plan, sending | create | created, refused or unclear
+    end:   end           | delete, look | gone
 
-What is rented is deleted again and again until its vendor proves that it is gone, or patience ends.
+`end` repeats the delete request until the vendor proves the pod gone or a timeout passes.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, un
 from infra.units import duration
 from store.backoff import Backoff
 
-ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
-PATIENCE_S = 120.0  # while a vendor deletes
+ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # Row fields of an end on request.
+PATIENCE_S = 120.0  # Timeout while a vendor deletes.
 REASON_CHARS = 300
-SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
-LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
+SETTLE_S = 10.0  # Timeout of a deletion requested by a different process; the next look repeats the request.
+LONGEST_S = 10 * 365 * 86400.0  # Longest time limit.
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
-STOP_S = 300.0  # time for a step to save, and for its courier to bring that to the store
-LOOK = Asks.PROVIDER | Asks.FILES  # what a look at a pod asks that no process follows
-LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
+STOP_S = 300.0  # Time for a step to save, and for the courier to upload the result.
+LOOK = Asks.PROVIDER | Asks.FILES  # Parties to ask about a pod without a follower.
+LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # Vendor clock; for an unanswered create request.
 
 
 class _Overtaken(SlipwayError):
-    """The row was ended by somebody else before anything was asked for."""
+    """The row was ended before the create request was sent."""
 
 
 class StillBills(LimitHit):
@@ -56,24 +56,24 @@ class StillBills(LimitHit):
 
 @dataclass(frozen=True, kw_only=True)
 class RowDraft:
-    """The fields of a pod's row in the journal, beside what is rented and for which job; see `Op`."""
+    """Journal fields of a pod beside the offer, request and job; see `Op`."""
 
     target: str = ""
     store: str = ""
     rank: int = 0
     recoveries: int = 0
     admit: Admit | None = None
-    """A further check that must admit the pod before the row is written."""
+    """Additional check of the pod, run before the row is written."""
     owner_kind: OwnerKind = ""
     owner: str = ""
     spec_hash: str = ""
-    """Hash of what was asked for; "" = that of the job."""
+    """Hash of the request; "" = hash of the job."""
     budget: int | None = None
     budget_name: str = ""
-    """The budget that pays for it, beside others."""
+    """Name of the shared budget for the pod."""
     budget_run: str = ""
     turn: Turn | None = None
-    """The turn of a launch that has waited for its machine."""
+    """Place in the wait queue, for a launch after a wait."""
     asked: str = ""
 
 
@@ -83,11 +83,11 @@ PLAIN = RowDraft()
 def rent(
     provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN
 ) -> Op:  # fmt: skip
-    """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
+    """Rent one pod from `offer` for `job`, and return the row; the `job` field adds the token and the price.
 
-    Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
-    asked for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any
-    other SlipwayError: nothing was rented.
+    Raises Taken if the run, or the target in the store, is live, and Leased if the machine of the offer is occupied. In
+    these cases, and for errors of `row.admit` and `check_end`, no request was sent. After Ambiguous, the pod may exist
+    and the row is UNKNOWN. After any other SlipwayError, no pod was rented.
     """
     if provider.is_rented:
         check_end(offer, job.limits)
@@ -103,7 +103,7 @@ def rent(
         if row.admit:
             row.admit(rows, new)
 
-    with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
+    with _looked_after(journal, token):  # Other processes do not clear the row away while this process lives.
         op = journal.plan(token=token, run=request.run, rank=row.rank, vendor=provider.name, target=row.target,
                           store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
@@ -113,14 +113,14 @@ def rent(
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
-            if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
+            if journal.op(token).epoch != op.epoch:  # This machine may have slept for hours since the row was written.
                 raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
-            _check_clock(provider)  # its account has answered since
+            _check_clock(provider)  # The vendor's account has answered since the first check.
             journal.leases.check_held()
             pod = provider.create(request, offer, token, limits)
         except _Overtaken:
             raise
-        except BaseException as error:  # also Ctrl-C: the request may have arrived
+        except BaseException as error:  # Includes Ctrl-C: the request may have arrived.
             if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
                 journal.advance(op, "refused", reason=str(error))
                 if rented := market(provider):
@@ -135,7 +135,7 @@ def rent(
 
 
 def _account_of(provider: Provider) -> str:
-    """Return a fingerprint of the account that rents; "" while its vendor does not say."""
+    """Return a fingerprint of the renting account, or "" if the vendor does not report the account."""
     try:
         return accounts.fingerprint(provider)
     except SlipwayError:
@@ -143,14 +143,17 @@ def _account_of(provider: Provider) -> str:
 
 
 def _check_clock(provider: Provider) -> None:
-    """Raise SlipwayError when a timer of that vendor would not be one, as its last answer shows."""
+    """Raise SlipwayError if the clock skew in the vendor's last answer would make the vendor's timers unreliable."""
     rented = market(provider)
     if rented and rented.skew:
         raise SlipwayError(f"{provider.name}: {rented.skew}; nothing was rented")
 
 
 def check_end(offer: Offer, limits: Limits) -> None:
-    """Check that a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
+    """Check the limits for a pod from this offer. Raises NoOffer without a price, UsageError without a limit.
+
+    Own machines need no limit.
+    """
     if offer.is_own:
         return
     if offer.micro_usd_per_hour <= 0:
@@ -160,15 +163,15 @@ def check_end(offer: Offer, limits: Limits) -> None:
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     timed_s = 1.0 if limits.time_s is None else limits.time_s
     if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:
-        # a limit of centuries would not help either
+        # A limit of centuries gives no protection.
         raise UsageError(f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or "
                          "--spend-limit")  # fmt: skip
 
 
 def ask_to_end(op: Op, journal: Journal) -> Op:
-    """Write down that somebody wants this pod and its run to end; return the row. May be repeated.
+    """Record the request to end this pod and the run, and return the row. Idempotent.
 
-    From then on no launch and no keeper begins the run on another pod, even where this one has ended for other reasons.
+    Afterwards no launch or keeper moves the run to a new pod, even if this pod ended earlier for other reasons.
     """
     while True:
         op = journal.op(op.token)
@@ -176,18 +179,18 @@ def ask_to_end(op: Op, journal: Journal) -> Op:
             if op.is_live and op.state != TERMINATING:
                 return journal.advance(op, "end", **ASKED_FOR)
             return op if op.outcome not in run_rows.GOES_ON else journal.note(op, outcome=ASKED)
-        except Fenced:  # another process has changed the row just now: what was asked for holds all the same
+        except Fenced:  # The row has just changed; the request still holds.
             continue
 
 
 def end(
     provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
 ) -> Op:  # fmt: skip
-    """End a pod; return the row once it is proven gone; calling twice is safe.
+    """End a pod, and return the row once the pod is proven gone. Idempotent.
 
-    `reason`: for people, none: somebody asked for it. `outcome`: with a reason, how its run ended with it, "" while
-    another pod may go on with it. SlipwayError (StillBills for what is rented): it is not proven, the row stays
-    TERMINATING, and the message says what it may cost.
+    `reason` is shown to users; without a reason the end counts as a user request. `outcome` gives the final state of
+    the run; "" lets a new pod continue the run. If the pod is not proven gone within `patience_s` seconds, raises
+    SlipwayError (StillBills for a rented pod) with the possible cost, and the row stays TERMINATING.
     """
     if not op.is_live:
         return op
@@ -201,17 +204,17 @@ def end(
             seen, is_fresh = None, unproven_s(provider, op) > 0
             if is_fresh or not op.remote_id:
                 seen = look_up(provider, op.remote_id or op.token, op.is_spot)
-            if seen and is_fresh:  # once it was shown, its absence proves something
+            if seen and is_fresh:  # After the vendor has listed the pod, a later absence is proof.
                 op = journal.note(op, last_seen_at=int(time.time()), remote_id=seen.pod_id)
             pod_id = op.remote_id or (seen.pod_id if seen else "")
             if pod_id and not is_asked:
                 journal.leases.check_held()
                 provider.delete(pod_id)
-                # It takes the vendor a while; one that does not show it yet may not have heard either.
+                # Deletion takes time, and a vendor without the pod in its list may have ignored the request.
                 is_asked = provider.is_rented and unproven_s(provider, op) <= 0
             _prove_absence(provider, op)
             break
-        except Fenced:  # another process changed the row: perhaps it has ended the pod
+        except Fenced:  # A different process changed the row and may have ended the pod.
             return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
             is_known = (
@@ -226,10 +229,10 @@ def end(
                 raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
             failures += 1
             time.sleep(min(left_s, max(FIRST_WAIT_S, BACKOFF.wait_s(failures))))
-            op = journal.op(op.token)  # a sweep may have seen it meanwhile, or its end
+            op = journal.op(op.token)  # A sweep may have seen the pod, or the end of the pod, in the meantime.
             if not op.is_live:
                 return op
-    with contextlib.suppress(Fenced):  # another process ended it too, and proved it first
+    with contextlib.suppress(Fenced):  # A different process proved the end first.
         op = journal.advance(op, "gone")
         if rented := market(provider):
             rented.forget(op.token)
@@ -241,26 +244,29 @@ def end(
 
 
 def learn(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
-    """Write down how the work of a pod ended that was gone before anybody had read its verdict; return the row."""
+    """Record the verdict of a pod that was gone before a process read the verdict; return the row.
+
+    A row with a final outcome stays unchanged.
+    """
     while op.outcome in run_rows.GOES_ON:
         try:
             return journal.note(op, reason=said_by(verdict), outcome=verdict["state"])
-        except Fenced:  # another process has changed the row just now
+        except Fenced:  # The row has just changed.
             op = journal.op(op.token)
     return op
 
 
 def detach(op: Op, journal: Journal, reason: str) -> Op:
-    """Detach the row of a pod that cannot be proven gone, to make room for another one of its node.
+    """Detach the row of a pod not proven gone, so that a new pod can take over the node.
 
-    It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
-    for a node whose work cannot go on: see `infra.agent.execution.nodes`.
+    The row stays TERMINATING and the machine leased until a later `settle` reaches the machine and ends the pod. Use
+    only for a node that cannot continue working: see `infra.agent.execution.nodes`.
     """
     return journal.advance(op, "detach", reason=reason)
 
 
 def stop_work(provider: Provider, op: Op) -> None:
-    """Wait until the work on a pod has saved and left, and its courier finished. Raises SlipwayError."""
+    """Stop the work on a pod, and wait until the steps have saved and the courier has uploaded. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
     words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
@@ -269,19 +275,20 @@ def stop_work(provider: Provider, op: Op) -> None:
 
 
 def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = None, waits: bool = True) -> Op:
-    """Settle a live row that nobody looked after: end it when its work has ended, or when its renter died.
+    """Settle a live row without a keeper: end the pod after its work or after the death of the renter.
 
-    A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
-    that has reached a limit are ended; an active one, or one still being rented by a living process (this one too),
-    stays as it is, as does one that outlives its work, whose verdict frees it for other work. `seen`: the pod as it was
-    seen just now. `waits`: False where somebody wants an answer, and another process proves what is not proven at once.
-    Raises as `end`, and SlipwayError where nobody can tell.
+    End a pod that has a verdict, was asked to end, never received a job, is gone, or (rented) has reached a limit.
+    Leave the row of an active pod, and of a pod still being rented by a live process (including this process). For a
+    pod that outlives its work, the verdict only frees the pod for new work.
+
+    `seen` is a recent observation of the pod. Use `waits=False` to return sooner when a user waits for an answer; a
+    different process then proves the end. Raises the errors of `end`, and SlipwayError if the state is unknown.
     """
     patience_s = PATIENCE_S if waits else SETTLE_S
     if op.state == TERMINATING:
         return end(provider, op, journal, patience_s=SETTLE_S if waits else 0.0)
     rented = market(provider)
-    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # The vendor may know, too.
         return end(provider, op, journal, why, "limit", patience_s)
     if op.state in (PLANNED, CREATING, UNKNOWN):
         return _cut_off(provider, op, journal, patience_s)
@@ -296,14 +303,14 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     if rented and verdict.get("state") == "failed" and op.read_job().on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:
-        with contextlib.suppress(Fenced):  # other work has come meanwhile
+        with contextlib.suppress(Fenced):  # The pod has received new work in the meantime.
             return journal.note(op, target="") if op.target else op
         return op
     return end(provider, op, journal, said_by(verdict), verdict["state"], patience_s) if verdict else op
 
 
 def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
-    """End a pod whose renter has died; one that is still being rented stays as it is."""
+    """End a pod after the death of the renter; leave a pod still being rented."""
     try:
         journal.leases.take(run_rows.lease(op.token))
     except Held:
@@ -312,16 +319,16 @@ def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) ->
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:
-    """Return the reason for which a pod is ended after such a verdict."""
+    """Return the reason text for the end of a pod with this verdict."""
     why = verdict.get("reason") if verdict["state"] in ("failed", "limit", "lost") else ""
     return f"its work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:
-    """Return the pod that a lost answer may have left: a vendor lists it within a minute, as a rule."""
+    """Return the pod of an unanswered create request, or None; vendors usually list a new pod within a minute."""
     deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
     while True:
-        with contextlib.suppress(SlipwayError):  # no answer: as if it were not listed yet
+        with contextlib.suppress(SlipwayError):  # Treat an error like an unlisted pod.
             if (found := provider.find(pod)) is not None:
                 return found
         if time.monotonic() >= deadline:
@@ -331,12 +338,12 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
-    """Hold the lease of a pod; leave it to sweeps, too, when nothing came of it or nobody knows what."""
+    """Take the lease of a pod for this process; release the lease on an error, so that sweeps can settle the row."""
     held = journal.leases.take(run_rows.lease(token))
     try:
         yield
     except BaseException:
-        with contextlib.suppress(JournalError):  # it may be what has failed
+        with contextlib.suppress(JournalError):  # The journal itself may have failed.
             journal.leases.release(held)
         raise
 
@@ -345,7 +352,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
     rate = max(op.rate, pod.micro_usd_per_hour)
     try:
         return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
-    except Fenced:  # the process that ended the row, perhaps hours ago, could not end a pod that was not there yet
+    except Fenced:  # The row was ended, perhaps hours ago, before the pod existed.
         now = journal.op(op.token)
         if not now.is_live:
             now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")
@@ -355,7 +362,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
 
 
 def _prove_absence(provider: Provider, op: Op) -> None:
-    """Raise SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
+    """Raise SlipwayError unless a look-up and a complete listing, both late enough, prove the pod gone."""
     wait_s = unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"

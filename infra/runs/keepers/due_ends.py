@@ -1,7 +1,6 @@
-"""The pods that are due to end, and whether a living process looks after them.
+"""Selection of the pods due to end, and checks for a live process managing a pod.
 
-In: rows of the journal, its leases, settings; a last look at a pod. Out: rows and answers. `infra.runs.settle` ends
-what is due.
+This module reads rows, leases and settings, and looks at pods; `infra.runs.settle` ends the selected pods.
 """
 
 import time
@@ -20,22 +19,22 @@ from infra.runs.sight import Sight
 from infra.selection import registry
 from infra.settings import Settings, is_rented
 
-TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that must be settled
-LAST_LOOK_S = 5.0  # at a pod that is past its limit, before it is ended
-CONCLUDE_S = 300.0  # by the vendor's clock: time past its limit for a keeper to bring home what a pod has made
-ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
+TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # Pods in these states must be settled.
+LAST_LOOK_S = 5.0  # Timeout of the last look at a pod past its limit, before the pod is ended.
+CONCLUDE_S = 300.0  # Vendor clock: time past the limit for a keeper to download results.
+ALARM_S = 900.0  # Vendor clock: a slower deletion raises an alarm.
 
 
 def to_end(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that are to end, oldest first.
+    """Return the rented pods due to end, oldest first.
 
-    Those past a limit, whoever looks after them; and those that nobody looks after which were asked to end and are not
-    proven gone, or whose launch died before the hand-over.
+    The list holds every pod past a limit, even under a lease. The list also holds pods without a lease holder: pods not
+    proven gone after a request to end, and pods whose launch died before the hand-over.
     """
     held, found = journal.leases.held(), []
     for op in journal.ops(live=True):
         owners = {keeper_lease(run_rows.run_of(op)), service_lease(op.service)}
-        if op.state != TERMINATING:  # which may be asked for by several
+        if op.state != TERMINATING:  # Several processes may request the end of a pod.
             owners.add(run_rows.lease(op.token))
         is_left = op.state in TO_END and is_rented(op.vendor) and not owners & held
         if is_left or is_past_limit(op, settings):
@@ -44,9 +43,9 @@ def to_end(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def is_past_limit(op: Op, settings: Settings) -> bool:
-    """Return whether a rented pod may have used up its time or its money: then no lease keeps it from being ended.
+    """Return True if a rented pod may have used up its time or money limit; leases do not delay the end of such a pod.
 
-    An engine ends what it has rented.
+    Return False for unrented pods and for pods of an engine, which ends the pods by itself.
     """
     if not (op.is_live and is_rented(op.vendor)):
         return False
@@ -54,7 +53,10 @@ def is_past_limit(op: Op, settings: Settings) -> bool:
 
 
 def last_look(op: Op, settings: Settings) -> Sight:
-    """Look at the pod of a row that is to end: a pod that hangs must not hold up its end for longer than this."""
+    """Look at a pod due to end, for at most `LAST_LOOK_S` seconds: a hanging pod must not delay the end.
+
+    Return an empty `Sight` for a detached pod, and for any state but READY and LOST.
+    """
     if op.detached or op.state not in (READY, LOST):
         return Sight()
     (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
@@ -62,13 +64,16 @@ def last_look(op: Op, settings: Settings) -> Sight:
 
 
 def is_being_concluded(op: Op, seen: Sight, journal: Journal, settings: Settings) -> bool:
-    """Return whether a living process is bringing home the results of a pod whose work ended at its limit just now."""
+    """Return True if a live process is downloading the results of a pod that finished at a limit.
+
+    The keeper has `CONCLUDE_S` seconds past the limit, by the vendor's clock.
+    """
     past_s = spend.past_limit_s(op, read_clocks(), settings.clock_scale)
     return bool(seen.verdict) and past_s < CONCLUDE_S and is_kept(op, journal, settings)
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
-    """Return whether another process manages the pod of this row: its service's controller, or its run's keeper."""
+    """Return True if the service controller, or a keeper in a different process, manages this pod."""
     if op.service and journal.leases.holder(service_lease(op.service)):
         return True
     costs = registry.provider(settings, op.vendor).is_rented
@@ -81,12 +86,15 @@ def is_kept_by_another(op: Op, journal: Journal) -> bool:
 
 
 def overdue(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that were asked to end a quarter of an hour ago and that their vendors still have."""
+    """Return the rented pods still listed `ALARM_S` seconds (15 minutes) after the delete request."""
     return [op for op in journal.ops(live=True) if is_overdue(op, time.time(), settings.clock_scale)]
 
 
 def is_overdue(op: Op, now: float, scale: float) -> bool:
-    """Return whether a rented pod should have been gone for long."""
+    """Return True if a rented pod still exists more than `ALARM_S` seconds after the delete request.
+
+    `now` is in UTC epoch seconds; `scale` is the speed of the vendor's clock.
+    """
     asked_at = op.del_requested_at
     is_ending = op.state == TERMINATING and is_rented(op.vendor) and asked_at is not None
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S

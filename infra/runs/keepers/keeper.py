@@ -1,9 +1,8 @@
-"""The base of all keepers. A keeper looks after one run, or one pod without work, until it has ended.
+"""Base class of all keepers. A keeper looks after one run, or one pod without work, until the run or pod ends.
 
-One process at a time keeps a run: it holds the lease `keep:<run>`, which is free when that process has died, or has
-been silent for a minute while this machine was awake. In: a journal row. Out: what the next pod of the run may cost and
-who may still rent it (`rest_of`, `terms_after`), patience while something is not to be had (`wait_for_success`), a look
-at a pod (`look_at`).
+One process at a time keeps a run. The process holds the lease `keep:<run>`, which becomes free when the process dies or
+stays silent for a minute while the machine is awake. Subclasses use `rest_of` and `terms_after` (limits and checks of
+the next pod), `wait_for_success` (retry with backoff) and `look_at` (observe a pod).
 """
 
 import contextlib
@@ -40,16 +39,16 @@ from infra.settings import Settings
 from store.backoff import Backoff
 
 RETRY_S = 2.0
-AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two looks for what a run waits for, such as a machine
-WAITS = "; it could not go on at once: "  # in the reason of a pod whose run waits for something
+AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # Wait between two attempts to get a resource, such as a machine.
+WAITS = "; it could not go on at once: "  # Separator in a row's reason before the resource that the run waits for.
 POLL_S = 0.25
 LEAVE_S = 10.0
 
 
 def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
-    """End the keeper of a run that was ended: it sees that by itself, and is told when it is slow to.
+    """Wait for the keeper of an ended run to exit; send SIGTERM after `patience_s` seconds.
 
-    Not this process; nor the supervisor, which keeps others as well.
+    Never signal this process or the supervisor, because the supervisor keeps other runs as well.
     """
     deadline = time.monotonic() + patience_s
     while (holder := journal.leases.holder(keeper_lease(run))) and holder != myself():
@@ -65,32 +64,32 @@ K = TypeVar("K", bound="Keeper")
 
 
 class GivenUp(SlipwayError):
-    """The run was begun again as often as is tried, or cannot be."""
+    """The run reached the maximum number of restarts, or cannot be restarted."""
 
 
 FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedMeanwhile)
-"""Errors after which a run is not begun again: the user has to act, or another process does."""
+"""Errors that stop recovery: the user has to act, or a different process has taken over."""
 
 
 @dataclass
 class Keeper:
-    """The supervisor of one row; `home` holds what is downloaded of its run."""
+    """The supervisor of one journal row; `home` holds the downloads of the run."""
 
     journal: Journal
     vendors: Vendors
-    find: Find  # offers that satisfy a request, in the order in which they are tried; raises NoOffer
+    find: Find  # Offers for a request, in the order to try; raises NoOffer.
     home: RunHome
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
-    lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
-    back: Callable[[Op], None] = lambda _: None  # gets the run each time it was brought back
-    reserve_bytes: int = 0  # of this machine's disk, which stay free
-    lease: Lease | None = None  # None: another process has it, and this one only follows
+    lost: Callable[[Op], None] = lambda _: None  # Called with the row of every gone pod.
+    back: Callable[[Op], None] = lambda _: None  # Called with the row of the run after each recovery.
+    reserve_bytes: int = 0  # Bytes to keep free on the local disk.
+    lease: Lease | None = None  # None: a different process keeps the run, and this process only follows.
 
     @classmethod
     def of(cls: type[K], op: Op, journal: Journal, settings: Settings, say: Say) -> K:
-        """Return the keeper of this run, which looks for other machines as a launch does, and reports lost pods."""
+        """Return the keeper of a run. The keeper searches machines like a launch and sends notices about lost pods."""
         return cls(
             journal,
             registry.vendors(settings),
@@ -106,7 +105,11 @@ class Keeper:
 
     @contextlib.contextmanager
     def keeping(self, run: str) -> Iterator[None]:
-        """Hold the lease meanwhile, if nobody else does. A signal, or a fault of ours, leaves the run to the next."""
+        """Hold the keeper lease of the run inside the block, unless the lease is taken.
+
+        Release the lease on success and on SlipwayError. On a signal or an internal error, abandon the lease, so that
+        the next keeper takes over the run.
+        """
         self._take(run)
         let_go = self.journal.leases.forsake
         try:
@@ -118,33 +121,36 @@ class Keeper:
         finally:
             lease, self.lease = self.lease, None
             if lease is not None:
-                with contextlib.suppress(Fenced):  # another process keeps the run by now
+                with contextlib.suppress(Fenced):  # A different process keeps the run by now.
                     let_go(lease)
 
     def _take(self, run: str) -> None:
         if self.lease is None:
-            with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
+            with contextlib.suppress(Held):  # A different process keeps the run.
                 self.lease = self.journal.leases.take(keeper_lease(run), own_code.stamp())
 
     def rest(self, op: Op, seconds: float) -> bool:
-        """Wait; True at once when somebody changes the run meanwhile."""
+        """Wait up to `seconds`; return True as soon as the row of the run changes, False after the wait."""
         deadline = time.monotonic() + seconds
         while (is_same := self.journal.ops(run=op.run)[-1] == op) and time.monotonic() < deadline:
             time.sleep(min(POLL_S, seconds))
         return not is_same
 
     def wait_for_success(self, op: Op, problem: str, tries: int) -> None:
-        """Wait before something is tried again that `op` cannot go on without; `inv status` says why."""
+        """Wait with backoff before retry number `tries` of a step needed by `op`.
+
+        Log the first problem, and store each problem in the reason of the row for `inv status`.
+        """
         if tries == 1:
             self.say(f"{op.run}: {problem}; this is tried again until it succeeds; to end it: inv down {op.run}")
         if op.state != TERMINATING and self.lease is not None:
-            with contextlib.suppress(Fenced):  # somebody changes it now
+            with contextlib.suppress(Fenced):  # A different process is changing the row.
                 why = problem.partition("\n")[0]
                 op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
         self.rest(op, AGAIN.wait_s(tries))
 
     def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
-        """Look at one node; one that was given up, or detached, is gone for this run."""
+        """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
             return Sight(False)
         return sight.look(op, self.vendors(op.vendor), asks)
@@ -153,7 +159,10 @@ class Keeper:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
 
     def terms_after(self, op: Op, recoveries: int, budget: int | None, may_be_over: bool = False) -> Terms:
-        """Return the terms of the pod in place of this one; `may_be_over`: also when somebody has ended it."""
+        """Return the terms of the replacement of `op`.
+
+        With `may_be_over`, the terms also admit a pod for a run ended on request.
+        """
 
         def admit(rows: list[Op], new: Op) -> None:
             if not may_be_over and run_rows.is_over(next(row for row in rows if row.token == op.token)):
@@ -164,31 +173,31 @@ class Keeper:
                        spec_hash=op.spec_hash, admit=admit, budget=budget, budget_name=op.budget_name)  # fmt: skip
 
     def _admit(self, rows: list[Op], new: Op) -> None:
-        """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""
+        """Check a new pod in the transaction that writes the row. Raises Fenced after the loss of the lease."""
         if self.lease is not None and not self.journal.leases.is_ours(self.lease):
             raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
         if self.terms.admit:
             self.terms.admit(rows, new)
 
     def rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
-        """Return the job with what is left of its time and money, and what all pods of the run may cost.
+        """Return the job with the remaining time and money, and the budget of the whole run in micro-USD or None.
 
-        Raises LimitHit.
+        Limits in `given` replace the recorded limits. Raises LimitHit when a limit is used up.
         """
         job, provider = op.read_job(), self.vendors(op.vendor)
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
-        else:  # as its guard reported last
+        else:  # An unrented pod has no billing record; use the last report of the guard.
             guard = reports.at_home(op, self.home).get("guard", {})
-            if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
+            if guard.get("token") != op.token:  # An earlier pod's guard; this pod's limits already exclude the cost.
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = spend.less(job.limits, used_s, used_micro_usd)
         if given.time_s is not None:
             limits = replace(limits, time_s=given.time_s)
         budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, run_rows.size_of(op)
-        if budget is not None:  # one amount for all nodes, some of which may have cost more than others
+        if budget is not None:  # One amount covers all nodes, and the nodes may have cost different amounts.
             rows = run_rows.rows_of(op.run, nodes, self.journal)
             used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
             limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
@@ -203,5 +212,5 @@ class Keeper:
 
 
 def asked_at(run: str, journal: Journal) -> float:
-    """Return when somebody last had a pod rented for the run, in UTC epoch seconds; 0: that is not on record."""
+    """Return the time of the last launch or resume of a run, in UTC epoch seconds, or 0 without a record."""
     return max((float(op.intent_at) for op in journal.ops(run=run) if not op.recoveries), default=0.0)

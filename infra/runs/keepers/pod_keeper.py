@@ -1,9 +1,9 @@
-"""The keeper of a pod of a set that has no work: when its provider takes it away, it rents another in its place.
+"""Keeper of a pod of a set without work. When the provider takes the pod away, the keeper rents a replacement.
 
-In: the row of a pod whose request says `recovers`. Out: rows of the pods that took its place, under its name and within
-what is left of its limits; what was on it is lost. `recovery` decides, by `POD`. It leaves the pod to others
-when somebody ends it (`inv down`, `inv apply`), when its limits are reached, or when it has work, which makes it a run
-(`run_keeper`). Whoever changes the set at the same time comes first.
+The keeper accepts rows with `recovers` in the request. The replacement gets the same name and the remaining limits;
+data on the lost pod is lost. `recovery.decide` with `recovery.POD` selects the action. The keeper stops when the pod is
+ended (`inv down`, `inv apply`), reaches a limit, or gets work and so becomes a run (`run_keeper`). A process that
+changes the set takes precedence.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from infra.runs.keepers.recovery import POD, Do, decide, recovers
 from infra.runs.sight import GONE, Asks, Sight
 from infra.units import duration
 
-LOOK_EVERY_S = 30.0  # on the vendor's clock
-LEAST_S = 300.0  # likewise: time that must be left of the limits, as another pod takes minutes until it can be used
+LOOK_EVERY_S = 30.0  # Vendor clock.
+LEAST_S = 300.0  # Vendor clock: minimum remaining time for a replacement, because a new pod needs minutes to start.
 
 
 class PodKeeper(Keeper):
-    """The keeper of such a pod. `keeping` gives it the right to, as that of a run."""
+    """The keeper of a pod without work. `keeping` takes the lease, as for a run."""
 
     def hold(self, op: Op) -> Op:
-        """Return the pod's row once it is to be kept no more, as it was seen last.
+        """Watch the pod and rent replacements until the pod is ended or gets work; return the last row.
 
-        Raises GivenUp when it was taken away too often, LimitHit when too little is left of its limits, OutOfMoney.
+        Raises GivenUp after too many replacements, LimitHit when too little of the limits remains, and OutOfMoney.
         """
         tries = 0
         while self.lease is not None:
@@ -47,7 +47,7 @@ class PodKeeper(Keeper):
             try:
                 self._watch(op)
                 tries = 0
-            except (Fenced, Held):  # another process changes the pod or its set: look at what it makes
+            except (Fenced, Held):  # A different process changes the pod or the set; look at the result.
                 self.rest(op, RETRY_S)
             except FINAL:
                 raise
@@ -57,7 +57,7 @@ class PodKeeper(Keeper):
         return op
 
     def _watch(self, op: Op) -> None:
-        """Look at the pod until it has changed."""
+        """Look at the pod until the row changes."""
         provider = self.vendors(op.vendor)
         if op.is_live and op.state not in (READY, LOST):
             pods.settle(provider, op, self.journal)
@@ -97,7 +97,7 @@ class PodKeeper(Keeper):
 
     @contextlib.contextmanager
     def _changing(self, set_name: str) -> Iterator[None]:
-        """Hold the right to change the pods of the set. Raises Held."""
+        """Hold the lease on the pods of the set. Raises Held."""
         lease = self.journal.leases.take(set_lease(set_name))
         try:
             yield

@@ -1,10 +1,10 @@
-"""The reconciliation of a file of pods: what is missing is made, what is there is kept, what is too many is ended.
+"""Reconciliation of a pod file with the journal: create missing pods, keep matching pods and end surplus pods. Pure.
 
-    a file -> PodSpecs; journal -> rows; decide -> steps, which whoever asked carries out in their order
+    file -> PodEntry records; journal -> rows; decide -> actions, in the order of execution
 
-Pods of one file are a set, whose name their rows bear. A pod is known by its name there and by the hash of what was
-asked for: one that is wanted otherwise is ended and made anew. Nothing else is remembered, so that whoever comes after
-a crash decides from the rows as they are. Pure.
+The pods of one file are a set, and each row stores the name of the set. The name and a hash of the entry identify a
+pod: after a change of the entry, the pod is ended and created again. No other state exists, so after a crash the next
+process decides from the rows alone.
 """
 
 import difflib
@@ -32,13 +32,13 @@ def key(default: Any, about: str) -> Any:
 
 
 def same(record: type, flag: str, default: Any = None) -> Any:
-    """Return a key that means what a flag of a record means; None = as if the flag were not given."""
+    """Return a field with the description of a flag of `record`; None = the flag is not given."""
     return key(default, next(one.about for one in flags_of(record) if one.name == flag))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEntry:
-    """One pod as a file describes it; None = no restriction."""
+    """One pod of a pod file; None = no restriction."""
 
     name: str = field(metadata={"about": "name of the pod; unique among live pods"})
     gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: any")
@@ -70,33 +70,34 @@ class PodEntry:
 
     @property
     def digest(self) -> str:
-        """Return a digest of all that makes the pod, without its name: equal for pods that may stand for each other."""
+        """Return a hash of all keys but `name` and `recover`: pods with equal digests are interchangeable."""
         said = {name: value for name, value in asdict(self).items() if name not in ("name", "recover")}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # the names of launch
+ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # Flag names of `launch`.
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def schema() -> list[tuple[str, Any, str]]:
-    """Return every key, its default ("" = it must be given) and what it is for."""
+    """Return (key, default, description) of every key; the default "" marks a required key."""
     return [
         (one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodEntry)
     ]
 
 
 def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodEntry]]:
-    """Return the name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
+    """Return the name of the set and the pods of a parsed pod file. Raises UsageError with the location in the file.
 
-    `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
+    `stem` names the set if the file has no `set` key. `provider` is the default provider of a pod. `own` holds the
+    providers with own machines, where `gpu_type` and `gpu_count` default to any.
     """
     _check_keys(where, document, ("set", "pods", "spend_limit"))
     name = document.get("set", stem)
     if not isinstance(name, str):
         raise UsageError(f"{where}: set is {name!r}; it must be text")
     entries = document.get("pods")
-    if not isinstance(entries, list):  # also none at all: an empty list is said on purpose
+    if not isinstance(entries, list):  # A missing list is an error; the user must write an empty list explicitly.
         raise UsageError(f"{where}: `pods` must be a list; [] ends all pods of the set")
     specs: dict[str, PodEntry] = {}
     for number, entry in enumerate(entries, 1):
@@ -108,7 +109,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
 
 def limit_of(where: str, document: Mapping[str, Any]) -> str:
-    """Return the common limit of all rented pods of the set, as written; "" = none."""
+    """Return the shared spend limit of all rented pods of the set as written in the file; "" = no limit."""
     return str(_value(f"{where}: spend_limit", PodEntry.__dataclass_fields__["spend_limit"],
                       document.get("spend_limit")) or "")  # fmt: skip
 
@@ -127,7 +128,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
     if not said.get("name"):
         raise UsageError(f"{where}: it needs a name, as text")
     said["provider"] = said.get("provider") or provider
-    if said["provider"] in own or said.get("instance_type"):  # the type says what GPUs there are
+    if said["provider"] in own or said.get("instance_type"):  # An instance type determines the GPUs.
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
         raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
@@ -140,7 +141,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
 
 
 def set_lease(set_name: str) -> str:
-    """Return the name of the lease that is held by whoever changes the pods of a set."""
+    """Return the name of the lease for changes to the pods of a set."""
     return f"apply:{set_name}"
 
 
@@ -155,9 +156,9 @@ def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
 
 
 def _value(where: str, one: Field[Any], value: Any) -> Any:
-    """Return a value as the field has it.
+    """Return a value converted to the type of the field. Raises UsageError for a value of the wrong type.
 
-    A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`.
+    Convert a number to text for a text field: `cpus: 16`, `spend_limit: 12.50`.
     """
     hint = get_type_hints(PodEntry)[one.name]
     kinds = getattr(hint, "__args__", (hint,))
@@ -176,7 +177,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PodAction:
-    """An action. `action`: keep, end or create; `token`: of the row that is kept or ended."""
+    """One action on a pod: `action` is keep, end or create; `token` identifies the row to keep or end."""
 
     action: str
     name: str
@@ -187,11 +188,11 @@ class PodAction:
 def decide(
     set_name: str, wanted: Mapping[str, str], rows: Iterable[Op], sights: Mapping[str, Sight] = MappingProxyType({})
 ) -> list[PodAction]:
-    """Return the actions that turn the live pods of that set into `wanted`, in the order of doing them.
+    """Return the actions that turn the live pods of the set into `wanted`, in the order of execution.
 
-    `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
-    money. A pod that another process is making is kept. `sights`: of pods that were looked at, by token. UsageError: a
-    name is that of a pod outside of the set.
+    `wanted` maps names to digests. `rows` are journal rows, including ended rows. `sights` maps tokens to observations.
+    Ends come first, because ends free names, machines and money. A pod still being created is kept. Raises UsageError
+    if a name belongs to a pod outside of the set.
     """
     live = {op.run: op for op in rows if op.is_live and op.is_head}
     ends, keeps, missing = [], [], []

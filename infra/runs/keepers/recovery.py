@@ -1,9 +1,9 @@
-"""The recovery policy: one decision for what died, is gone or was lost, of a run, a replica and a pod of a set.
+"""Recovery policy for dead, gone and lost pods of runs, replicas and pod sets. Pure.
 
-In: a spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
-`infra.runs.keepers` and `serve.replicas` look, and do what is decided. Silence alone decides nothing. A silent node
-counts as lost by the word of its fellows, who have not heard it for so long that it has ended its own work
-(`infra.agent.execution.nodes`); or when node 0, without which no node can work, is gone.
+`decide` turns a spec, one observation per node (by rank) and the times of earlier restarts into a `Course`.
+`infra.runs.keepers` and `serve.replicas` observe the pods and carry out the course. Silence alone triggers no restart.
+A silent node counts as lost when the other nodes report the node lost (after their timeout the silent node has ended
+all work, see `infra.agent.execution.nodes`), or when node 0, which all nodes need, is gone.
 """
 
 import math
@@ -21,18 +21,18 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class RecoverySpec:
-    """The properties of a run or pod that decide how it is recovered."""
+    """The properties of a run or pod that select the recovery."""
 
     resumes: bool
-    """True if dead processes are started again on the same pods; False if other pods take their place."""
+    """True: restart dead processes on the same pods. False: replace the pods."""
     is_endless: bool
-    """True if it has no end of its own, so that any verdict is a failure."""
+    """True if the work has no natural end, so that every verdict is a failure."""
     retries: Retries
 
 
 RUN = RecoverySpec(True, False, Retries(5, 6 * HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))
 REPLICA = RecoverySpec(False, True, Retries(3, math.inf, Backoff(first_s=0.5, longest_s=60.0, certain=1.0)))
-POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # of a set
+POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # Pod sets.
 
 
 class Do(Enum):
@@ -46,23 +46,23 @@ class Do(Enum):
 @dataclass(frozen=True)
 class Course:
     do: Do
-    silent: tuple[int, ...] = ()  # ranks that nobody can tell of
-    gone: tuple[int, ...] = ()  # ranks whose pods are proven gone
-    lost: str = ""  # the reason of a verdict by which a node was lost
-    wait_s: float = 0.0  # before it is done
+    silent: tuple[int, ...] = ()  # Ranks of nodes in an unknown state.
+    gone: tuple[int, ...] = ()  # Ranks of nodes with a pod proven gone.
+    lost: str = ""  # Reason in the verdict of a lost node.
+    wait_s: float = 0.0  # Delay before the action, in seconds.
 
 
 def recovers(op: Op) -> bool:
-    """Return whether it is a pod without work in whose place another one is to be rented when it is taken away."""
+    """Return True for a pod of a set, without work, to be replaced when the provider takes the pod away."""
     return bool(op.pod_set) and not op.target and op.read_request().recovers
 
 
 def decide(
     nodes: Sequence[Sight], spec: RecoverySpec = RUN, begun_at: Sequence[float] = (), now: float = 0.0
 ) -> Course:
-    """Return the next action for these sights, node 0 first.
+    """Return the next action for the observations of all nodes, node 0 first.
 
-    `begun_at`: when it was begun again before, by the clock of `now`, in seconds.
+    `begun_at` holds the times of earlier restarts, in seconds on the clock of `now`.
     """
     course = _needed(nodes, spec)
     if course.do not in (Do.RESUME, Do.BEGIN_ANEW):
@@ -72,11 +72,11 @@ def decide(
 
 
 def _needed(nodes: Sequence[Sight], spec: RecoverySpec) -> Course:
-    """Return the action that they need, however often it was needed before."""
+    """Return the required action without regard to the number of earlier restarts."""
     first, others = nodes[0], nodes[1:]
     silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)
     gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.GONE)
-    # Node 0 speaks for all. The others count when it says nothing, and then only what they say of it.
+    # Node 0 speaks for all nodes. Verdicts of other nodes count only while node 0 does not answer.
     verdict = first.verdict if first.is_there else next((one.verdict for one in others if one.verdict), {})
     lost = (verdict["reason"] or "a node was lost") if verdict.get("state") == NODE_LOST else ""
     if verdict and not lost and not spec.is_endless and first.kind is not Kind.GONE:

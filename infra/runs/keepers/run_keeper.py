@@ -1,13 +1,13 @@
-"""The supervisor ("keeper") of a run: it follows the run, downloads what it makes, and recovers it after a failure.
+"""Keeper of a run: follows the run, downloads the output, and recovers the run after a failure.
 
-In: a journal row. Out: what `follow` yields, over every pod that the run gets. A pod is called dead only by its own
-machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one that merely
-does not answer is waited for. `recovery` decides:
+`RunKeeper.keep` yields the output of `follow` across all pods of a run. Only the report of the pod's machine makes a
+pod dead, only the provider makes a pod gone, and only the verdict of the other nodes makes a pod lost. The keeper waits
+for a merely silent pod. `recovery` decides:
 
-    dead   guard and agent have ended without a verdict   their start, on the same pods
-    gone   a pod is proven absent, or its vendor says      other pods, from what was downloaded (`snapshot`), or
-           that it has stopped                             from the store, where the pod itself puts its checkpoints
-    lost   a node is silent, and all others have ended     the same, or their start when its machine answers again
+    dead   guard and agent have ended without a verdict   start again on the same pods
+    gone   a pod is proven absent, or the vendor says     other pods, from the downloads (`snapshot`) or, for pods
+           that the pod has stopped                       that upload their own checkpoints, from the store
+    lost   a node is silent, and all others have ended    as for gone, or a start when the machine answers again
 """
 
 import contextlib
@@ -40,13 +40,13 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from store.artifacts.artifacts import Store
 from store.manifest import StoreError
 
-MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
-LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
-TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
+MOST_LOOKS = 3  # Searches for a replacement of a silent machine, which may also return, before the keeper gives up.
+LOOK_S = 300.0  # Timeout of a look at all nodes; each single query has a shorter timeout.
+TELL_AFTER_S = 60.0  # Report a pod as unreachable after this silence.
 
 
 class NoReplacement(NoOffer):
-    """No machine can replace one that is silent; nothing was changed."""
+    """No machine can replace a silent machine; the run is unchanged."""
 
 
 @dataclass
@@ -55,17 +55,17 @@ class RunKeeper(Keeper):
 
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
-    """Recoveries before this time, in UTC epoch seconds, do not count, as the user wanted the run to go on."""
+    """UTC epoch seconds; earlier recoveries do not count, because the user asked since then to continue the run."""
     downloads: Downloads = field(init=False)
 
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.home, self.say, self.reserve_bytes)
 
     def keep(self, op: Op) -> Iterator[Seen]:
-        """Yield at every look until the verdict of the run's last pod.
+        """Yield (progress, verdict) at every look until the verdict of the run's last pod.
 
-        That a node was lost is the last verdict only when no machine can take its place. Raises SlipwayError when it
-        cannot be recovered, LimitHit when its time or money is used up.
+        A verdict that a node was lost is final only if no replacement machine exists. Raises SlipwayError if recovery
+        fails, and LimitHit when the time or money is used up.
         """
         progress: dict[str, Any] = {}
         verdict: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class RunKeeper(Keeper):
                         waiting.look(progress)
                         if not verdict:
                             self._keep_limit(op)
-                        if progress.get("recoveries", 0) > op.recoveries:  # an engine that recovers by itself did it
+                        if progress.get("recoveries", 0) > op.recoveries:  # An engine has recovered the run by itself.
                             op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
                     else:
@@ -91,10 +91,10 @@ class RunKeeper(Keeper):
                 failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                is_over = run_rows.is_over(now)  # another process has brought it home, and has ended it
+                is_over = run_rows.is_over(now)  # A different process has downloaded the results and ended the run.
                 is_ours = now.state in (READY, LOST) and not now.detached and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
-                    raise  # it lives, and only we cannot read it
+                    raise  # The pod is alive, and only the local read fails.
                 failure = error
                 if last := self._last_words(now):
                     at_home = reports.at_home(now, self.home).get("progress", {})
@@ -113,9 +113,9 @@ class RunKeeper(Keeper):
                 return
 
     def _last_words(self, op: Op) -> dict[str, Any]:
-        """Return the verdict of a rented pod that ended while nobody looked, and end its row. {}: it has none.
+        """Return the verdict of a rented pod that ended unobserved, and end the row; return {} without a verdict.
 
-        Without it a run whose work is done would be recovered, on another pod that costs money.
+        Otherwise the keeper would recover a finished run on a new, paid pod.
         """
         provider = self.vendors(op.vendor)
         if not provider.fleeting or op.is_live and self.look_at(op, Asks.PROVIDER).is_there is not False:
@@ -140,10 +140,10 @@ class RunKeeper(Keeper):
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
-        """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over.
+        """Recover the run, and return the row to follow next. Raises `failure` when the run is over.
 
-        While its pod is gone and there is no other, nothing of it bills, and it waits for one without end; where it has
-        to be on one machine, it does not.
+        While the pod is gone and no machine is on offer, the run costs nothing and waits without a time limit. A run
+        bound to one machine does not wait.
         """
         tried_at, looks, told = list[float](), 0, ""
         while True:
@@ -153,14 +153,14 @@ class RunKeeper(Keeper):
                     launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down)") if op.outcome == ASKED else failure
                 )
             self._take(op.run)
-            if self.lease is None:  # another keeper is active
+            if self.lease is None:  # A different keeper is active.
                 self.rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
             begun_at = self._begun_at(op)
             try:
                 provider = self.vendors(op.vendor)
                 if op.is_live and op.is_head and op.state not in (READY, LOST):
-                    # its renter may still live, and go on
+                    # The renting process may still be alive.
                     pods.settle(provider, op, self.journal)
                     self.rest(op, RETRY_S)
                     continue
@@ -170,7 +170,7 @@ class RunKeeper(Keeper):
                 if course.do is Do.GIVE_UP:
                     raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, which is the maximum")
                 if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
-                    return op  # to be followed: its progress, its verdict, or its silence
+                    return op  # Follow the row to get progress, verdict or silence.
                 if course.do is Do.WAIT:
                     self._keep_limit(op)
                     words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
@@ -195,9 +195,9 @@ class RunKeeper(Keeper):
                 raise
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                # Nothing was rented, and more will be on offer; a sweep gives a run that wants one machine another one.
+                # No pod was rented, and later offers may fit. A sweep moves a run bound to one machine.
                 is_in_vain = now.token == op.token and not now.is_live and not op.read_request().host
-                if is_in_vain or len(self._begun_at(op)) > len(begun_at):  # it does not count, or the journal counts it
+                if is_in_vain or len(self._begun_at(op)) > len(begun_at):  # Not counted, or counted in the journal.
                     tried_at.pop()
                 if is_in_vain:
                     looks += 1
@@ -213,9 +213,9 @@ class RunKeeper(Keeper):
         return [at for at in self.journal.recovered_at(op.run) if at >= self.since]
 
     def _said_elsewhere(self, op: Op) -> dict[str, Any]:
-        """Return the verdict of another node of a run whose node 0 does not answer; {} while there is none.
+        """Return the verdict of any other node of the run while node 0 does not answer; {} without a verdict.
 
-        SlipwayError: the vendor says that the pod is no more.
+        Raises SlipwayError if the vendor reports the pod of node 0 as gone.
         """
         self._look_after(op)
         for other in run_rows.nodes_of(op, self.journal)[1:]:
@@ -224,40 +224,40 @@ class RunKeeper(Keeper):
         return {}
 
     def _look_after(self, op: Op) -> None:
-        """Raise SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
+        """Raise SlipwayError if the vendor reports a rented pod as gone; ignore an unknown state."""
         if self.vendors(op.vendor).fleeting:
             seen = self.look_at(op, Asks.PROVIDER)
             if seen.is_there is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
     def _keep_limit(self, op: Op) -> None:
-        """End the pods of a run that is past its limit though its guard has not ended it, and raise LimitHit then.
+        """End the pods of a run past the limit that the guard has not ended, and raise LimitHit.
 
-        A pod that does not answer may have no guard any more, and `inv status` leaves it to whoever keeps its run.
+        The guard of a silent pod may be dead, and `inv status` leaves the pod to the keeper. No-op without the lease.
         """
         rented = market(self.vendors(op.vendor))
         if self.lease is None or rented is None:
             return
-        now = self.journal.op(op.token)  # whose limit may have been changed meanwhile
+        now = self.journal.op(op.token)  # The limit may have changed since the last read.
         if now.is_live and (why := spend.due(now, read_clocks(), rented.clock_scale)):
             for node in run_rows.nodes_of(now, self.journal):
                 pods.end(rented, node, self.journal, why, "limit")
             raise LimitHit(f"{op.run} was ended: {why}, and its pod had not ended itself")
 
     def _is_well(self, op: Op) -> bool:
-        """Return whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
+        """Return True if the guard or agent lives, or a verdict exists. Raises SlipwayError for an unknown state."""
         seen = self.look_at(op)
         if seen.kind is Kind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")
         return bool(seen.is_alive or seen.verdict)
 
     def _rows(self, op: Op) -> list[Op | None]:
-        """Return the newest row of each node, by rank; None where a node was given up and not replaced yet."""
+        """Return the newest row of each node, by rank; None for a node given up and not yet replaced."""
         found = {row.rank: row for row in run_rows.nodes_of(op, self.journal)[1:]}
         return [op, *(found.get(rank) for rank in range(1, max([run_rows.size_of(op) - 1, *found]) + 1))]
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
-        """Look at all nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
+        """Look at all nodes in parallel. Raises SlipwayError if node 0 answers, but with unreadable files."""
         found = at_once(self.look_at, rows, LOOK_S)
         sights = [one if isinstance(one, Sight) else Sight(why=str(one)) for one in found]
         if sights[0].is_there and sights[0].kind is Kind.SILENT:
@@ -265,9 +265,9 @@ class RunKeeper(Keeper):
         return sights
 
     def _resume(self, op: Op, course: Course, seen: Sight) -> Op:
-        """Resume the run on its pods.
+        """Resume the run on the same pods, and return the row of node 0.
 
-        Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone.
+        Each write names the epoch of the last row read, so that a concurrent end or takeover of the run stays in force.
         """
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self.recoveries(op) + 1)
@@ -275,17 +275,17 @@ class RunKeeper(Keeper):
         self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)
-        if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
+        if now.epoch != op.epoch:  # The row was ended during the start, so the pod must not run.
             self.journal.leases.check_held()
             provider.delete(op.remote_id or op.token)
             raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
         return op
 
     def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: Course) -> Op:
-        """End what there is of the run, and begin it on other pods; the row of its new node 0.
+        """End the remaining pods of the run, restart the run on other pods, and return the row of the new node 0.
 
-        A silent pod that its provider cannot end either is detached until its machine answers. Node 0 is ended last,
-        so that whoever finds this cut off still finds the verdict. Raises NoReplacement before anything is changed.
+        Detach a silent pod that the provider cannot end either, until the machine answers. End node 0 last, so that the
+        verdict survives an interruption. Raises NoReplacement before any change.
         """
         live = [row for row in rows if row is not None and row.is_live and not row.detached]
         silent = [row for row in live if row.rank in course.silent]
@@ -297,7 +297,7 @@ class RunKeeper(Keeper):
             self._find_replacement(op, silent)
         if WAITS not in op.reason:
             self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
-        if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
+        if provider.is_here:  # A run cannot leave this machine; a gone node gets a new pod in the same folder.
             for row in live:
                 if row.rank in course.gone:
                     pods.end(provider, row, self.journal, sight.GONE)
@@ -307,7 +307,7 @@ class RunKeeper(Keeper):
             reason = sight.GONE if row.rank in course.gone else what
             self._end(row, reason, may_detach=bool(course.lost) or row.rank > 0)
         self.lost(self.journal.op(op.token))
-        # A terminal that is closed now would cost this pod too: a keeper that is told to exit lets the run start first.
+        # A terminal that closes now would cost this pod too, so a keeper asked to exit finishes the start first.
         with finishing(f"{op.run} is being brought back", self.say):
             return self.elsewhere(op, recoveries)
 
@@ -333,22 +333,21 @@ class RunKeeper(Keeper):
         self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False,
         offers: Sequence[Offer] = (),
     ) -> Op:  # fmt: skip
-        """Restart the run of a pod that has ended on the next offer, with the code that it began with.
+        """Restart the run of an ended pod on the next offer, with the original code.
 
-        `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
-        `is_asked`: somebody asks for it, also of a run that was ended before. `offers`: those to try; () = all that
-        fit.
-        Raises LimitHit when nothing is left.
+        `limits` holds the time from now on and the money of the whole run; None keeps what remains. `is_asked` marks a
+        request of the user, which also restarts an ended run. `offers` lists the offers to try; () means all matching
+        offers. Raises LimitHit when a limit is used up, and GivenUp without a snapshot of the code.
         """
         code = self.home.kept.code
         if not code.is_dir():
             raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
         request = op.read_request()
-        # They cannot go on without node 0: all begin anew together.
+        # The other nodes cannot continue without node 0; all nodes restart together.
         for other in run_rows.nodes_of(op, self.journal)[1:]:
             if other.is_live:
                 self._end(other, sight.GONE, may_detach=True)
-        op = self.journal.op(op.token)  # ended by now: its cost stands
+        op = self.journal.op(op.token)  # The row has ended, so the cost is final.
         job, budget = self.rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
                     carried=snapshot.carried_of(self.home))  # fmt: skip
@@ -356,14 +355,14 @@ class RunKeeper(Keeper):
         def prepare(new: Op, transport: Transport) -> None:
             snapshot.restore(new, transport, self.home, Store(op.store))
 
-        is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
+        is_kept_here = bool(self.vendors(op.vendor).pod_store)  # A rented pod fetches the artifacts from the store.
         terms = replace(self.terms_after(op, recoveries, budget, may_be_over=is_asked),
                         prepare=prepare if is_kept_here else None, asked=self.terms.asked or op.asked)  # fmt: skip
         offers = offers or self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
     def _downloading(self, op: Op, transport: Transport) -> contextlib.AbstractContextManager[None]:
-        """Download meanwhile what grows on another machine."""
+        """Return a context that downloads growing files in the background; no-op for a local run or without lease."""
         provider = self.vendors(op.vendor)
         if provider.is_here or self.lease is None:
             return contextlib.nullcontext()
@@ -372,7 +371,7 @@ class RunKeeper(Keeper):
 
 @dataclass
 class _Waiting:
-    """A reporter of a pod that has not answered for long, and of its return."""
+    """Reporter of a pod's silence after `after_s` seconds, and of the pod's return."""
 
     op: Op
     say: Say
@@ -398,7 +397,7 @@ class _Waiting:
 
 
 def _named(op: Op | None) -> str:
-    """Return a node of a run as people find it."""
+    """Return the display name of a node."""
     if op is None:
         return "a node that was given up"
     place = op.place or op.remote_id or "its pod"
