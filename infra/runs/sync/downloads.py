@@ -1,7 +1,7 @@
-"""The download of what a run makes: while its pod is followed, and once more before it is ended.
+"""Downloads of a run's output: in the background while the pod is followed, and once more before the pod ends.
 
-In: the row of a pod, the transport to it, and its store there. Out: what `mirror` and `snapshot` write at home, and in
-words what keeps it from coming, once. Big files hold up nobody who looks.
+`Downloads` takes the row, transport and store of a pod, and writes local files through `mirror` and `snapshot`. Each
+new error is reported once. Large files do not block the follower of the run.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ EVERY_S = 2.0
 
 @dataclass
 class Downloads:
-    """The downloads of one run into its home."""
+    """The downloads of one run into the local home."""
 
     home: RunHome
     say: Say
     reserve_bytes: int = 0
-    """Bytes of this machine's disk that stay free: below them only the pod's last words are fetched."""
-    running: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
+    """Free bytes to keep on the local disk; below this reserve, only the pod's reports are fetched."""
+    running: threading.Lock = field(default_factory=threading.Lock)  # One download at a time: drafts have fixed names.
 
     @contextlib.contextmanager
     def meanwhile(self, op: Op, transport: Transport, pod_store: str) -> Iterator[None]:
-        """Download what grows on the pod, until the block ends."""
+        """Download growing files of the pod in a background thread until the block ends."""
         over = threading.Event()
         thread = threading.Thread(target=self._go_on, args=(op, transport, pod_store, over), daemon=True)
         thread.start()
@@ -41,7 +41,7 @@ class Downloads:
             yield
         finally:
             over.set()
-            thread.join(EVERY_S)  # its current download may be big, so its end is not awaited
+            thread.join(EVERY_S)  # The current download may be large, so the thread may outlive the block.
 
     def _go_on(self, op: Op, transport: Transport, pod_store: str, over: threading.Event) -> None:
         told = ""
@@ -50,7 +50,7 @@ class Downloads:
                 try:
                     with self.running:
                         part()
-                except (Lost, TimedOut, Unreachable):  # reported by who follows
+                except (Lost, TimedOut, Unreachable):  # The follower reports the silence.
                     break
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     if str(error) != told:
@@ -58,7 +58,10 @@ class Downloads:
                         self.say(f"{op.run}: bringing home: {error}")
 
     def last(self, op: Op, transport: Transport, pod_store: str) -> None:
-        """Download whatever the pod has saved before it is ended; what of it is damaged stays there."""
+        """Download all saved files of a pod before the pod ends; report damaged files and leave these files on the pod.
+
+        Raises Lost, TimedOut or Unreachable if the pod does not answer.
+        """
         self.say(f"{op.run}: bringing home what it has saved")
         with self.running:
             for part in self._parts(op, transport, pod_store):
@@ -70,12 +73,12 @@ class Downloads:
                     self.say(f"{op.run}: bringing home: {error}")
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
-        """Return the downloads, in this order; without room on this disk there is one, and the reason why no more."""
+        """Return the downloads in order; on a full disk, only the reports and a function that raises SlipwayError."""
         words = [lambda: reports.bring(op, transport, self.home)]
         if room.lacks(self.home.folder, self.reserve_bytes):
             return [*words, lambda: room.refuse_without_room(self.home.folder, self.reserve_bytes)]
         parts: list[Callable[[], object]] = [lambda: mirror.bring_logs(op, transport, self.home), *words]
-        if pod_store:  # else the pod itself brings them to the store
+        if pod_store:  # Without a pod store, the pod itself uploads artifacts.
             parts += [
                 lambda: snapshot.bring(op, transport, self.home),
                 lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.home),

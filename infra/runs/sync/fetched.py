@@ -1,7 +1,7 @@
-"""The only writer of `pod/`, the copy of a pod's folder in the home of its run: within bounds, and through no link.
+"""The only writer of `pod/`, the local copy of a pod's folder. Files stay within size limits and never follow links.
 
-In: pieces of files, under paths that `store.untrusted_names` allows. Out: files below `pod/`, and in `cuts.json`, in
-words, which of the pod's files are here only in part, or not at all. A size that the pod tells bounds nothing.
+The functions take pieces of files under paths allowed by `store.untrusted_names`, and write files below `pod/`.
+`cuts.json` lists the files copied only in part or not at all. A size reported by a pod is no limit.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from store.untrusted_names import NamedSizes, is_inside
 
 MIB = 1 << 20
 MARK_BYTES = MIB
-FILE_BYTES = 256 * MIB  # of one log, or of one phase's figures
-RUN_BYTES = 2048 * MIB  # of all of them together
+FILE_BYTES = 256 * MIB  # Limit of one log, or of the metrics of one phase.
+RUN_BYTES = 2048 * MIB  # Limit of all files of a run together.
 MOST_FILES = 2000
-MOST_CUTS = 5  # that are told one by one
+MOST_CUTS = 5  # Number of entries shown in full.
 
 
 def place(root: Path, path: str) -> Path:
-    """Return where a fetched file goes below `root`: its folders are made, and a link in its place is removed.
+    """Return the local path of a fetched file below `root`; create the folders and remove a link at the path.
 
-    Raises SlipwayError when the path leads out of `root`, or one of its folders is a link.
+    Raises SlipwayError if the path leads out of `root`, or if a folder on the path is a link.
     """
     if not is_inside(path):
         raise SlipwayError(f"{outside.shown(path)} cannot be the name of a fetched file; nothing was written")
@@ -58,20 +58,20 @@ def _make_folder(folder: Path) -> None:
 
 
 def replace(root: Path, path: str, pieces: Iterable[bytes]) -> Path:
-    """Replace a fetched file at once; return it."""
+    """Replace a fetched file atomically, and return the path."""
     target = place(root, path)
     local_files.write_whole(target, pieces, mode=0o600)
     return target
 
 
 def opened(root: Path, path: str) -> BinaryIO:
-    """Open a fetched file to be read and written where it is; it is made when it is not there."""
+    """Open a fetched file for reading and writing in place; create a missing file."""
     descriptor = os.open(place(root, path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return open(descriptor, "r+b")
 
 
 def held_bytes(path: Path) -> int:
-    """Return the size of a regular file; 0 where there is none."""
+    """Return the size of a regular file, or 0 without a regular file."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         seen = os.lstat(path)
         return seen.st_size if stat.S_ISREG(seen.st_mode) else 0
@@ -79,17 +79,17 @@ def held_bytes(path: Path) -> int:
 
 
 def files_below(root: Path) -> Iterator[str]:
-    """Yield the regular files below `root`, by their paths in it; no link is followed, or is one of them."""
+    """Yield the relative paths of the regular files below `root`; never follow or yield a link."""
     for folder, _, names in os.walk(root, followlinks=False):
         for name in sorted(names):
             path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # The file was removed in the meantime.
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     yield os.path.relpath(path, root).replace(os.sep, "/")
 
 
 def content(root: Path, path: str, most: int = FILE_BYTES) -> bytes:
-    """Return a fetched file. Raises FileNotFoundError when there is none that is regular and inside of `root`."""
+    """Return the content of a fetched file. Raises FileNotFoundError without a regular file inside `root`."""
     try:
         return outside.content(outside.within(root, path), most) if is_inside(path) else _absent(path)
     except outside.Unreadable as error:
@@ -101,7 +101,7 @@ def _absent(path: str) -> bytes:
 
 
 def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
-    """Yield the bytes of a pod's file, so many at most. Raises FileNotFoundError."""
+    """Yield the first `most` bytes of a pod's file. Raises FileNotFoundError."""
     begin = 0
     while begin < most:
         piece = transport.read(source, begin)
@@ -113,7 +113,7 @@ def pieces_of(transport: Transport, source: str, most: int) -> Iterator[bytes]:
 
 @dataclass
 class FetchRoom:
-    """The bytes that the files of a run may still take here, logs, figures and marks together."""
+    """The bytes still available to the logs, metrics and marks of a run on the local disk."""
 
     left: int
 
@@ -123,7 +123,7 @@ class FetchRoom:
         return FetchRoom(max(0, min(RUN_BYTES - held, room.free_bytes(home.folder))))
 
     def share(self, here: int, wanted: int) -> int:
-        """Return the size up to which a file may grow that has `here` bytes here, and `wanted` on its pod."""
+        """Return the allowed size of a file (`here` bytes local, `wanted` bytes on the pod), and reserve the growth."""
         size = min(wanted, FILE_BYTES, here + self.left)
         self.left -= max(0, size - here)
         return size
@@ -134,7 +134,7 @@ def _counts(path: str) -> bool:
 
 
 def cut(path: str, here: int, there: int) -> str:
-    """Return in words that a file is here only in part."""
+    """Return a display text for a partly copied file."""
     if here >= FILE_BYTES:
         why = f"{size(FILE_BYTES)} of a file are the most that is kept here"
     else:
@@ -143,7 +143,7 @@ def cut(path: str, here: int, there: int) -> str:
 
 
 def cuts_of(listing: NamedSizes) -> list[str]:
-    """Return in words which files of a listing are not brought at all."""
+    """Return display texts for the files of a listing that cannot be fetched."""
     found = []
     if listing.num_refused:
         names = ", ".join(outside.shown(one) for one in listing.refused)
@@ -154,14 +154,14 @@ def cuts_of(listing: NamedSizes) -> list[str]:
 
 
 def note_cuts(home: RunHome, part: str, cuts: Sequence[str]) -> None:
-    """Write down which files of a part, logs or results, are here only in part."""
+    """Record the partly copied files of a part, such as logs or results, in `cuts.json`."""
     known = _noted(home)
     if known.get(part, []) != list(cuts):
         write_durably(place(home.pod.root, home.cuts.name), json.dumps({**known, part: list(cuts)}, indent=1))
 
 
 def cuts_at_home(home: RunHome) -> list[str]:
-    """Return in words which of the pod's files are here only in part, or not at all."""
+    """Return display texts for the pod's files copied only in part or not at all."""
     found = [str(one) for cuts in _noted(home).values() for one in cuts]
     more = len(found) - MOST_CUTS
     return [*found[:MOST_CUTS], f"{count(more, 'file')} more"] if more > 0 else found

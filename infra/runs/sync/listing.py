@@ -1,7 +1,7 @@
-"""The list of a pod's files: which are to be kept, with their sizes.
+"""Listing of the files on a pod by path patterns, with file sizes.
 
-In: the row of a pod, the transport to it, and patterns of paths. Out: `NamedSizes`. Each entry of the answer ends with
-NUL, which no name can hold, so that the name of a file cannot forge an entry.
+`listed` returns a `NamedSizes`. Each entry of the answer ends with NUL, which no file name can contain, so that a file
+name cannot forge an entry.
 """
 
 from infra.errors import SlipwayError
@@ -17,7 +17,7 @@ RESULTS = "work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/mar
 
 
 def listed(op: Op, transport: Transport, patterns: str) -> NamedSizes:
-    """Return the files on the pod that these patterns find, by path in its folder. Raises SlipwayError."""
+    """Return the files on the pod matching the patterns, by path in the pod's folder. Raises SlipwayError."""
     words = ["sh", "-c", LIST, "sh", str(folder_of(op).root), patterns, str(LISTING_BYTES)]
     done = transport.run(words, timeout_s=LIST_S)
     if done.exited != 0:

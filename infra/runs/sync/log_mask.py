@@ -1,7 +1,7 @@
-"""The masking of a job's secrets in the copies of its logs on this side, before they are written down or shown.
+"""Masking of a job's secrets in local copies of logs, before the logs are stored or shown.
 
-In: the row of a pod, and the transport to it. Out: a `Mask` with the secrets of the job, as this process was given them
-and as the pod has them, and with the keys of this installation. Nothing of it is written down.
+A `Mask` covers the secrets of the job, as known to this process and as stored on the pod, and the keys of this
+installation. No secret is written to disk.
 """
 
 import contextlib
@@ -19,36 +19,36 @@ from store.masking import Mask
 
 SECRETS_BYTES = 1 << 20
 MOST_SECRETS = 1000
-_there: dict[str, dict[str, str]] = {}  # by the pod's token: what it was handed does not change
+_there: dict[str, dict[str, str]] = {}  # By the pod's token; the secrets of a pod never change.
 
 
 def mask_for(op: Op, transport: Transport) -> Mask:
-    """Return the mask for the logs of a pod. Raises SlipwayError when the pod cannot be asked for its secrets."""
+    """Return the mask for the logs of a pod. Raises SlipwayError if the secrets on the pod cannot be read."""
     names = _names(op)
     handed = handed_to(op, transport) if names else {}
     return Mask((*_known_here(names), *(handed.get(name, "") for name in names)))
 
 
 def mask_here(op: Op) -> Mask:
-    """Return the mask for the logs of a pod that is gone, with what this process knows."""
+    """Return the mask for the logs of a gone pod, from the secrets known to this process."""
     return Mask(_known_here(_names(op)))
 
 
 def _names(op: Op) -> tuple[str, ...]:
-    """Return the names of a job's secrets; none of a job that cannot be read, of which other commands tell."""
+    """Return the names of a job's secrets; () for an unreadable job, which other commands report."""
     with contextlib.suppress(UsageError):
         return op.read_job().secrets if op.job else ()
     return ()
 
 
 def _known_here(names: Iterable[str]) -> list[str]:
-    """Return the secrets of a job as this process was given them, and the keys of this installation."""
+    """Return the secret values of a job in this process's environment, and the keys of this installation."""
     own = [one.value for one in own_keys.of_installation() if len(one.value) >= LEAST_VALUE_LETTERS]
     return [*own, *(os.environ.get(name, "") for name in names)]
 
 
 def handed_to(op: Op, transport: Transport) -> dict[str, str]:
-    """Return the secrets that a pod was handed, as its own file says; {} before the hand-over, and where it is gone."""
+    """Return the secrets on the pod by name; {} before the hand-over or without the file. Raises SlipwayError."""
     if op.token not in _there:
         try:
             said = outside.mapping(transport.get(folder_of(op).secrets, SECRETS_BYTES), SECRETS_BYTES, MOST_SECRETS)

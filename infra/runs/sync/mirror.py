@@ -1,7 +1,7 @@
-"""The local mirror of a run, so that it outlives its pod: logs as they grow, its verdict, artifacts.
+"""Local mirror of a run's logs, verdict and artifacts, so that the output outlives the pod.
 
-In: a journal row and the transport to its pod. Out: files under `pod/` in the run's home, artifacts in the local store.
-All of it may be repeated: what is here already is not fetched again.
+The functions read from a pod (journal row and transport) and write below `pod/` in the run's home and into the local
+store. All functions are idempotent: existing data is not fetched again.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from store.run_sync.run_folder import ENDING, RunFolder
 from store.untrusted_names import LOG, NamedSizes
 
 SLOWEST_BYTES_PER_S = 100_000
-PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
-OVERLAP_BYTES = 256  # at the end of a copy of a log, by which it is known to be of the same log
+PATIENCE_S = 120.0  # Timeout for a lost connection during the transfer of a large file.
+OVERLAP_BYTES = 256  # Trailing bytes that identify a copied log.
 NO_MASK = Mask(())
 
 
 def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
-    """Append to the copies at home what the pod's logs have grown by; the logs that there are, by name."""
+    """Append the new bytes of the pod's logs to the local copies; return the paths of the copies, by name."""
     listing, room = listed(op, transport, LOGS), FetchRoom.of(home)
     mask = log_mask.mask_for(op, transport)
     paths, cuts = list[Path](), fetched.cuts_of(listing)
@@ -50,7 +50,7 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
         parts = _parts_of(name, folder_of(op).root, listing)
         if not parts:
             continue
-        with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
+        with contextlib.suppress(FileNotFoundError):  # The log was removed after the listing.
             there = sum(size for _, size in parts)
             size = room.share(fetched.held_bytes(home.pod.root / name), there)
             _copy_log(LogSource(transport, parts, mask if name.endswith(".log") else NO_MASK), home, name, size)
@@ -61,9 +61,9 @@ def bring_logs(op: Op, transport: Transport, home: RunHome) -> list[Path]:
 
 
 def _parts_of(name: str, root: Path, listing: NamedSizes) -> list[tuple[str, int]]:
-    """Return where the parts of a log are on the pod, with their sizes: that of earlier pods, and that of this one.
+    """Return paths and sizes of a log's parts on the pod: the part of earlier pods, and the part of this pod.
 
-    Times are those of this pod's bytes only: with an earlier part before them they are of no use.
+    A `.times` file indexes only bytes of this pod, so return [] for a `.times` file after an earlier part.
     """
     earlier = f"{EARLIER}/{Path(name).stem}.log"
     before = listing.sizes.get(earlier)
@@ -76,14 +76,14 @@ def _parts_of(name: str, root: Path, listing: NamedSizes) -> list[tuple[str, int
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log on a pod, in parts: that of earlier pods, and that of this one."""
+    """A log on a pod, in parts: the part of earlier pods, and the part of this pod."""
 
     transport: Transport
     parts: Sequence[tuple[str, int]]
     mask: Mask
 
     def masked(self, begin: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes from one offset to another, masked, up to where a secret may begin that goes on later."""
+        """Yield the masked bytes from offset `begin` to `end`, without a tail that may begin a secret."""
         lead = min(begin, self.mask.longest)
         return self.mask.part(_pieces(self.transport, self.parts, begin - lead, end), lead)
 
@@ -95,7 +95,7 @@ def _copy_log(source: LogSource, home: RunHome, name: str, size: int) -> None:
 
 
 def _append(source: LogSource, home: RunHome, name: str, size: int) -> bool:
-    """Append to a copy what it lacks of the first `size` bytes; return False if it is a copy of something else."""
+    """Append the missing bytes of the first `size` bytes to a copy; return False if the copy is of a different log."""
     here = fetched.held_bytes(home.pod.root / name)
     if here and here >= size:
         return here == size
@@ -107,14 +107,14 @@ def _append(source: LogSource, home: RunHome, name: str, size: int) -> bool:
             head += piece
         if not head.startswith(known):
             return False
-        file.seek(here)  # by offset, so that two processes with the same bytes write them once
+        file.seek(here)  # Write by offset, so that two processes with the same bytes write the bytes once.
         file.write(head[len(known) :])
         file.writelines(pieces)
     return True
 
 
 def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes of these parts together, from one offset to another."""
+    """Yield the bytes of the concatenated parts, from offset `begin` to `end`."""
     for source, listed_size in parts:
         size = min(listed_size, end)
         while begin < size:
@@ -127,13 +127,13 @@ def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int, 
 
 
 def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
-    """Copy home the logs that the pod's courier has brought to the store and that are longer than those here.
+    """Copy logs uploaded by the pod's courier from the store, if longer than the local copy; return the paths.
 
-    For a pod that does not answer any more. Raises StoreError when the store cannot be read.
+    Used for a silent pod. Raises StoreError if the store cannot be read.
     """
     paths, cuts, room = list[Path](), list[str](), FetchRoom.of(home)
     try:
-        there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)  # its courier has masked them, too
+        there, mask = RunFolder(op.store or "", op.run), log_mask.mask_here(op)  # The courier has masked the logs, too.
         files = sorted(there.names().items())[:MOST_FILES]
         rotated = {log for log in (name for name, _ in files) if _is_rotated(log, dict(files), home)}
         for name, size in files:
@@ -143,20 +143,20 @@ def bring_logs_from_store(op: Op, home: RunHome) -> list[Path]:
                 cuts += [fetched.cut(name, most, size)] if most < size else []
     except StoreError:
         raise
-    except Exception as error:  # whatever a store's client raises
+    except Exception as error:  # A store client may raise any exception.
         raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     fetched.note_cuts(home, "logs of the store", cuts)
     return paths
 
 
 def _is_rotated(log: str, there: Mapping[str, int], home: RunHome) -> bool:
-    """Return whether the pod has rotated a log since it was copied home."""
+    """Return True if the pod has rotated a log since the last local copy."""
     part = earlier_part(Path(log)).as_posix()
     return there.get(part, 0) > fetched.held_bytes(home.pod.root / part)
 
 
 def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """Yield so many bytes at most."""
+    """Yield at most `most` bytes."""
     for piece in pieces:
         yield piece[:most]
         most -= len(piece)
@@ -165,10 +165,10 @@ def _first(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def last_words(op: Op, home: RunHome) -> dict[str, Any]:
-    """Return the verdict of a pod that is gone: from the mirror, else as its courier left it in the store.
+    """Return the verdict of a gone pod, from the mirror or else from the courier's upload in the store.
 
-    What the store has is kept in the mirror. {} when neither has one: the pod was taken away from its work. Raises
-    StoreError when the store cannot be read.
+    A verdict from the store is saved in the mirror. Return {} without a verdict: the pod was taken away during its
+    work. Raises StoreError if the store cannot be read.
     """
     verdict = reports.at_home(op, home).get("verdict", {})
     if verdict.get("token") == op.token:
@@ -181,7 +181,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
         raise StoreError(str(error)) from None
     except StoreError:
         raise
-    except Exception as error:  # whatever a store's client raises
+    except Exception as error:  # A store client may raise any exception.
         raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
     if verdict.get("token") != op.token:
         return {}
@@ -190,7 +190,7 @@ def last_words(op: Op, home: RunHome) -> dict[str, Any]:
 
 
 def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
-    """Copy to the pod's store what the job reads, and what it has made elsewhere; the names of what was sent."""
+    """Copy a job's input artifacts, and outputs already made elsewhere, to the pod's store; return the names sent."""
     makings = [step.config["making"] for step in job.steps if "making" in step.config]
     made = {making["name"]: making["fingerprint"] for making in makings}
     wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
@@ -202,7 +202,7 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
             place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store
-            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
+            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # Incomplete until it is back.
             for entry in manifest.files:
                 put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
             transport.put(manifest.to_json().encode(), root / place)
@@ -213,17 +213,17 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
 def bring_artifacts(
     op: Op, pod_store: str, transport: Transport, store: Store, home: RunHome, meter: Meter | None = None
 ) -> list[str]:
-    """Publish in the store here what the job of this row has made on its pod; the names of what was brought.
+    """Publish the artifacts made on the row's pod in the local store; return the names fetched.
 
-    What is cut off stays in the run's home, and is gone on with. Raises StoreError when what arrived is not what the
-    pod's manifest says, SlipwayError when there is no room for it.
+    A partial download stays in the run's home and is continued later. Raises StoreError if a file differs from the
+    pod's manifest, and SlipwayError without enough disk space.
     """
     pod, brought, meter = folder_of(op), [], meter or Meter()
     for step in op.read_job().steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
         if name and is_home(store, name, fingerprint):
-            if store.check(name).problem == MISSING:  # a kill came between keeping it and naming it
+            if store.check(name).problem == MISSING:  # A kill came between publishing and naming the artifact.
                 store.point(name, fingerprint)
             continue
         if not name:
@@ -246,14 +246,14 @@ def bring_artifacts(
 
 
 def is_home(home: Store, name: str, fingerprint: str) -> bool:
-    """Return whether the local store holds that very artifact, whole."""
+    """Return True if the local store holds the complete artifact with this fingerprint."""
     return not home.find(name, fingerprint).problem
 
 
 def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, transport: Transport) -> Manifest | None:
-    """Return the manifest on the pod; None when there is none of that fingerprint that can be used.
+    """Return the manifest on the pod, or None without a usable manifest of this fingerprint.
 
-    Then the artifact is made, or sent, again.
+    After None, the artifact is made or sent again.
     """
     with contextlib.suppress(FileNotFoundError, ValueError):
         found = Manifest.from_json(transport.get(pod.code / store / places(kept_name(name, fingerprint))[0]))
@@ -262,9 +262,9 @@ def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, tra
 
 
 def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter) -> str:
-    """Copy the first `size` bytes of a file of the pod; return the sha256 of what arrived.
+    """Copy the first `size` bytes of a pod's file to `path`; return the SHA-256 of the received bytes.
 
-    Of a large file, what is in `path` already is not fetched.
+    For a large file, continue from the bytes already in `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -283,7 +283,7 @@ def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter
 
 
 def put(transport: Transport, path: Path, place: str) -> None:
-    """Copy a file to the pod, in pieces; of a large one, what is there already is not sent."""
+    """Copy a local file to the pod in pieces; continue a partial transfer of a large file. Raises SlipwayError."""
     size = path.stat().st_size
     if large_files.applies(transport, size):
         meter = Meter()
@@ -303,7 +303,7 @@ def put(transport: Transport, path: Path, place: str) -> None:
 
 
 def keep_only(draft: Path, paths: Collection[str]) -> None:
-    """Remove what an earlier attempt has left in a draft and what does not belong to it now."""
+    """Delete the files of an earlier attempt that no longer belong to a draft."""
     for path in draft.rglob("*"):
         if path.is_file() and str(path.relative_to(draft)) not in paths:
             path.unlink()
@@ -315,9 +315,9 @@ def _log(words: str) -> None:
 
 @contextlib.contextmanager
 def _draft(home: RunHome, key: str) -> Iterator[Path]:
-    """Yield a folder for what is being fetched, with what an earlier attempt has left; it goes when all has come.
+    """Yield a draft folder with the files of an earlier attempt; delete the folder after a complete fetch.
 
-    Another process may be fetching the same: then it is a new one.
+    If a different process is fetching the same artifact, yield a new temporary folder.
     """
     path = fetched.place(home.pod.root, f"{home.incoming.name}/{key}.lock")
     folder = path.parent
@@ -331,4 +331,4 @@ def _draft(home: RunHome, key: str) -> Iterator[Path]:
         draft = fetched.place(home.pod.root, f"{home.incoming.name}/{key}")
         draft.mkdir(exist_ok=True)
         yield draft
-        shutil.rmtree(draft, ignore_errors=True)  # the store may have taken it
+        shutil.rmtree(draft, ignore_errors=True)  # The store may have moved the folder.

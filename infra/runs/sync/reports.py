@@ -1,7 +1,7 @@
-"""The reports of a pod, progress, verdict and guard, as the pod has them and as they were brought home.
+"""Reports of a pod (progress, verdict and guard): read on the pod, and stored in the run's local home.
 
-In: a journal row; the transport to its pod, or the run's home. Out: plain mappings by kind, which `pod_reports` has
-checked; files below `pod/state/` in the run's home.
+The functions return plain mappings by kind, validated by `pod_reports`. The local files lie below `pod/state/` in the
+run's home.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ KINDS = ("progress", "verdict", "guard")
 
 
 def there(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return the reports of this very pod, by kind."""
+    """Return the reports on the pod with this pod's token, by kind."""
     said = {}
     for kind in KINDS:
         with contextlib.suppress(FileNotFoundError):
@@ -32,7 +32,7 @@ def there(op: Op, transport: Transport) -> dict[str, Any]:
 
 
 def bring(op: Op, transport: Transport, home: RunHome) -> None:
-    """Keep what the pod says of itself."""
+    """Copy the pod's reports to the run's home."""
     for kind, found in there(op, transport).items():
         keep(home, kind, found)
 
@@ -43,7 +43,7 @@ def keep(home: RunHome, kind: str, said: Mapping[str, Any]) -> None:
 
 
 def at_home(op: Op, home: RunHome) -> dict[str, Any]:
-    """Return the reports that `keep` wrote, by kind."""
+    """Return the local reports written by `keep`, by kind."""
     said = {}
     for kind in KINDS:
         with contextlib.suppress(FileNotFoundError):

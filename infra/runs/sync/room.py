@@ -1,7 +1,4 @@
-"""The room on this machine's disk for what runs bring home: a reserve stays free.
-
-In: the folder that takes what comes, the bytes that stay free. Out: nothing, or in words that no more is fetched.
-"""
+"""Disk space for downloads of runs: a reserve stays free on the local disk."""
 
 import shutil
 from pathlib import Path
@@ -9,11 +6,11 @@ from pathlib import Path
 from infra.errors import SlipwayError
 from infra.units import size
 
-RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # the smaller of the two stays free, whatever a pod sends
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the data on pods.
 
 
 def lacks(folder: Path, reserve_bytes: int) -> str:
-    """Return that the disk of a folder has less than the reserve left; "" while there is room."""
+    """Return an error text if the disk of a folder has less than the reserve left, or ""."""
     there = _that_exists(folder)
     free = shutil.disk_usage(there).free
     if free >= reserve_bytes:
@@ -24,19 +21,19 @@ def lacks(folder: Path, reserve_bytes: int) -> str:
 
 
 def refuse_without_room(folder: Path, reserve_bytes: int) -> None:
-    """Raise SlipwayError when the reserve of the disk is reached."""
+    """Raise SlipwayError if the disk of a folder has less than the reserve left."""
     if why := lacks(folder, reserve_bytes):
         raise SlipwayError(why)
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that what a pod sends may take on the disk of a folder."""
+    """Return the bytes available to downloads on the disk of a folder."""
     disk = shutil.disk_usage(_that_exists(folder))
     return max(0, disk.free - min(RESERVE_BYTES, int(RESERVE_SHARE * disk.total)))
 
 
 def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
-    """Raise SlipwayError when so many bytes find no room on the disk of a folder."""
+    """Raise SlipwayError if `num_bytes` do not fit on the disk of a folder."""
     if num_bytes > (free := free_bytes(folder)):
         raise SlipwayError(f"{what} has {size(num_bytes)}, and {folder} has room for {size(free)}; "
                            "it is not brought here; make room on this disk")  # fmt: skip

@@ -1,7 +1,4 @@
-"""The code of a pod: sent from here, or what lies there already; what a guard alone needs.
-
-In: the row of a pod, and the folder of the checkout. Out: files in the pod's `code` folder.
-"""
+"""Code of a pod: send the local code, reuse the code on the machine, or send only the agent for a guard."""
 
 import shutil
 import tempfile
@@ -19,13 +16,16 @@ from infra.transport.meter import Meter
 from infra.transport.push import Pushed, adopt, differences, push
 
 AGENT = Path(__file__).parents[2] / "agent"
-BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # the code and pins behind artifacts
+BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Code and pins that determine artifacts.
 
 
 def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
-    """Update the code in the run's folder on its machine, and what goes along. Raises UsageError for none.
+    """Adopt the code and the carried folders left on the machine by an earlier run.
 
-    What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
+    Raises UsageError without such files.
+
+    The names of artifacts contain fingerprints of the local code. Raises UsageError if the job makes artifacts and the
+    code on the machine differs in a file that determines artifacts.
     """
     transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     made = any("making" in step.config for step in plan.job.steps) if plan.job else False
@@ -52,12 +52,12 @@ def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say)
 
 
 def _some(paths: Sequence[str]) -> str:
-    """Return the first of them, and how many more there are."""
+    """Return the first three paths, and the number of further paths."""
     return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
 
 
 def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
-    """Send the code, and what set-up on another machine needs."""
+    """Send the code, and the tools for set-up on another machine; return the result of the push."""
     transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {run_rows.where(op)}")
     with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
@@ -70,7 +70,7 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | N
 
 
 def send_agent(op: Op, provider: Provider) -> None:
-    """Send what a guard needs, and no more: the code follows with the first work."""
+    """Send only the agent package, enough for a guard; the code follows with the first job."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,9 +1,9 @@
-"""The local snapshot of a run, from which it can resume elsewhere; it is updated while the run is followed.
+"""Local snapshot of a run, from which the run can resume on a new pod. The keeper updates the snapshot.
 
-In: a journal row and the transport to its pod. Out, in the run's home: `kept/` with the code as it was sent and what
-goes along; `pod/` with marks of steps, metrics, and of each folder of checkpoints the newest that is whole. `restore`
-puts the latter, logs too, onto another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json says its
-step, and of each of its files the size and sha256.
+In the run's home, `kept/` holds the original code and the carried folders. `pod/` holds step marks, metrics, and the
+newest complete checkpoint of each checkpoint folder. `restore` sends the contents of `pod/`, including logs, to a new
+pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json records the step, and the size and SHA-256 of each
+file.
 """
 
 import contextlib
@@ -32,22 +32,22 @@ from store.artifacts.artifacts import Store
 from store.run_sync.run_folder import MANIFEST, Damaged, ListedCheckpoint, by_folder, step_of
 from store.untrusted_names import CHECKPOINT, FIGURES, MARK, is_inside, is_of_run, is_part
 
-OURS = ("code", "state", "logs", "work")  # names beside the code that no folder which goes along may have
+OURS = ("code", "state", "logs", "work")  # Reserved names beside the code; a carried folder cannot use them.
 
 
 def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()) -> Path:
-    """Copy the code of `root` and what goes along, as a push sends them, for other pods; return the code's folder."""
+    """Copy the code in `root` and the carried folders like a push, for later pods; return the folder of the code."""
     write_record(home.kept.root / "POD.json", {"token": op.token, "run": op.run})
     push(ThisMachine(), root, home.kept.code, op.token, anyway=op.send_anyway)
-    # else it is ignored by the repository of this checkout
+    # Without a repository here, the repository of this checkout would ignore the folder.
     subprocess.run(["git", "init", "-q", str(home.kept.code)], check=True, stdin=subprocess.DEVNULL)
-    if sent := [one for one in op.send_anyway if os.path.lexists(home.kept.code / one)]:  # tracked, as in the checkout
+    if sent := [one for one in op.send_anyway if os.path.lexists(home.kept.code / one)]:  # Tracked, as in the checkout.
         words = ["git", "-C", str(home.kept.code), "add", "-f", "-N", "--", *sent]
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     for one in carried:
         folder = home.kept.root / _checked(one.name, one.file)
         push(ThisMachine(), Path(one.source), folder, op.token, one.file, anyway=one.anyway)
-        for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # listed, also what its own .gitignore names
+        for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # Lists all files, despite the folder's .gitignore.
             subprocess.run(["git", "-C", str(folder), *words], check=True, stdin=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)  # fmt: skip
     kept = [{"name": one.name, "file": one.file, "anyway": list(one.anyway)} for one in carried]
@@ -56,9 +56,9 @@ def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()
 
 
 def carried_of(home: RunHome) -> tuple[Carried, ...]:
-    """Return the folders that go along with the code that `keep_code` kept; each lies in `kept/`.
+    """Return the carried folders stored by `keep_code` in `kept/`.
 
-    Raises SlipwayError when the record says anything else: then nothing is sent.
+    Raises SlipwayError for an invalid record; no folder is sent.
     """
     try:
         said = outside.typed(read_record(home.carried), "carried", list)
@@ -79,22 +79,23 @@ def _kept_one(home: RunHome, said: Any) -> Carried:
 
 
 def _checked(name: str, file: str) -> str:
-    """Return the name of a folder that goes along. Raises Unreadable unless it, and its file, are names of the kind."""
+    """Return the name of a carried folder. Raises Unreadable for an invalid or reserved name, or an invalid path."""
     if not is_part(name) or name in OURS or file and not is_inside(file):
         raise outside.Unreadable(f"{outside.shown(name)} with {outside.shown(file)} is no folder that goes along")
     return name
 
 
 def bring(op: Op, transport: Transport, home: RunHome) -> None:
-    """Bring home what there is now; may be repeated. What the pod has tidied away meanwhile is left out.
+    """Download the current marks, metrics and newest checkpoints. Idempotent. Skip files removed by the pod.
 
-    Raises SlipwayError when something arrived damaged, or finds no room here.
+    Raises SlipwayError for a damaged file, or without enough disk space.
     """
     pod, listing, drafts = folder_of(op).root, listed(op, transport, RESULTS), []
     for checkpoints in by_folder(listing.sizes).values():
-        with contextlib.suppress(FileNotFoundError):  # only the newest few are kept there
+        with contextlib.suppress(FileNotFoundError):  # The pod keeps only the newest few checkpoints.
             drafts += _fetch_checkpoint(transport, pod, home, checkpoints[0])
-    # between the two: figures reach as far as any checkpoint that is here, whenever the pod is lost
+    # Between fetching and publishing the checkpoints: the local metrics then reach at least as far as any local
+    # checkpoint, even if the pod is lost at any time.
     cuts = [*fetched.cuts_of(listing), *_bring_figures(transport, pod, home, listing.sizes)]
     for name, there in listing.sizes.items():
         if MARK.fullmatch(name) and there <= MARK_BYTES:
@@ -109,11 +110,11 @@ def bring(op: Op, transport: Transport, home: RunHome) -> None:
 
 
 def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mapping[str, int]) -> list[str]:
-    """Bring the figures of each phase; return in words which of them are here only in part."""
+    """Download the metrics of each phase; return display texts for partly copied metrics."""
     cuts, room = [], FetchRoom.of(home)
     for name, there in sizes.items():
         if FIGURES.fullmatch(name):
-            most = room.share(fetched.held_bytes(home.pod.root / name), there + READ_BYTES)  # it may grow meanwhile
+            most = room.share(fetched.held_bytes(home.pod.root / name), there + READ_BYTES)  # The file may be growing.
             with contextlib.suppress(FileNotFoundError):
                 fetched.replace(home.pod.root, name, fetched.pieces_of(transport, str(pod / name), most))
                 cuts += [fetched.cut(name, most, there)] if most < there else []
@@ -121,25 +122,25 @@ def _bring_figures(transport: Transport, pod: Path, home: RunHome, sizes: Mappin
 
 
 def restore(op: Op, transport: Transport, home: RunHome, store: Store) -> None:
-    """Send a new pod what the one before has made; `store` is the one at home. Done before its job is started.
+    """Send the snapshot of the earlier pod to a new pod, before the job starts; `store` is the local store.
 
-    Its machine may have had this run before. A checkpoint there that is the one at home is not sent again; one that
-    never came home is put aside, since the run has gone on without it.
+    The new machine may have had this run before. A checkpoint equal to the local checkpoint is not sent again. A newer
+    checkpoint without a local copy is moved aside, because the run has continued without the checkpoint.
     """
     pod, kept = folder_of(op), home.pod.root
     there = _clear(op, transport, kept)
     steps = op.read_job().steps
     lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
-    remade = [f"state/marks/{name}.json" for name in lost]  # their output went with their pod
+    remade = [f"state/marks/{name}.json" for name in lost]  # The output of these steps was lost with the pod.
     for name in sorted(fetched.files_below(kept)):
         if is_of_run(name) and name not in remade and name.rpartition("/")[0] not in there:
-            mirror.put(transport, kept / name, str(pod.root / name))  # logs go on where they ended
+            mirror.put(transport, kept / name, str(pod.root / name))  # Logs continue at their end.
 
 
 def forget(home: RunHome) -> None:
-    """Remove the snapshot of a run that has succeeded: what it made is in the store."""
+    """Delete the snapshot of a successful run; the store has the artifacts."""
     for folder in (home.kept.root, home.pod.work, home.pod.state / "marks"):
-        with contextlib.suppress(SlipwayError):  # it is not there, or is not ours
+        with contextlib.suppress(SlipwayError):  # The folder is missing or not ours.
             shutil.rmtree(own_folder(home, folder), ignore_errors=True)
 
 
@@ -149,7 +150,7 @@ def _is_made_here(config: dict[str, Any], store: Store) -> bool:
 
 
 def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
-    """Return the checkpoints that are on the pod as they are here; put away what is newer there."""
+    """Return the checkpoints on the pod equal to local checkpoints; move aside newer or different checkpoints."""
     root, same = folder_of(op).root, set()
     for folder, checkpoints in by_folder(listed(op, transport, RESULTS).sizes).items():
         here = [f"{folder}/{one.name}" for one in (kept / folder).glob("step-*")]
@@ -163,8 +164,8 @@ def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
 
 
 def _is_same(transport: Transport, root: Path, kept: Path, checkpoint: str) -> bool:
-    """Return whether a checkpoint of the pod is the one at home, by their manifests; a damaged one is neither's."""
-    with contextlib.suppress(FileNotFoundError):  # one of the two is no checkpoint
+    """Return True if a checkpoint on the pod and the local checkpoint have equal, valid manifests."""
+    with contextlib.suppress(FileNotFoundError):  # One of the two folders is no checkpoint.
         here = _manifest(fetched.content(kept, f"{checkpoint}/{MANIFEST}"))
         return here is not None and bool(_manifest(transport.get(root / checkpoint / MANIFEST)) == here)
     return False
@@ -178,13 +179,16 @@ def _put_aside(op: Op, transport: Transport, there: Path) -> None:
 
 
 def _manifest(content: bytes) -> Any:
-    """Return the manifest; None when it is damaged."""
+    """Return the parsed manifest, or None for a damaged manifest."""
     with contextlib.suppress(ValueError):
         return outside.mapping(content)
 
 
 def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str) -> list[tuple[Path, Path]]:
-    """Return a checkpoint's draft and its place, once the draft is whole; nothing when it is here already."""
+    """Fetch a checkpoint as a draft; return [(draft, target)] once complete, or [] if the checkpoint is already local.
+
+    Raises SlipwayError for a damaged file, or without enough disk space.
+    """
     target = fetched.place(home.pod.root, name)
     if target.exists():
         return []
@@ -194,7 +198,7 @@ def _fetch_checkpoint(transport: Transport, pod: Path, home: RunHome, name: str)
     except Damaged as error:
         raise SlipwayError(f"{source}: {error}") from None
     refuse_large(f"checkpoint {name}", sum(file.size for file in checkpoint.files), home.folder)
-    draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # with what an earlier attempt has left
+    draft = fetched.place(home.pod.root, f"{above}/.{target.name}.draft")  # Includes the files of an earlier attempt.
     meter = Meter()
     mirror.keep_only(draft, {file.path for file in checkpoint.files})
     for file in checkpoint.files:

@@ -1,4 +1,4 @@
-"""The sync steps of a job whose work outlives its pod: the pod itself uploads what it makes while it is active."""
+"""Sync steps of a job with output that outlives the pod: the pod uploads the output during the run."""
 
 from dataclasses import replace
 
@@ -7,14 +7,15 @@ from infra.agent.shell import is_own_text
 
 TRAIN, STORE = "train", "store"
 FETCH, CARRY = "fetch", "carry"
-EVERY_S = {"hf": 600.0}  # every look is a commit there, and a repository takes only so many of them
+EVERY_S = {"hf": 600.0}  # Each look is a commit, and a Hugging Face repository limits the number of commits.
 
 
 def with_courier(job: Job, store: str, run: str) -> Job:
-    """Return the job with a first step that restores from `store` what an earlier pod left, and a courier beside all.
+    """Return the job with a first step that restores earlier output from `store`, and a courier beside all steps.
 
-    `store` is named as the pod names it. A job that has them already stays as it is, and so does one that neither
-    trains nor carries out somebody's own text. Own text needs no PyTorch of ours: its courier has a small environment.
+    `store` is the address as seen from the pod. A job with a courier stays unchanged, as does a job without training
+    steps and without the user's own script. A job with only own scripts needs no PyTorch, so the courier uses a small
+    environment.
     """
     if job.beside is not None:
         return job
@@ -33,11 +34,11 @@ def with_courier(job: Job, store: str, run: str) -> Job:
 
 
 def mounts_of(job: Job) -> list[str]:
-    """Return the names of the folders that the job's own text wants kept beyond the run."""
+    """Return the names of the folders that the job's script keeps beyond the run, without duplicates."""
     return list(dict.fromkeys(name for step in job.steps for name, _ in step.config.get("kept", ())))
 
 
 def _makings(job: Job) -> dict[str, dict[str, str]]:
-    """Return by step what tells whether its artifact is in its store."""
+    """Return the store, name and fingerprint of each step's artifact, by step."""
     found = {step.name: step.config["making"] for step in job.steps if "making" in step.config}
     return {step: {key: making[key] for key in ("store", "name", "fingerprint")} for step, making in found.items()}
