@@ -1,6 +1,6 @@
-"""The acceptance policy: machines are examined before work, refused over the spend cap, remembered when bad.
+"""Acceptance policy: examine machines before work, refuse pods over the spend cap, and remember bad machines.
 
-In: settings, a provider. Out: `launch.Terms`.
+The settings and a provider determine the `launch.Terms` of a launch.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from infra.transport.protocol import Transport
 
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
-    """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
+    """Return the terms for machines of this vendor; `unchecked` skips the examination of machines."""
     examine = _accept(settings) if is_examined(vendor) and not unchecked else None
     if not vendor.is_rented:
         return Terms(accept=examine)
@@ -35,12 +35,12 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
 
 
 def _accept(settings: Settings) -> Accept:
-    """Return the check of a machine before any work; an own one that fails is remembered and not offered again."""
+    """Return the acceptance check of a machine. A failed inventory machine is remembered and not offered again."""
     from infra.machines.acceptance import Thresholds, examine
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:
         promised = request
-        if offer.num_gpus and not offer.place:  # for rented machines: the kind that the vendor named, and its size
+        if offer.num_gpus and not offer.place:  # For rented machines: the kind and size named by the vendor.
             kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
             promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
                                gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip

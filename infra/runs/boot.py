@@ -1,7 +1,7 @@
-"""The boot of a rented pod until it can be used: it has an address, sshd answers, a folder there is marked as ours.
+"""Boot of a rented pod: wait for an address and sshd, and create a folder marked as ours on the pod.
 
-In: a BOOTING row. Out: the same row with that address. Vendors say "running" long before a pod can be reached, and some
-never can: whoever waits has a limit, on the vendor's clock.
+`boot` takes a BOOTING row and returns the row with the address. Vendors report "running" long before a pod can be
+reached, and some pods never become reachable, so the wait has a limit on the vendor's clock.
 """
 
 import json
@@ -25,13 +25,14 @@ from infra.units import duration
 
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
-NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
-KEY_LATE_S = 60.0  # sshd is up before the vendor has written our key, as some do
+NOT_LISTED_S = 120.0  # A vendor may not know a fresh id for a while.
+KEY_LATE_S = 60.0  # At some vendors sshd starts before our key is written.
 OVERPRICED = 1.05
-ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
-LATE_S = 5.0  # time by our clock for which a vendor's answer may be under way
+ROUNDED = 10_000  # Micro-USD: a vendor may report amounts in whole cents.
+LATE_S = 5.0  # Local clock: possible delay of a vendor's answer.
 NO_VOLUME = 44
-# Steps write to the volume, where there is one; a rehearsal's machine can mount it below its home only.
+# Steps write to the volume if the pod has a volume; a rehearsal's machine can mount a volume only below the home
+# folder.
 MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
 if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
     for place in "$HOME"/mnt/* $3; do
@@ -45,13 +46,13 @@ printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
 
 
 class Unbooted(NoOffer):
-    """The machine will not do; the next one may."""
+    """The machine is unusable; the next offer may work."""
 
 
 def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
-    """Return the row with its address, within `limit_s` of the vendor's clock.
+    """Return the row with the pod's address, within `limit_s` seconds of the vendor's clock.
 
-    Raises Unbooted; the pod is there still.
+    Raises Unbooted; the pod still exists in this case.
     """
     scale = provider.clock_scale
     deadline = time.monotonic() + limit_s / scale
@@ -61,12 +62,12 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
         raise Unbooted(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
-    shown = {"last_seen_at": int(time.time())}  # the vendor has shown it: from now on its absence proves something
+    shown = {"last_seen_at": int(time.time())}  # The vendor has listed the pod, so a later absence is proof.
     return journal.note(op, address=str(address), **shown, **price(op, pod, provider))
 
 
 def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
-    """Return the pod as its vendor shows it after its end was set again, where a boot resets that. Raises Unbooted."""
+    """Arm the vendor's timer again where a boot resets the timer, and return the pod. Raises Unbooted."""
     limit_s = spend.limit_s(op)
     if not provider.can.resets_timer or limit_s is None:
         return pod
@@ -79,9 +80,10 @@ def _armed_again(op: Op, pod: Pod, provider: Market) -> Pod:
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
-    """Return the vendor's price of a running pod, as facts of its row: how much, and since when.
+    """Return the vendor's price of a running pod as row fields: the rate and the start of billing.
 
-    The time is of the wall's clock as it was when the request was sent; rather too early than too late.
+    The start is on the wall clock as of the sending of the request. Rounding errors make the start too early, never too
+    late.
     """
     rate = max(op.rate, pod.micro_usd_per_hour)
     if not pod.billed_at:
@@ -100,7 +102,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
     while time.monotonic() < deadline:
         try:
             pod = look_up(provider, op.remote_id or op.token, op.is_spot)
-        except SlipwayError as error:  # this says nothing about the pod
+        except SlipwayError as error:  # An API error says nothing about the pod.
             said = str(error)
         else:
             if pod and pod.address:
@@ -120,15 +122,15 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
 
 
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
-    """Return the pod's folder, marked with its token.
+    """Return the path of the pod's folder, after marking the folder with the pod's token.
 
-    Whoever has this key is let in by nobody but the pod that got it.
+    Only the rented pod admits the key of this installation. Raises Unbooted.
     """
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""
     places = " ".join(provider.can.volumes) if volume else ""
     refused_since, is_tried = 0.0, False
-    while not is_tried or time.monotonic() < deadline:  # once at least: it has an address, perhaps only just in time
+    while not is_tried or time.monotonic() < deadline:  # At least once: the address may have come at the deadline.
         is_tried = True
         try:
             words = ["sh", "-c", MARK, "sh", check_name(op.run), marker, places]
@@ -140,9 +142,9 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
                 time.sleep(max(LEAST_POLL_S, POLL_S / scale))
                 continue
             said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
-        except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late
+        except (Unreachable, Lost, TimedOut) as error:  # Sshd starts late.
             said = str(error)
-        except AuthError as error:  # and reads its keys later
+        except AuthError as error:  # Sshd reads keys even later.
             refused_since = refused_since or time.monotonic()
             if time.monotonic() - refused_since > KEY_LATE_S / scale:
                 raise Unbooted(str(error)) from None
@@ -152,13 +154,13 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
-    """Return the difference between the agreed price and ends and those that the vendor tells now."""
+    """Return the violation of the agreed price or limits in the vendor's report, or ""."""
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
         return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
-    # The row's rate may be what the vendor has said since; the agreed one, which has the disk in it, stands in the job.
-    # The vendor may tell its price with the disk or without.
+    # The row's rate may be a later report of the vendor. The job holds the agreed rate, which includes the disk. The
+    # vendor may report the price with or without the disk.
     agreed = op.read_job().limits.micro_usd_per_hour
     if pod.micro_usd_per_hour > agreed * OVERPRICED:
         return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(agreed)} were agreed to"
@@ -166,16 +168,16 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
 
 
 def _unkept(op: Op, pod: Pod, provider: Market) -> str:
-    """Return the difference between the agreed ends and those that the vendor has armed."""
+    """Return the difference between the agreed limits and the limits armed by the vendor, or ""."""
     can, scale = provider.can, provider.clock_scale
-    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # a vendor without a limit of money gets it as time
+    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # Without spend limits, the vendor gets money as time.
     if can.time_limit and limit_s is not None:
         if pod.ends_at is None:
             return f"{provider.name} did not arm its time limit"
         slack_s = max(spend.VENDOR_LATE_S, LATE_S * scale)
         left_s = pod.ends_at - provider.now()
         least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
-        most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # counted from its start, perhaps
+        most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # The vendor may count from the pod's start.
         if not least_s - slack_s <= left_s <= most_s + slack_s:
             return f"{provider.name} would end it in {duration(left_s)}, asked for were {duration(limit_s)}"
     if can.spend_limit and op.cap is not None:

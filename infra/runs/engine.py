@@ -1,9 +1,10 @@
-"""The seam of an engine, a provider that takes over whole runs: SkyPilot's kind.
+"""Interface of an engine: a provider that takes over whole runs, like SkyPilot.
 
     Plan -> quote (offers) -> RunStart -> begin (the journal's row)
 
-An engine chooses the machines, recovers a run by itself and ends what it has rented. Its class extends `RunEngine`, and
-`Provider.keeps_runs` is True; the launch, `resume` and the supervisor ask `engine_of(provider)` and keep no such run.
+An engine chooses the machines, recovers runs by itself and ends the pods that it rented. An engine class extends
+`RunEngine` and sets `Provider.keeps_runs` to True. The launch, `resume` and the supervisor call `engine_of(provider)`
+and keep no run of an engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """A run about to begin: its plan, the offers to try, and the terms on which they are taken."""
+    """A run to begin: the plan, the offers to try, and the terms for machines."""
 
     plan: Plan
     offers: Sequence[Offer]
     journal: Journal
     root: Path
-    """The checkout whose code the run gets."""
+    """The checkout that provides the code of the run."""
     secrets: Mapping[str, str] = field(repr=False)
     say: Say
     terms: "Terms"
@@ -40,32 +41,32 @@ class RunEngine(Market, Protocol):
 
     @property
     def title(self) -> str:
-        """Return the name of the engine for people."""
+        """Return the display name of the engine."""
 
     @property
     def gpu_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of GPU that the engine and our table call by one name, the smallest first."""
+        """Return the GPU kinds that have the same name in the engine and in our table, the smallest first."""
 
     @property
     def service_hint(self) -> str:
-        """Return how a service gets to the engine, in words; "" where it cannot."""
+        """Return a hint for users how to serve a model on the engine, or "" if the engine serves no models."""
 
     def job_keys(
         self, said: Mapping[str, Any], typed: Mapping[str, Any], request: Request, where: str
     ) -> tuple[dict[str, Any], list[str]]:
-        """Return the keys of a job file that are the engine's business, and notes on keys without effect.
+        """Return the keys of a job file for the engine, and notes on keys without effect.
 
-        said: the file's keys; typed: the values of a `MachineSpec` by name, which outweigh them; where: the file, for
-        errors. Raises UsageError for what the engine can never do.
+        `said` holds the keys of the file. `typed` holds the values of a `MachineSpec` by name, which override the file.
+        `where` names the file in errors. Raises UsageError for a request that the engine cannot satisfy.
         """
 
     def quote(self, plan: Plan, tell: Say) -> list[Offer]:
-        """Return the offer that the engine would choose for the plan now. Raises NoOffer, UsageError."""
+        """Return the offers that the engine would currently choose for the plan. Raises NoOffer, UsageError."""
 
     def begin(self, start: RunStart) -> Op:
-        """Submit the run, and return its row in the journal. Raises as `infra.runs.pods.rent`."""
+        """Submit the run, and return its journal row. Raises as `infra.runs.pods.rent`."""
 
 
 def engine_of(provider: Provider) -> RunEngine | None:
-    """Return the provider itself when it is an engine."""
+    """Return the provider as an engine, or None if the provider is not an engine."""
     return cast(RunEngine, provider) if provider.keeps_runs else None

@@ -1,7 +1,7 @@
-"""Following one run to its end: a pod's files are polled, and yielded as they change.
+"""Follow one run to the end by polling the files of the pod.
 
-In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following
-stops nothing.
+`follow` takes a journal row and yields (progress, verdict) pairs; the last pair has a verdict. The function only reads,
+so an interrupted caller stops no work.
 """
 
 import time
@@ -17,17 +17,17 @@ from infra.units import duration
 
 POLL_S = 0.25
 RETRY_S = 2.0
-DOUBT_AFTER_S = 5.0  # an agent at work writes its progress twice a second
+DOUBT_AFTER_S = 5.0  # An active agent writes progress twice a second.
 
 
 def follow(
     op: Op, journal: Journal, transport: Transport, elsewhere: Callable[[], dict[str, Any]] = dict
 ) -> Iterator[Seen]:
-    """Yield at every look, about four times a second, until the run has its verdict.
+    """Yield (progress, verdict) about four times a second until the run has a verdict.
 
-    A pod that does not answer is asked again for as long as its row is live: the run goes on there, and `unreachable`
-    in the progress says since when nothing is known; `elsewhere` may then have the verdict of its other nodes.
-    SlipwayError: neither its guard nor its agent is running, or its pod was ended by somebody else.
+    While a silent pod has a live row, keep polling: the run may continue on the pod. The `unreachable` entry of the
+    progress then says for how long, and `elsewhere` may return the verdict of other nodes. Raises SlipwayError if
+    neither guard nor agent is running, or if the pod was ended meanwhile.
     """
     doubted_at = heard_at = time.monotonic()
     progress: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def follow(
             if verdict:
                 return
             row = journal.op(op.token)
-            if not row.is_live or row.detached:  # the latter: another process has ended it
+            if not row.is_live or row.detached:  # A detached row belongs to a replaced pod.
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
             time.sleep(RETRY_S)
             continue

@@ -1,8 +1,8 @@
-"""The hand-over of a job to a rented pod whose code is there: from then on its guard holds it, and we may leave.
+"""Hand-over of a job to a rented pod with the code in place; afterwards the guard enforces the limits.
 
-In: the row of a pod, with its job; the secrets that the job names. Out: `job.json` and `secrets.json` on the pod, an
-armed guard, and the row as READY. A vendor's key by which the pod ends itself goes into the guard's memory and into no
-file.
+`hand_over` takes the row of a pod with the job, and the secrets named in the job. The pod gets `job.json`,
+`secrets.json` and an armed guard, and the row becomes READY. A vendor key for self-termination goes only into the
+memory of the guard, never into a file.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ARM_S = 60.0
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Send job and secrets and arm the guard; the row is READY then. May be repeated."""
+    """Send the job and the secrets, arm the guard, and return the row in state READY. Idempotent."""
     op, key = _with_self_end(op, provider, journal)
     if provider.is_here and op.rank == 0:
         _forget_removed(op)
@@ -47,9 +47,9 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
 
 
 def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, str]:
-    """Return the row with the calls by which its pod ends itself, where it was asked for, and the key they need.
+    """Return the row with self-termination calls in the job, if requested, and the vendor key for the calls.
 
-    The key is "" where the pod has one of its own, or nobody has one to hand out.
+    The key is "" if the pod has a key already, or if no key is configured for pods.
     """
     rented, job = market(provider), op.read_job()
     if rented is None or not job.self_end or rented.farewell or not rented.self_end_key or not op.remote_id:
@@ -61,9 +61,9 @@ def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, st
 
 
 def _forget_removed(op: Op) -> None:
-    """Remove the marks of steps whose artifact somebody has removed from the store meanwhile: they are not done."""
+    """Delete the marks of steps whose artifact is missing in the store, so that the steps run again."""
     pod, store = sight.folder_of(op), Store(op.store)
-    with contextlib.suppress(StoreError):  # a store that cannot be read now is reported by the step that reads it
+    with contextlib.suppress(StoreError):  # The step reading the store reports an unreadable store.
         for step in op.read_job().steps:
             made = step.config.get("making")
             if made and pod.mark(step.name).exists() and not mirror.is_home(store, made["name"], made["fingerprint"]):
@@ -71,16 +71,17 @@ def _forget_removed(op: Op) -> None:
 
 
 def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> None:
-    """Arm the guard. A second time it finds the guard that the first one has started.
+    """Arm the guard. A repeated call finds the guard of the first call.
 
-    `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
+    `key` is the vendor key for self-termination; the key goes through the connection into the guard's memory and into
+    no file. Raises SlipwayError if the guard does not start or belongs to a different pod.
     """
     pod, job = sight.folder_of(op), op.read_job()
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
-    transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
+    transport.put(op.job.encode(), pod.job, 0o600)  # The file contains the shared key of the nodes of a run.
     names = (*VENDORS.values(), "lium_self_end_key")
-    keyless = [word for name in names for word in ("-u", name.upper())]  # steps inherit what the guard has
+    keyless = [word for name in names for word in ("-u", name.upper())]  # Steps inherit the environment of the guard.
     words = ["env", *keyless, transport.python, "-m", transport.agent, "start", str(pod.root)]
     code = {"PYTHONPATH": str(pod.code)}
     done = transport.run(words, stdin=key.encode() if key else None, timeout_s=ARM_S, cwd=pod.code, env=code)
@@ -91,10 +92,10 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str) -> 
 
 
 def _counted(op: Op, provider: Provider, journal: Journal) -> Op:
-    """Return the row of a rented pod whose job says how long the pod has been billed until now.
+    """Return the row of a rented pod with the billed time so far in the job, in seconds of the vendor's clock.
 
-    A guard that finds no report of an earlier guard counts from there: at the first hand-over, at its second try, and
-    on a container that was started again on an empty disk.
+    A guard without an earlier report counts from this time: at the first hand-over, at a second attempt, and after a
+    restart of the container on an empty disk.
     """
     if not op.rate:
         return op

@@ -1,4 +1,4 @@
-"""The look-up of the journal's rows by their names, and of what they lead to: a pod, a verdict. Nothing is changed."""
+"""Look-up of journal rows by name, and of the pod and verdict of a row. Read-only."""
 
 from typing import Any
 
@@ -26,10 +26,10 @@ def way(settings: Settings, op: Op) -> Transport:
 
 
 def find_run(journal: Journal, run: str = "") -> Op:
-    """Return the newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
+    """Return the newest row of the run with this name or name prefix, by default of the last run. Raises UsageError.
 
-    The trial `sweep.trial` is found as `sweep/trial`, too, as tables show it.
-    Other nodes of a run and replicas of a service have rows of their own, found by their whole names.
+    The trial `sweep.trial` also matches `sweep/trial`, the form shown in tables. Other nodes of a run and replicas of a
+    service have their own rows and match only by their full names.
     """
     run = run.replace("/", ".", 1)
     if run in journal.runs():
@@ -45,15 +45,15 @@ def find_run(journal: Journal, run: str = "") -> Op:
 
 
 def names_of_runs(journal: Journal) -> list[str]:
-    """Return the names of launched runs, the last one at the end: neither other nodes of a run nor replicas."""
+    """Return the names of launched runs, the last run at the end, without other nodes of a run and without replicas."""
     others = {op.run for op in journal.ops() if op.service or op.rank > 0}
     return [name for name in journal.runs() if name not in others]
 
 
 def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
-    """Return the verdict of a pod's work, {} while there is none.
+    """Return the verdict of a pod's work, or {} without a verdict.
 
-    Of a row that has ended no other machine is asked: the copy at home counts.
+    For an ended row of a remote machine, read the local copy and do not contact the machine.
     """
     if not op.is_live and op.vendor != LOCAL:
         verdict = reports.at_home(op, RunHome.of(op.run, settings.homes)).get("verdict", {})
@@ -62,7 +62,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
 
 
 def has_machine(op: Op, settings: Settings) -> bool:
-    """Return whether the machine of a row can be named still: a rented one is replaced by another of its vendor."""
+    """Return True if the machine of a row is still configured; always True for a vendor with replaceable machines."""
     try:
         vendor = registry.provider(settings, op.vendor)
         if not vendor.fleeting:
@@ -73,12 +73,12 @@ def has_machine(op: Op, settings: Settings) -> bool:
 
 
 def scale_of(op: Op, settings: Settings) -> float:
-    """Return the speed, relative to ours, of the clock by which the pod is billed."""
+    """Return the speed, relative to the local clock, of the clock by which the pod is billed."""
     return settings.clock_scale if op.vendor in VENDORS else 1.0
 
 
 def between_pods(journal: Journal) -> list[Op]:
-    """Return the last pods of runs that their keepers continue on other ones, or were about to when they died."""
+    """Return the last pods of runs that a keeper is moving to new pods, or was moving when the keeper died."""
     kept, newest = (
         journal.leases.held() | journal.leases.abandoned(),
         {op.run: op for op in journal.ops() if op.is_head},
@@ -87,5 +87,5 @@ def between_pods(journal: Journal) -> list[Op]:
 
 
 def waits(op: Op, journal: Journal) -> bool:
-    """Return whether the run of this last pod goes on by itself on another one."""
+    """Return True if the run of this ended pod will continue on a new pod without a user action."""
     return op.token in [one.token for one in between_pods(journal)] and is_recent(journal, op.run)

@@ -1,6 +1,6 @@
-"""The observed state of the pods: what the journal, the provider and a pod's own files say, and how old that is.
+"""Observed state of pods: the reports of the journal, the provider and the pod's files, with their age.
 
-Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
+All pods are queried in parallel with the same deadline of a few seconds, so a silent pod does not delay the others.
 """
 
 import math
@@ -29,9 +29,9 @@ from infra.runs.sync import reports
 from infra.runs.sync.fetched import cuts_at_home
 from infra.units import duration, moment
 
-ENDING = "ending"  # state of a run whose pod was asked to end, and is not proven gone
-QUEUED = "queued"  # state of a pod whose engine has not begun it yet
-SILENT_TIMER_S = 120.0  # by the container's clock: a dead-man timer looks every 15 s, and every 60 s past its deadline
+ENDING = "ending"  # State of a run after a request to end the pod, until the pod is proven gone.
+QUEUED = "queued"  # State of a pod in an engine's wait queue.
+SILENT_TIMER_S = 120.0  # Container clock: a dead-man timer looks every 15 s, and every 60 s past the deadline.
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 
 
@@ -39,11 +39,10 @@ def snapshot(
     journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
     named: str = "",
 ) -> list[PodView]:  # fmt: skip
-    """Return one row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
+    """Return one row per run, by its last pod: all live runs and the last `ended` ended runs; newest last.
 
-    A pod that is detached from a run has a row of its own until it is proven gone. Replicas of services come and go: of
-    those that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
-    `homes` holds what was downloaded of them.
+    A pod detached from a run has a row of its own until the pod is proven gone. An ended replica of a service is left
+    out unless `named`; the `named` run always has a row. Ended pods are not contacted: `homes` holds their downloads.
     """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
@@ -59,7 +58,7 @@ def snapshot(
 
 
 def _cuts(run: str, homes: Path) -> list[str]:
-    """Return in words which files of the run's pod are on this machine only in part."""
+    """Return a note about the partly downloaded files of the run's pod, or []."""
     cuts = cuts_at_home(RunHome.of(run, homes))
     return [f"not all that its pod has is here: {'; '.join(cuts)}"] if cuts else []
 
@@ -67,7 +66,7 @@ def _cuts(run: str, homes: Path) -> list[str]:
 def _shown(
     op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]
 ) -> PodView:  # fmt: skip
-    """Return the row of `view`, or one with the reason why there is none: a damaged row must not hide the others."""
+    """Return the row of `view`, or a row with the error: a damaged row must not hide the others."""
     try:
         return view(op, seen, now, rows, told)
     except Exception as error:
@@ -77,10 +76,10 @@ def _shown(
 
 
 def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
-    """Return the row that a journal's row and a look at its pod make.
+    """Return the view of a pod from the journal row and an observation.
 
-    `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
-    journal has it.
+    `rows` holds all rows of the run, because earlier pods add to the cost. `told` maps tokens to the vendors' reported
+    costs in the journal, as (UTC epoch seconds, micro-USD).
     """
     progress, verdict = seen.progress, seen.verdict
     before = sum(spend.spent(row, now, seen.clock_scale) for row in rows if row.token != op.token)
@@ -122,7 +121,7 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
 
 
 def _ended_at(op: Op, seen: Sight) -> float | None:
-    """Return the time at which the work was over: by its verdict, else the end of its pod."""
+    """Return the end time of the work: the time of the verdict, otherwise of the pod's end; None while live."""
     if seen.verdict:
         return seen.verdict.get("at", op.ended_at)
     return None if op.is_live else op.ended_at or op.del_requested_at
@@ -134,14 +133,14 @@ def _state(op: Op, seen: Sight) -> str:
     if op.is_live and seen.pod and seen.pod.state == QUEUED and not seen.verdict:
         return "planned"
     if op.is_live and op.stays and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
-        return "idle"  # it has had no work yet
+        return "idle"  # The pod has not had any work yet.
     why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
     why = why or ("limit" if _is_gone_at_its_limit(op, seen) else "")
     return state_of(op.state, seen.verdict.get("state", "") or why, seen.is_alive)
 
 
 def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
-    """Return whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
+    """Return True if a rented pod was gone at the due limit without a request to end; guards end pods early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
@@ -152,7 +151,7 @@ def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
-    """Return the state of a run in one word: from its row's state, its verdict ("" = none) and what lives."""
+    """Return the state of a run in one word, from the row state, the verdict ("" = none) and the liveness."""
     if verdict:
         return verdict
     if state in (FAILED, TERMINATED):
@@ -168,7 +167,7 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
 
 
 def _state_of_detached(seen: Sight) -> str:
-    """Return the state of a detached pod, which is never the run itself: `lost` until its machine answers."""
+    """Return the state of a detached pod, separate from the run: `lost` until the machine answers, then `stopped`."""
     return "lost" if seen.is_there is None else "stopped"
 
 
@@ -191,7 +190,7 @@ def _note(op: Op, seen: Sight) -> str:
     if op.state == READY and seen.is_alive is False:
         return seen.death
     if op.state == READY and seen.is_alive:
-        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever the earlier reason
+        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # An earlier reason no longer applies.
     return op.reason
 
 
@@ -203,12 +202,12 @@ def _ssh(op: Op) -> str:
 
 
 def _ends(op: Op, seen: Sight, now: Clocks, excess: Excess) -> tuple[str, ...]:
-    """Return the ends that are armed, and when each was last heard."""
+    """Return the armed ends, each with the time of the last report."""
     return tuple(filter(None, (_guard_end(seen, now, excess), _timer_end(op, seen, now), *_vendor_ends(op, seen.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
-    """Yield the ends that the vendor has announced."""
+    """Yield the ends announced by the vendor."""
     if pod and pod.state in STOPPED:
         return
     if pod and pod.ends_at:
@@ -218,7 +217,7 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
 
 
 def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
-    """Return the dead-man timer of a pod that was started with one: its guard has seen that process, or has not."""
+    """Return the state of a pod's dead-man timer, as last seen by the guard; "" for a pod without a timer."""
     try:
         if not op.read_job().has_start_timer:
             return ""
@@ -232,7 +231,7 @@ def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
 
 
 def _guard_end(seen: Sight, now: Clocks, excess: Excess) -> str:
-    """Return the guard's end of a pod: alive is a guard whose report is younger than a minute."""
+    """Return the state and limits of the guard. A guard counts as alive if the report is younger than a minute."""
     guard = seen.guard
     if not guard:
         return ""
@@ -247,7 +246,7 @@ def _guard_end(seen: Sight, now: Clocks, excess: Excess) -> str:
 
 
 def _guard_limit(guard: Mapping[str, Any]) -> str:
-    """Return the limits of a living guard, as it reported last."""
+    """Return the limits in the last report of a live guard."""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
     limit = "no limit" if limit_s is None else f"ends it in {duration(max(0.0, limit_s - elapsed_s))}"
     idle_limit_s = (guard.get("limits") or {}).get("idle_gpu_s")
@@ -259,7 +258,7 @@ def _guard_limit(guard: Mapping[str, Any]) -> str:
 
 
 def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
-    """Look at one pod; what it does not tell itself is as it was downloaded, and as old as that says."""
+    """Look at one pod; fill missing reports from the downloaded copy, with the age of the copy."""
     if provider is None:
         seen = Sight(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
     else:
@@ -268,13 +267,13 @@ def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
 
 
 def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) -> Sight:
-    """Return the sight of a pod that has not answered in time; nobody has seen its guard dead."""
+    """Return the sight of a pod that did not answer in time. The guard is not reported dead."""
     provider = providers.get(op.vendor)
     return _from_home(op, homes, Sight(why=why, clock_scale=clock_scale(provider) if provider else 1.0))
 
 
 def _from_home(op: Op, homes: Path, seen: Sight) -> Sight:
-    """Return the sight with what was downloaded of the pod."""
+    """Return the sight with the downloaded reports of the pod."""
     try:
         told = sight.of(op, reports.at_home(op, RunHome.of(op.run, homes)))
     except (SlipwayError, OSError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""The validation of a pod's reports, held to the shape in which this program reads them: a pod may be anybody's.
+"""Validation of reports from pods. Pods are untrusted input, so each known field must have the expected type.
 
-In: the bytes of its progress, its verdict, its guard's report, or the answer of its agent. Out: plain mappings in which
-whatever has a name of ours is of our type; what is not is left out, as if it had not been said. What nobody here reads
-is let through.
+The functions take the bytes of a progress file, a verdict, a guard's report or an agent's answer, and return plain
+mappings. A known field of a wrong type is dropped, as if missing; an unknown field passes unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +11,12 @@ from infra.errors import SlipwayError
 from store import outside
 
 SAID_BYTES = 8 * outside.MIB
-MOST = 1e18  # a larger number of bytes, seconds or tokens cannot be right
-MANY = 1024  # nodes, GPUs, points of a curve
+MOST = 1e18  # A larger number of bytes, seconds or tokens cannot be right.
+MANY = 1024  # Limit on nodes, GPUs and points of a curve.
 
 
 def parse(raw: bytes | str, what: str) -> dict[str, Any]:
-    """Return a pod's report; `what` names it in the message. Raises SlipwayError."""
+    """Return the valid fields of a pod's report; `what` names the report in errors. Raises SlipwayError."""
     try:
         return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
     except outside.Unreadable as error:
@@ -25,7 +24,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a pod's document that have the right type."""
+    """Return the fields of a pod's document without known fields of a wrong type."""
     return _kept(said, DOCUMENT)
 
 
@@ -34,7 +33,7 @@ def _number(value: Any) -> Any:
 
 
 def _amount(value: Any) -> Any:
-    """Return an amount that has passed or was spent: a pod does not gain by less than nothing."""
+    """Return an elapsed or spent amount, None if negative: a pod gains no time or money from a negative amount."""
     return value if _number(value) is not None and value >= 0 else None
 
 
@@ -51,13 +50,13 @@ def _truth(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Return numbers by name."""
+    """Return a mapping with only numbers as values; None for any other value."""
     is_known = type(value) is dict and all(_number(one) is not None for one in value.values())
     return value if is_known else None
 
 
 def _known_numbers(value: Any) -> Any:
-    """Return the numbers by name; those that are none are left out."""
+    """Return the numeric entries of a mapping; None for any other value."""
     return {key: one for key, one in value.items() if _number(one) is not None} if type(value) is dict else None
 
 
@@ -80,7 +79,7 @@ def _record(value: Any) -> Any:
         return None
     found = _kept(value, RECORD)
     if found.get("kind") == "progress" and _number(found.get("step", 0)) is None:
-        del found["step"]  # a result may say which step of the run it is of
+        del found["step"]  # A result may name the step of the run instead.
     return found
 
 
@@ -90,7 +89,7 @@ def _steps(value: Any) -> Any:
 
 
 def _marks(value: Any) -> Any:
-    """Return pairs of seconds and shares."""
+    """Return the valid pairs of seconds and shares."""
     rows = value[:MANY] if type(value) is list else []
     return [
         one for one in rows if type(one) is list and len(one) == 2 and all(_amount(each) is not None for each in one)
@@ -111,7 +110,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
     return found
 
 
-NULLABLE = {  # fields that are null while not known, or where they do not apply
+NULLABLE = {  # Fields that are null while unknown or not applicable.
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
     *("percent", "used_bytes", "memory_bytes", "peak_bytes", "idle_s", "others_share"),
 }
@@ -138,7 +137,7 @@ STEP: Kinds = {
 
 
 def _texts(value: Any) -> Any:
-    """Return texts by name."""
+    """Return a mapping with only texts as values; None for any other value."""
     is_known = type(value) is dict and len(value) <= MANY and all(type(one) is str for one in value.values())
     return value if is_known else None
 

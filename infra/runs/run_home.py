@@ -1,13 +1,13 @@
-"""The folder of a run at home, on the side of the journal: which paths it has, and who writes to each.
+"""Folder of a run on the local machine, beside the journal: all paths and the writer of each path.
 
-    RUN/run.json, run.diff       the receipt                                    written by this side
-    RUN/keep.log, launch.*       what the supervisor and a sweep say of it      written by this side
-    RUN/kept/                    what its next pod gets of this machine: code/, the folders that go along,
-                                 carried.json, the marker POD.json              written by this side
+    RUN/run.json, run.diff       the receipt                                    written by the local machine
+    RUN/keep.log, launch.*       messages of the supervisor and of a sweep      written by the local machine
+    RUN/kept/                    files for the next pod: code/, the carried folders, carried.json and
+                                 the marker POD.json                            written by the local machine
     RUN/pod/                     a copy of the pod's folder: logs/, state/, work/, and drafts in incoming/: untrusted
-                                 input, written by `infra.runs.sync.fetched` alone
+                                 input, written only by `infra.runs.sync.fetched`
 
-No record in `pod/` decides which file of this machine is removed, sent or run.
+Records in `pod/` never decide which local file is removed, sent or run.
 """
 
 import json
@@ -26,13 +26,13 @@ from store import outside
 
 @dataclass(frozen=True)
 class RunHome:
-    """The paths of a run at home."""
+    """The local paths of a run."""
 
     folder: Path
 
     @staticmethod
     def of(run: str, homes: Path) -> "RunHome":
-        """Return the home of a run below `Settings.homes`. Raises UsageError when it is no name of a run."""
+        """Return the home of a run below `Settings.homes`. Raises UsageError for an invalid run name."""
         return RunHome(homes / check_name(run))
 
     @property
@@ -77,12 +77,12 @@ class RunHome:
 
 
 def write_record(path: Path, said: Mapping[str, Any]) -> None:
-    """Write a record of this side, so that a reader sees the old one or the new one."""
+    """Write a local record durably; a reader sees either the old or the new version."""
     write_durably(path, json.dumps(said, indent=1, default=str))
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record of this side. Raises FileNotFoundError, and SlipwayError unless it is a file of its own."""
+    """Return a local record. Raises FileNotFoundError, and SlipwayError for a link, a folder or an unreadable file."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise SlipwayError(f"{path} is a link or a folder, and no record of ours; it is not used; look at it: "
@@ -93,7 +93,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def own_folder(home: RunHome, folder: Path) -> Path:
-    """Return a folder of the run's home. Raises SlipwayError unless it is one, and lies there without any link."""
+    """Return a folder of the run's home. Raises SlipwayError if the path is no folder, or if any part is a link."""
     where = home.folder.resolve() / folder.relative_to(home.folder)
     if not folder.is_dir() or folder.resolve() != where:
         raise SlipwayError(f"{folder} is no folder of this run, or a link; it is not used; look at it: ls -ld {folder}")

@@ -1,7 +1,4 @@
-"""The rows of a run in the journal: its nodes, the run that a pod is a node of, and whether the run is over.
-
-In: rows and the journal. Out: rows, names, answers. Nobody is asked, and nothing is changed.
-"""
+"""Journal rows of a run: the nodes of a run, the run of a pod, and the check for the end of a run. Read-only."""
 
 import itertools
 import json
@@ -14,32 +11,32 @@ from infra.ledger.life_cycle import BOOTING, CREATING, PLANNED, TERMINATING, UNK
 from infra.ledger.op import Op
 from infra.records import Address
 
-GOES_ON = ("", NODE_LOST)  # outcomes after which another pod may continue the run
+GOES_ON = ("", NODE_LOST)  # Outcomes after which a new pod may continue the run.
 
 
 def name_of(run: str, rank: int) -> str:
-    """Return the name of the pod of a node: node 0 is called as the run itself."""
+    """Return the name of the pod of a node; node 0 has the name of the run."""
     return f"{run}.{rank}" if rank else run
 
 
 def rows_of(run: str, nodes: int, journal: Journal) -> list[Op]:
-    """Return every pod that there has been under the names of a run's nodes."""
+    """Return the rows of all pods, past and present, of the run's nodes."""
     return [op for rank in range(nodes) for op in journal.ops(run=name_of(run, rank))]
 
 
 def nodes_of(op: Op, journal: Journal) -> list[Op]:
-    """Return the newest rows of all nodes of a run, by rank; `op` is that of node 0.
+    """Return the newest row of every node of a run, by rank; `op` is the row of node 0.
 
-    A run on one node has that one.
+    For a run on one node, return only `op`.
     """
     size = len(_group_of(op).addresses)
     found = [op]
     for rank in itertools.count(1):
         rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.rank == rank and not row.detached]
-        # A launch that was cut off has not told them of each other yet: what is live then is of that one.
+        # After an interrupted launch the nodes have no group yet, but may have live rows.
         if rank >= size and not (rows and rows[-1].is_live):
             break
-        found += rows[-1:]  # none where that node was given up, and no other one has taken its place yet
+        found += rows[-1:]  # A node given up and not yet replaced has no row.
     return found
 
 
@@ -50,35 +47,35 @@ def size_of(op: Op) -> int:
 
 
 def run_of(op: Op) -> str:
-    """Return the run that the pod of this row is a node of."""
+    """Return the name of the run that includes the pod of this row."""
     return _group_of(op).run or op.run
 
 
 def detached_of(run: str, journal: Journal) -> list[Op]:
-    """Return the pods that were detached from a run, on any of its nodes, and are not proven gone."""
+    """Return the rows of pods detached from any node of a run and not proven gone."""
     return [op for op in journal.ops(live=True) if op.detached and run_of(op) == run]
 
 
 def is_in_pieces(op: Op, journal: Journal) -> bool:
-    """Return whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
+    """Return True if a node was given up and not replaced: the run can restart, but not resume in place."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # a launch is still active
+        return False  # A launch is still active.
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
     return op.detached or op.rank == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
 def is_over(op: Op) -> bool:
-    """Return whether the run of this newest row has ended for good; any other may continue on another pod."""
+    """Return True if the run of this newest row has ended for good; any other run may continue on a new pod."""
     return (not op.is_live or op.state == TERMINATING) and op.outcome not in GOES_ON
 
 
 def lease(token: str) -> str:
-    """Return the name of the lease held by whoever rents that pod, until it dies."""
+    """Return the name of the lease held on a pod by the renting process until the process dies."""
     return f"rent:{token}"
 
 
 def where(op: Op) -> str:
-    """Return the place of a pod, for people: a folder of this machine, or of another one, with user, host and port."""
+    """Return the location of a pod for display: a local folder, or folder, user, host and port of a remote machine."""
     if not (op.address or "").startswith("ssh://"):
         return op.address or "no address yet"
     to = Address.parse(op.address or "")
@@ -86,7 +83,7 @@ def where(op: Op) -> str:
 
 
 def _group_of(op: Op) -> NodeGroup:
-    """Return the group of nodes of a row; a row whose job cannot be read stands for itself."""
+    """Return the node group of a row; a row with an unreadable job forms a group alone."""
     try:
         return op.read_job().group if op.job else NodeGroup()
     except UsageError:

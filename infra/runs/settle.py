@@ -1,7 +1,7 @@
-"""The upkeep of the journal: what nobody follows any more is downloaded, and what has ended is ended in its row.
+"""Upkeep of the journal: download the output of pods without a follower, and close the rows of ended pods.
 
-In: the journal, settings. Out: rows moved on, pods ended, logs and artifacts in the local mirror. `tell` gets what was
-found and what could not be asked, which never keeps the rest from being looked after.
+`settle` reads the journal and the settings, advances rows, ends pods, and copies logs and artifacts to the local
+mirror. `tell` receives findings and errors; an error at one pod or vendor never stops the upkeep of the others.
 """
 
 import time
@@ -38,10 +38,11 @@ def settle(
     journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None,
     own: Collection[str] | None = None, waits: bool = True,
 ) -> list[Op]:  # fmt: skip
-    """Look after what nobody follows: bring home what it made, then end the rows whose work has ended; return those.
+    """Settle pods without a follower: download their output, then end the rows of finished work; return the ended rows.
 
-    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told. `own`: the providers
-    of extensions whose code may be run, beside those that have live pods; all without. `waits`: see `pods.settle`.
+    `only` limits the tokens; None means all live rows. A silent pod stays unchanged, and the error goes to `tell`.
+    `own` names the extension providers allowed to run code, beside providers with live pods; None means all. `waits` is
+    passed to `pods.settle`.
     """
     reconcile_accounts(journal, settings, tell, own)
     tokens = [op.token for op in journal.ops(live=True) if only is None or op.token in only]
@@ -51,7 +52,7 @@ def settle(
 def settle_rows(
     journal: Journal, settings: Settings, tell: Say, tokens: Collection[str], waits: bool = True
 ) -> list[Op]:
-    """Do the same for these rows, without asking vendors what there is besides."""
+    """Settle the rows with these tokens, without a reconciliation of vendor listings; return the ended rows."""
     ended = []
     for op in journal.ops(live=True):
         if op.token in tokens:
@@ -64,18 +65,19 @@ def settle_rows(
                     now = _settle(op, journal, settings, tell, waits)
                 if not now.is_live:
                     ended.append(now)
-            except Fenced:  # another process settles it at the same time, and tells of it
+            except Fenced:  # A different process settles the row at the same time and reports the end.
                 continue
-            except Exception as error:  # an error about one must not keep the others from being settled
-                if waits or not isinstance(error, pods.StillBills):  # a caller that does not wait has only just asked
+            except Exception as error:  # An error at one row must not stop the others.
+                if waits or not isinstance(error, pods.StillBills):  # Without waiting, the request is too recent.
                     tell(f"{op.run}: {in_words(error).removeprefix(f'{op.run}: ')}")
     return ended
 
 
 def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
-    """End a pod that is past its limit, whoever looks after it; return its row.
+    """End a pod past the limit regardless of leases, and return the row.
 
-    Raises what speaking to its vendor raises, and Fenced where another process has ended it just now.
+    Raises the errors of the vendor, and Fenced if a different process has just ended the pod. Return the row unchanged
+    while a keeper downloads the last results.
     """
     if is_being_concluded(op, seen, journal, settings):
         return op
@@ -85,20 +87,20 @@ def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, te
 def _settle(
     op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool, seen: Sight | None = None
 ) -> Op:  # fmt: skip
-    """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises.
+    """Settle a row, and return the new row. Raises the errors of the pod and the vendor.
 
-    `seen`: its pod, where that was looked at just now.
+    `seen` is a recent observation of the pod, if available.
     """
     vendor = registry.provider(settings, op.vendor)
     if seen is None and not op.detached and op.state in (READY, LOST):
         seen = sight.look(op, vendor, pods.LOOK)
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
-        return op  # the keeper starts it anew
+        return op  # The keeper restarts the run.
     if verdict:
         bring_home(op, vendor, settings)
     ended = pods.settle(vendor, op, journal, seen, waits)
-    if vendor.fleeting and not (ended.is_live or verdict):  # perhaps by itself
+    if vendor.fleeting and not (ended.is_live or verdict):  # The pod may have ended itself.
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.is_head:
         tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
@@ -106,16 +108,16 @@ def _settle(
 
 
 def ended_how(op: Op) -> str:
-    """Return the outcome of a pod that left no verdict, in a word for people."""
+    """Return the outcome of a pod without a verdict, as a display word."""
     return "stopped" if op.outcome == ASKED else op.outcome or "lost"
 
 
 def reconcile_accounts(
     journal: Journal, settings: Settings, tell: Say, reached: Collection[str] | None = None
 ) -> None:  # fmt: skip
-    """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told.
+    """Compare the journal with the listing of each vendor; adopt or end our unknown pods, and report each action.
 
-    `reached`: as `own` of `settle`.
+    `reached` has the meaning of `own` in `settle`.
     """
     billing = {op.vendor for op in journal.ops(live=True) if is_rented(op.vendor)}
     keyed = [name for name, key in VENDORS.items() if name in billing or getattr(settings, key)]
@@ -126,7 +128,7 @@ def reconcile_accounts(
     for name in dict.fromkeys([*keyed, *own, *sorted(billing)]):
         try:
             done = reconcile_in_turn(registry.provider(settings, name), journal)
-        except Exception as error:  # an error at one vendor must not keep the others from being asked
+        except Exception as error:  # An error at one vendor must not stop the others.
             tell(f"{name}: {in_words(error)}")
             continue
         for action in done.actions:
@@ -140,8 +142,8 @@ def reconcile_accounts(
 
 
 def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
-    """Return the verdict of a pod that is gone, perhaps by itself; {} when none can be read just now."""
-    from infra.runs.sync import mirror  # each command settles, and few find anything to copy
+    """Return the verdict of a gone pod; {} when no verdict can be read now."""
+    from infra.runs.sync import mirror  # Every command settles, and few find a file to copy.
 
     try:
         return mirror.last_words(op, RunHome.of(op.run, settings.homes))
@@ -161,7 +163,7 @@ def told(action: Action) -> str:
 
 
 def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None = None) -> list[str]:
-    """Bring logs, last words and artifacts of a pod; return the names of the artifacts.
+    """Download logs, reports and artifacts of a pod; return the names of the artifacts.
 
     Raises SlipwayError, StoreError.
     """
@@ -170,13 +172,13 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
     transport, home = vendor.reach(sight.pod_of(op)), RunHome.of(op.run, settings.homes)
     mirror.bring_logs(op, transport, home)
     reports.bring(op, transport, home)
-    if not vendor.pod_store or op.rank > 0:  # other nodes keep what they make for themselves
+    if not vendor.pod_store or op.rank > 0:  # Other nodes keep their output.
         return []
     return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), home, meter)
 
 
 def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: Say) -> None:
-    """End the other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
+    """End the other nodes of a run with a verdict: wait up to `OTHERS_S` seconds, then end the pods."""
     deadline = time.monotonic() + OTHERS_S
     for other in run_rows.nodes_of(op, journal)[1:]:
         try:

@@ -1,13 +1,13 @@
-"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all use it.
+"""Observation of one pod at this moment, used by keepers, services, pod sets and `status`. Read-only.
 
-In: a journal's row, its provider. Out: a `Sight`. Three are asked, the costliest last, and only as far as the caller
-wants to know:
+`look` takes a journal row and a provider and returns a `Sight`. Up to three parties are asked, the most expensive last,
+and only as far as the caller needs:
 
-    PROVIDER   whether it has the pod, and as what        gone    proven absent, or its vendor says that it has stopped
-    FILES      the pod's progress and its verdict         silent  nobody answers who could tell
-    AGENT      whether its guard and its agent live       dead    its machine says that neither of them lives
+    PROVIDER   has it the pod, in which state?         gone    proven absent, or stopped according to the vendor
+FILES      the pod's progress and verdict          silent  no party with knowledge of the state answers
+AGENT      are guard and agent alive?              dead    the machine reports neither process alive
 
-Nothing is changed. Silence is an answer of its own, and never taken for absence.
+Silence is a separate result, never taken for absence.
 """
 
 import os
@@ -33,35 +33,35 @@ from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 
 GONE = "it was gone"
-STOPPED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
-SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
+STOPPED = ("stopped", "failed", "ending")  # Vendor states of a pod without running work; the pod may still bill.
+SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # StrangeHost: a different machine has the address.
 PENDING = (PLANNED, CREATING, UNKNOWN)
 ASK_S = 30.0
-ASK_LATER = 75  # exit code of an agent whose engine does not answer just now
+ASK_LATER = 75  # Exit code of an agent without an answer from the engine.
 
-Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where there is none yet
+Seen = tuple[dict[str, Any], dict[str, Any]]  # Progress and verdict, each {} while missing.
 
 
-SILENT_S = 60.0  # by the pod's clock: an older report of a guard says nothing about now
-LEAST_SILENT_S = 15.0  # by this machine's: a guard reports every 5 s, however fast the clock of a rehearsal runs
+SILENT_S = 60.0  # Pod clock: an older guard report does not prove the guard alive.
+LEAST_SILENT_S = 15.0  # Local clock: a guard reports every 5 s, regardless of the clock speed of a rehearsal.
 
 
 class Asks(Flag):
-    """The parties that are asked."""
+    """The parties to ask."""
 
     PROVIDER = auto()
     FILES = auto()
-    AGENT = auto()  # the process that reports what is in the files as well
+    AGENT = auto()  # The agent also reports the contents of the files.
     ALL = PROVIDER | FILES | AGENT
 
 
 class Kind(Enum):
-    """The classes of sights."""
+    """The classes of observations."""
 
     GONE = "gone"
     SILENT = "silent"
-    LOST = "lost"  # the verdict is that another node was lost
-    OVER = "over"  # it has its verdict
+    LOST = "lost"  # The verdict reports some other node as lost.
+    OVER = "over"  # The work has a verdict.
     READY = "at work"
     DEAD = "dead"
 
@@ -71,24 +71,24 @@ class Sight:
     """An observation of one pod."""
 
     is_there: bool | None = None
-    """True if its machine has it and answers. False: proven gone; None: nobody can tell."""
+    """True: the machine has the pod and answers. False: proven gone. None: unknown."""
     is_alive: bool | None = None
-    """True if its guard or its agent lives; None: nobody can tell, or nobody was asked."""
+    """True if the guard or the agent lives. None: unknown, or not asked."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
-    """Verdict of the run; {} while it has none."""
+    """Verdict of the run; {} without a verdict."""
     why: str = ""
-    """Reason why nobody can tell, or what became of the pod."""
+    """Reason for an unknown state, or the fate of the pod."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, Any] = field(default_factory=dict)
     agent: Mapping[str, Any] = field(default_factory=dict)
     pod: Pod | None = None
-    """The pod as its provider shows it."""
+    """The pod as listed by the provider."""
     clock_scale: float = 1.0
-    """Speed of that provider's clock."""
+    """Speed of the provider's clock relative to the local clock."""
 
     @property
     def death(self) -> str:
-        """Return in words that nothing of it runs, and what its provider says of that."""
+        """Return a display text for a pod without live processes, with the provider's note."""
         said = f" ({self.pod.note})" if self.pod and self.pod.note else ""
         return f"neither its guard nor its agent is running{said}"
 
@@ -104,9 +104,9 @@ class Sight:
 
 
 def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
-    """Look at the pod of a row. Whatever goes wrong becomes silence, with its reason; nothing is raised for that.
+    """Look at the pod of a row. An error becomes a silent sight with the reason; no error is raised.
 
-    A row that has ended has no pod: only what its files still say is read, where they are on this machine.
+    An ended row has no pod: only the files of a local run are read.
     """
     seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and Asks.PROVIDER in asks:
@@ -115,22 +115,22 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
         asks = Asks.FILES
     elif seen.is_there is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)
-    if not op.address:  # it is still to come
+    if not op.address:  # The address is not known yet.
         return replace(seen, is_alive=False if seen.is_there else None)
     try:
         return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else Asks.FILES, seen)
-    except (*SILENT, UsageError) as error:  # no answer, or a machine that the inventory does not give
+    except (*SILENT, UsageError) as error:  # No answer, or a machine missing in the inventory.
         return replace(seen, is_there=None, why=str(error))
-    except (SlipwayError, OSError, ValueError) as error:  # it answers, and cannot be read
+    except (SlipwayError, OSError, ValueError) as error:  # The machine answers, but the answer is unreadable.
         return replace(seen, is_there=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
 
 
 def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
-    """Return the sight with what its provider says."""
+    """Return the sight with the state reported by the provider."""
     try:
         pod = look_up(provider, name_of(op), op.is_spot)
         if pod is None and op.state in PENDING:
-            return seen  # it may still come
+            return seen  # The pod may still appear.
         if pod is None:
             gone = f"{provider.name} has it no more" if provider.is_rented else GONE
             return replace(seen, is_there=False, why=gone) if is_absent(provider, op) else seen
@@ -143,7 +143,7 @@ def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
 
 
 def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
-    """Return the sight with what the pod says."""
+    """Return the sight with the pod's own reports."""
     if Asks.AGENT in asks:
         said = ask(op, transport)
         return replace(seen, is_there=True, is_alive=_lives(said), guard=said["guard"], agent=said["agent"],
@@ -157,9 +157,9 @@ def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """Return the answer of the pod's `infra.agent status` about guard, agent, progress and verdict.
+    """Return the answer of `infra.agent status` on the pod: guard, agent, progress and verdict.
 
-    {} for what is not this pod's.
+    Reports of a different pod become {}. Raises Unreachable, SlipwayError.
     """
     if not op.address:
         return of(op, {})
@@ -175,32 +175,32 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
-    """Return whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
+    """Return True if the guard or the agent of this pod lives. Raises SlipwayError if the state is unknown."""
     return _lives(ask(op, transport))
 
 
 def words_of(op: Op, transport: Transport) -> Seen:
-    """Return progress and verdict of this pod as they are now. Raises SlipwayError, OSError."""
+    """Return the current progress and verdict of this pod. Raises SlipwayError, OSError."""
     pod = folder_of(op)
     return _read(transport, pod.progress, op.token, "progress"), _read(transport, pod.verdict, op.token, "verdict")
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return the verdict of this pod's work, {} while there is none. Raises SlipwayError, OSError."""
+    """Return the verdict of this pod's work, or {} without a verdict. Raises SlipwayError, OSError."""
     return _read(transport, folder_of(op).verdict, op.token, f"the verdict of {op.run}") if op.address else {}
 
 
 def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the documents of this pod only: the folder may still hold those of an earlier pod of the run."""
+    """Return only the reports of this pod; the folder may still hold reports of an earlier pod of the run."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
 
 
 def report_age_s(guard: Mapping[str, Any], now: Clocks) -> float | None:
-    """Return how old a guard's report is, in seconds of this machine; None where there is none.
+    """Return the age of a guard's report in seconds of the local clock; None without a report.
 
-    A pod that answers tells it by its own clock; the age of a copy is told by this machine's.
+    An answering pod reports the age by the pod's clock; the age of a copy is measured by the local clock.
     """
     if guard.get("age_s") is not None:
         return float(guard["age_s"])
@@ -209,20 +209,20 @@ def report_age_s(guard: Mapping[str, Any], now: Clocks) -> float | None:
 
 
 def is_fresh(age_s: float | None, scale: float) -> bool:
-    """Return whether a guard's report is so young that the guard can be called alive. `scale`: of its pod's clock."""
+    """Return True if a guard's report is recent enough to call the guard alive; `scale` is the pod's clock speed."""
     return age_s is not None and age_s < max(LEAST_SILENT_S, SILENT_S / scale)
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
-    """Return whether the pod is proven gone.
+    """Return True if the pod is proven gone.
 
-    Raises SlipwayError when its provider does not say, or is asked with the key of another account.
+    Raises SlipwayError if the provider gives no answer, or if the key belongs to a different account.
     """
     if unproven_s(provider, op) > 0 or look_up(provider, name_of(op), op.is_spot) is not None:
         return False
     if accounts.is_another(provider, op, read_clocks()):
         raise SlipwayError(accounts.in_words(op))
-    if op.place:  # the pod can be nowhere else, and other machines may well be switched off
+    if op.place:  # The pod can run only on this machine; other machines may be switched off.
         return True
     pods = listed(provider, op.is_spot)
     may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
@@ -230,13 +230,13 @@ def is_absent(provider: Provider, op: Op) -> bool:
 
 
 def name_of(op: Op) -> str:
-    """Return the name by which a provider looks for the pod: on its one machine, where the row names one."""
+    """Return the name by which the provider finds the pod, with the machine if the row names a machine."""
     at_its_place = f"{op.token}@{op.place}" if op.place and op.vendor in ("ssh", HELD) else op.token
     return op.remote_id or at_its_place
 
 
 def unproven_s(provider: Provider, op: Op) -> float:
-    """Return for how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
+    """Return the seconds until the pod's absence is proof; a vendor may list a new pod late."""
     if op.sent_at is None or (op.remote_id and op.last_seen_at):
         return 0.0
     lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
@@ -244,13 +244,13 @@ def unproven_s(provider: Provider, op: Op) -> float:
 
 
 def pod_of(op: Op) -> Pod:
-    """Return the pod of a row that has one."""
+    """Return the `Pod` record of a row."""
     return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
                micro_usd_per_hour=op.rate)  # fmt: skip
 
 
 def folder_of(op: Op) -> PodFolder:
-    """Return the folder of a row's pod, on its machine."""
+    """Return the folder of a row's pod on the pod's machine. Raises UsageError for an unreadable address."""
     address = op.address or "/nonexistent"
     try:
         return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))

@@ -1,7 +1,7 @@
-"""The names of the journal's pods for the system's `ssh`: kept as pods come and go, once somebody has asked for them.
+"""SSH host names for the pods of the journal, in the include file of `infra.transport.ssh_include`.
 
-In: rows and their providers. Out: the file of `infra.transport.ssh_include`. `inv ssh --config` writes it whole; a
-hand-over adds a pod, and the proof that one is gone takes it away. Nobody is connected to.
+`inv ssh --config` creates the file. From then on, a hand-over adds a pod and a proven end removes the pod. This module
+opens no connection.
 """
 
 import contextlib
@@ -18,32 +18,32 @@ from infra.transport import ssh_config
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_include import PodNames, block
 
-CONFIG = Path(".ssh", "config")  # below the home folder
+CONFIG = Path(".ssh", "config")  # Relative to the home folder.
 
 
 @dataclass(frozen=True)
 class WrittenNames:
-    """The names that a file of SSH names holds, and those it leaves out."""
+    """The names written to the SSH file, and the names left out."""
 
     names: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Names left out, each with the reason in words."""
+    """Names left out, each with a reason."""
 
 
 def config_file() -> Path:
-    """Return the user's own file."""
+    """Return the path of the user's SSH configuration."""
     return Path.home() / CONFIG
 
 
 def write(journal: Journal, vendors: Vendors) -> WrittenNames:
-    """Write the file anew, of all pods that are there."""
+    """Write the file again with all live pods."""
     file = PodNames.beside(journal.path)
     with file.changing():
         taken = _taken(file)
         blocks: dict[str, str] = {}
         names, left_out = [], []
         for op in journal.ops(live=True):
-            if op.detached:  # another pod has its name
+            if op.detached:  # A newer pod has the name.
                 continue
             try:
                 blocks[op.token] = _block(op, vendors(op.vendor), taken)
@@ -55,11 +55,11 @@ def write(journal: Journal, vendors: Vendors) -> WrittenNames:
 
 
 def add(op: Op, provider: Provider, journal: Journal) -> None:
-    """Add a pod that was reached just now, in the place of an earlier one of its name."""
+    """Add a pod just reached, in place of an earlier pod with the same name; no-op without the file."""
     file = PodNames.beside(journal.path)
     if not file.is_wanted:
         return
-    with contextlib.suppress(SlipwayError, OSError), file.changing():  # no run fails for its name; --config tells why
+    with contextlib.suppress(SlipwayError, OSError), file.changing():  # Names never fail a run; --config shows errors.
         if not file.is_wanted:
             return
         blocks = {token: said for token, said in file.read().items() if f"\nHost {op.run}\n" not in said}
@@ -67,18 +67,18 @@ def add(op: Op, provider: Provider, journal: Journal) -> None:
 
 
 def take_away(op: Op, journal: Journal) -> None:
-    """Remove the name of a pod that is gone."""
+    """Remove the name of a gone pod."""
     file = PodNames.beside(journal.path)
     if not file.is_wanted:
         return
-    with contextlib.suppress(OSError), file.changing():  # the rest is refused by its host key
+    with contextlib.suppress(OSError), file.changing():  # The host key check refuses a stale entry.
         blocks = file.read()
         if blocks.pop(op.token, None):
             file.write(blocks)
 
 
 def _taken(file: PodNames) -> Collection[str]:
-    """Return the names that the user's own file has for other machines."""
+    """Return the names of other machines in the user's own configuration."""
     return set(ssh_config.aliases(config_file(), but=file.path))
 
 

@@ -1,7 +1,7 @@
-"""Pauses that vendors ask for while a launch tries their offers.
+"""Pauses requested by vendors while a launch tries their offers.
 
-In: the refusal of a request. Out: whether the same offer is worth another request, after the pause that the vendor
-wants. A vendor that wants a longer pause than a launch waits is left out for the rest of that launch.
+`Throttling` decides after a rate-limited request if the same offer deserves a second request after a pause. A vendor
+that wants a pause longer than `LONGEST_PAUSE_S` is skipped for the rest of the launch.
 """
 
 import time
@@ -13,8 +13,8 @@ from infra.providers import Provider, clock_scale
 from infra.runs.timing import Say
 from infra.units import duration
 
-USUAL_PAUSE_S = 10.0  # by the vendor's clock, where the vendor names none
-LONGEST_PAUSE_S = 120.0  # likewise; SkyPilot and dstack wait about as long
+USUAL_PAUSE_S = 10.0  # Vendor clock: default pause if the vendor names no pause.
+LONGEST_PAUSE_S = 120.0  # Vendor clock; SkyPilot and dstack wait about as long.
 
 
 @dataclass
@@ -24,12 +24,12 @@ class Throttling:
     say: Say
     sleep: Callable[[float], None] = time.sleep
     paused: set[str] = field(default_factory=set)
-    """Offers that were asked for twice already."""
+    """Ids of offers that were already retried."""
     closed: dict[str, str] = field(default_factory=dict)
-    """Vendors that are left out, with the reason."""
+    """Skipped vendors, with the reason."""
 
     def may_ask_again(self, provider: Provider, offer_id: str, error: RateLimited) -> bool:
-        """Wait as long as the vendor asks; return whether to ask for the same offer again."""
+        """Wait for the pause that the vendor requests; return True if the same offer may be requested again."""
         pause_s = USUAL_PAUSE_S if error.retry_after_s is None else error.retry_after_s
         if pause_s > LONGEST_PAUSE_S:
             self.closed[provider.name] = f"{error}; {provider.name} wants a pause of {duration(pause_s)}"

@@ -1,4 +1,4 @@
-"""The timing of a hand-over's stages, reported as they end."""
+"""Timing of the stages of a hand-over, reported at the end of each stage."""
 
 import contextlib
 import time
@@ -11,9 +11,11 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def stage(name: str, say: Say, scale: float = 1.0) -> Iterator[list[str]]:
-    """Report `push 0.4 s` and what was put into the list meanwhile, or that it failed; what is raised goes on.
+    """Time the block as a stage, and report `push 0.4 s` with the yielded details, or the failure.
 
-    scale: speed of the clock by which it is told, that of a rehearsal.
+    Exceptions pass through.
+
+    `scale` is the speed of the reported clock, which differs from 1 in a rehearsal.
     """
     began, details = time.monotonic(), list[str]()
     try:
