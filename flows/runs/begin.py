@@ -1,8 +1,8 @@
-"""The beginning of a launch that was planned: the machine is taken, and the run is at work.
+"""Start of a planned launch: rent the machine and hand the run over.
 
-    Launch -> start -> the journal's row
+    Launch -> start -> journal row
 
-A dry run loads nothing of this module.
+A dry run does not load this module.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from infra.settings import Settings
 
 
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
+    """Return the active run: joined, continued, or newly started. Raises the errors of renting."""
     if found.to_ask:
         raise UsageError(launch.refusal(found.to_ask))
     known, asked_at = {op.token for op in journal.ops()}, time.time()
@@ -39,14 +39,14 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     else:
         op = _begin(found, journal, settings, tell)
     if op.token not in known:
-        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
+        with contextlib.suppress(OSError):  # On a full disk the run continues without a receipt.
             receipt.write(op, settings, found.offers[0] if found.offers else None)
         learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
     return op
 
 
 def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
+    """Return the run of this plan: an interrupted run, a new run, or a run just started by a concurrent launch."""
     asked, offers = found.resolved.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
     name = found.turn.run if found.turn else launch.run_name(found.plan, found.resolved, journal, settings)

@@ -1,4 +1,4 @@
-"""A run followed to its verdict and concluded."""
+"""Following a run to its verdict, and concluding the run."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -18,17 +18,17 @@ from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
 
-DETACHED = 130  # exit code of a command that no longer follows its run
+DETACHED = 130  # Exit code of a command after detaching from the run.
 
 
 @contextlib.contextmanager
 def keeping(
     op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True
 ) -> Iterator[Iterator[Seen]]:  # fmt: skip
-    """Yield the progress and the verdict of a run, again and again, to its end; this process keeps it meanwhile.
+    """Yield an iterator of (progress, verdict) pairs up to the verdict, and keep the run inside the block.
 
-    A run of an engine is only watched: the engine keeps it. `is_asked`: somebody wants the run to go on, so that its
-    earlier recoveries do not count.
+    A run of an engine is only watched, because the engine keeps the run. `is_asked` marks a user request to continue
+    the run, which discards the count of earlier recoveries.
     """
     vendor = registry.provider(settings, op.vendor)
     if vendor.keeps_runs:
@@ -45,9 +45,10 @@ def keeping(
 def conclude(
     op: Op, state: str, journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None
 ) -> None:
-    """Settle what has ended after the verdict, and let go what a run that succeeded has held.
+    """Settle ended pods after the verdict, end the other nodes, and free the data of a successful run.
 
-    `only`: the tokens of what is settled; without, all that nobody follows.
+    `only` limits the tokens to settle; None means all pods without a follower. For a successful run, delete the local
+    snapshot and release the store lease.
     """
     settle(journal, settings, tell, only)
     end_others(op, journal, settings, state, tell)

@@ -1,8 +1,8 @@
-"""A launch: what is asked for -> the plan, where it can run, what it would cost -> a run at work.
+"""Launch use case: from a request to a plan, machines and prices, and finally an active run.
 
-    understand -> prepare -> check -> begin.start        each takes the record that the one before it returned
+    understand -> prepare -> check -> begin.start        each step takes the record returned by the step before
 
-Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
+The caller shows the result and asks the user between the steps. `tell` receives progress messages.
 """
 
 from collections.abc import Sequence
@@ -42,83 +42,83 @@ from store import packs
 from trainer.plan import profile_named
 from trainer.plan.phase_needs import needs_of
 
-ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
+ACCELERATOR = "ACCELERATOR"  # Variable of `-e` with the meaning of --gpu.
 
-MOST_TOLD = 5  # files that an error names
+MOST_TOLD = 5  # Files named in an error.
 
 S = TypeVar("S", bound=LaunchSpec)
 
 
 class AnyWork(Protocol):
-    """The work of a launch: phases of ours, or what a pack adds."""
+    """The work of a launch: a Slipway training, or the work of a pack."""
 
     @property
     def made(self) -> str:
-        """Return the same as `Work.made`."""
+        """Return the value of `Work.made`."""
 
     @property
     def stem(self) -> str:
-        """Return the name of the run in front of a number; "" = random words."""
+        """Return the prefix of the run name before a number; "" = random words."""
 
     def draft(self, request: Request, settings: Settings) -> Request:
-        """Return the request of a first plan, before a rented machine is chosen. Raises UsageError."""
+        """Return the request of a first plan, before the choice of a rented machine. Raises UsageError."""
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return the plan: the artifacts, and the job that makes them. Raises UsageError."""
+        """Return the plan: the artifacts, and the job that makes the artifacts. Raises UsageError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedLaunch:
-    """A launch as resolved by the settings; neither the store nor a vendor has been asked yet."""
+    """A launch resolved by the settings; no store or vendor has been asked yet."""
 
     spec: LaunchSpec
     work: AnyWork
     request: Request
     limits: Limits
-    """Limits of the pod of each node, as typed; where they are open, `prepare` sets the default of the plan."""
+    """Limits of each node's pod, as typed; `prepare` replaces open limits by the default of the plan."""
     asked: TypedLaunch
-    """The flags, by which a run already at work on the same is told from one that was meant differently."""
+    """The flags, used to compare this launch with an active run of the same work."""
     others: tuple[Request, ...] = ()
     """Alternatives to `request`, for rented machines."""
     named: str = ""
-    """The machine that the recipe names, in words; "" = none, or another one was typed."""
+    """The machine named by the recipe, as display text; "" = no machine named, or a different machine typed."""
     is_ordered: bool = False
-    """True if the first of `request` and `others` that can be had is taken; else the cheapest is."""
+    """True: take the first available machine of `request` and `others`. False: take the cheapest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch that would be started; `plan` has no job where nothing is left to do."""
+    """A launch ready to start; `plan.job` is None if no work is left."""
 
     resolved: ResolvedLaunch
     plan: Plan
     at_work: Op | None = None
-    """The run that is at work on the same already: it is followed, and nothing is rented."""
+    """The active run of the same work: the launch follows this run and rents no machine."""
     offers: tuple[Offer, ...] = ()
-    """Offers of rented machines, in the order in which they are tried."""
+    """Offers of rented machines, in the order to try."""
     warnings: tuple[str, ...] = ()
-    """Warnings that somebody has to accept before anything is rented."""
+    """Warnings to be accepted by the user before renting."""
     turn: Turn | None = None
-    """The turn of a launch that has waited for its offers."""
+    """The wait-queue turn of a launch after a wait for offers."""
     may_send: bool = False
-    """True if somebody has agreed to send what lies in hidden folders of the home."""
+    """True if the user agreed to send files from hidden folders of the home folder."""
 
     @property
     def to_ask(self) -> tuple[PlannedMount, ...]:
-        """Return the mounts that somebody has to agree to before they are sent."""
+        """Return the mounts to be approved by the user before sending."""
         is_sent = self.plan.job is not None and self.at_work is None and not self.may_send
         return tuple(one for one in self.plan.mounts if one.asks) if is_sent else ()
 
     @property
     def is_open(self) -> bool:
-        """Return whether the user has to decide first if artifacts of other code are kept: see `Work.made`."""
+        """Return True if the user must first decide about artifacts made by other code: see `Work.made`."""
         return bool(self.plan.doubtful) and not self.resolved.work.made and not self.resolved.spec.dry_run
 
 
 def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
-    """Return the resolved launch of phases. Raises UsageError for an impossible one."""
+    """Return the resolved launch of phases. Raises UsageError for invalid requests."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -145,7 +145,7 @@ def understand(spec: LaunchSpec, settings: Settings) -> ResolvedLaunch:
 
 
 def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
-    """Raise UsageError where a stage is to be left out whose work no machine can have kept."""
+    """Raise UsageError for --no-sync or --no-setup on a new machine, and for contradicting flags."""
     left_out = [flag for flag, is_given in (("--no-sync", spec.no_sync), ("--no-setup", spec.no_setup)) if is_given]
     if left_out and (vendor.is_rented or vendor.recovers):
         raise UsageError(f"{' and '.join(left_out)}: a machine that is new has no code and no environment yet; use a "
@@ -155,7 +155,7 @@ def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
 
 
 def on_held(spec: S) -> S:
-    """Return the launch on pods that are held; on own machines nothing is rented anyhow."""
+    """Return the launch on held pods; own machines are never rented, so their launches stay unchanged."""
     if spec.provider not in ("", HELD) and not is_rented(spec.provider):
         return spec
     vendor = "" if spec.provider in (MARKET, HELD) else spec.provider
@@ -163,9 +163,10 @@ def on_held(spec: S) -> S:
 
 
 def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell: Say) -> Launch:
-    """Return the plan and the offers for it; nothing is rented. No offers are asked for while the launch `is_open`.
+    """Return the plan and the offers, without renting. While `is_open`, no offers are requested.
 
-    Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
+    Raises UsageError for an impossible launch, also if the flags conflict with an active run of the same work, and
+    NoOffer.
     """
     shares.check_budget(resolved.spec.budget, journal)
     candidates = registry.candidates(settings)
@@ -192,7 +193,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
         had = shares.offered(candidates, requests, resolved.is_ordered, name, journal, settings, tell, fit.narrow)
         found = chosen(found, had, settings)
         found = replace(limited(found, had.offers, journal, settings), turn=had.turn)
-        if had.turn and (resolved.spec.dry_run or not found.plan.job):  # it rents nothing
+        if had.turn and (resolved.spec.dry_run or not found.plan.job):  # This launch rents no machine.
             turns.leave(journal, had.turn)
     if found.plan.job and resolved.spec.self_end:
         refuse_code_of_others(found.plan.job)
@@ -200,7 +201,7 @@ def prepare(resolved: ResolvedLaunch, journal: Journal, settings: Settings, tell
 
 
 def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
-    """Return the launch planned for the machine that was chosen, with the fact that decided."""
+    """Return the launch planned for the chosen machine, with the reason of the choice as a note."""
     resolved, vendor = found.resolved, registry.candidates(settings)[0]
     plan = resolved.work.plan(settings, choice.request, vendor, resolved.limits, next(iter(choice.offers), None))
     plan = replace(plan, notes=(*plan.notes, *filter(None, [choice.reason])))
@@ -209,9 +210,9 @@ def chosen(found: Launch, choice: ChosenMachine, settings: Settings) -> Launch:
 
 
 def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch:
-    """Return the launch on the offers in the order that somebody has picked.
+    """Return the launch with the offers in the order chosen by the user.
 
-    Of offers with several numbers of GPUs those with as many as the first stay, and the launch is planned for them.
+    If the offers differ in the number of GPUs, keep the offers with as many GPUs as the first and plan for this number.
     """
     if not (offers and found.resolved.spec.all_configs):
         return replace(found, offers=tuple(offers))
@@ -224,9 +225,9 @@ def picked(found: Launch, offers: Sequence[Offer], settings: Settings) -> Launch
 
 
 def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
-    """Return the choice of the machine that is rented for the work and held without it. Raises UsageError.
+    """Return the filter for machines to rent and hold for this work. Raises UsageError.
 
-    A job of one's own says itself which machine it needs.
+    A user's own job names the machine, so all offers remain.
     """
     candidates = registry.candidates(settings)
     if not candidates[0].is_rented or not isinstance(resolved.work, Work):
@@ -239,7 +240,7 @@ def narrow_held(resolved: ResolvedLaunch, settings: Settings) -> choose.Narrow:
 
 
 def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: Settings) -> Launch:
-    """Return the launch with these offers, and with the limits of its run. Raises LimitHit."""
+    """Return the launch with these offers, and with the limits of the run. Raises LimitHit."""
     plan, resolved = found.plan, found.resolved
     found = replace(found, offers=tuple(offers))
     if plan.job is None:
@@ -252,7 +253,7 @@ def limited(found: Launch, offers: Sequence[Offer], journal: Journal, settings: 
 
 
 def _kept(found: Launch) -> Launch:
-    """Return the launch with what becomes of a pod whose work has failed, and of one that is done."""
+    """Return the launch with the options for failed and finished pods, and without set-up steps under --no-setup."""
     plan, resolved = found.plan, found.resolved
     if not plan.job:
         return found
@@ -265,9 +266,9 @@ def _kept(found: Launch) -> Launch:
 
 
 def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
-    """Return the launch with the offers that can carry it out and be paid for. Raises UsageError, NoOffer.
+    """Return the launch with only the affordable offers able to run the plan. Raises UsageError, NoOffer.
 
-    `again`: the command that would make what is missing on the rented machine as well.
+    `again` is the command for also making missing artifacts on the rented machine.
     """
     resolved, plan = found.resolved, found.plan
     if not resolved.spec.dry_run and not found.at_work:
@@ -290,12 +291,12 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if resolved.spec.dry_run:
             choose.of_machines(
                 vendor, resolved.request
-            )  # refuse a plan that no machine can carry out before it is shown
+            )  # Refuse a plan without a suitable machine before showing the plan.
     return found
 
 
 def refuse_code_of_others(job: Job) -> None:
-    """Raise UsageError for work that runs code which nobody has read: it could use the key that the guard has."""
+    """Raise UsageError for a job with unreviewed code, because the code could use the guard's key."""
     for step in (*job.steps, *job.trackers):
         if what := _code_of_others(step):
             raise UsageError(
@@ -305,7 +306,7 @@ def refuse_code_of_others(job: Job) -> None:
 
 
 def _code_of_others(step: Step) -> str:
-    """Return what brings code that is not Slipway's to a step, in words; "" = nothing does."""
+    """Return the source of foreign code in a step as display text; "" = no foreign code."""
     if step.config.get("code"):
         return f"--track {step.config['tracker']}"
     if own := step.config.get("extensions"):
@@ -314,7 +315,7 @@ def _code_of_others(step: Step) -> str:
 
 
 def takes_self_end(found: Launch, settings: Settings) -> bool:
-    """Return whether `--self-end` would end a finished pod that nothing else on the pod ends."""
+    """Return True if `--self-end` is possible, and no other process on the pod ends a finished pod."""
     job = found.plan.job
     if not found.offers or job is None or job.self_end or any(map(_code_of_others, job.steps)):
         return False
@@ -323,7 +324,7 @@ def takes_self_end(found: Launch, settings: Settings) -> bool:
 
 
 def with_self_end(found: Launch, settings: Settings) -> Launch:
-    """Return the launch whose pod gets a key to delete itself. Raises UsageError for a key that cannot be used."""
+    """Return the launch with a self-termination key for the pod. Raises UsageError for an unusable key."""
     assert found.plan.job is not None
     resolved = found.resolved
     resolved = replace(resolved, spec=replace(resolved.spec, self_end=True), asked=resolved.asked.with_self_end())
@@ -338,7 +339,7 @@ def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str,
 
 
 def refuse_empty(mounts: Sequence[PlannedMount]) -> None:
-    """Raise UsageError for a mount of which nothing would be sent: the job would find nothing there."""
+    """Raise UsageError for a mount without files to send, because the job would find an empty folder."""
     for one in mounts:
         if not one.files:
             listed = "; ".join(one.refused[:MOST_TOLD])
@@ -349,7 +350,7 @@ def refuse_empty(mounts: Sequence[PlannedMount]) -> None:
 
 
 def refusal(mounts: Sequence[PlannedMount]) -> str:
-    """Return why mounts of hidden folders are not sent unasked, and how to agree."""
+    """Return the reason why mounts of hidden folders need consent, and the flag for consent."""
     listed = ", ".join(f"{one.source} ({count(one.files, 'file')}, {size(one.bytes)})" for one in mounts)
     flags = " ".join(f"--send-anyway '{one.source}'" for one in mounts)
     return (
@@ -359,12 +360,12 @@ def refusal(mounts: Sequence[PlannedMount]) -> str:
 
 
 def last_on(plan: Plan, journal: Journal) -> Op | None:
-    """Return the newest pod that was to make the same, in the same store."""
+    """Return the newest pod for the same target in the same store, or None."""
     return next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
 
 
 def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> str:
-    """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
+    """Return the name of the run: the requested name, the name of an interrupted run, or a new name."""
     before = continued(plan, resolved, journal, settings)
     if before and not resolved.asked.name:
         return before.run
@@ -372,7 +373,7 @@ def run_name(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: S
 
 
 def continued(plan: Plan, resolved: ResolvedLaunch, journal: Journal, settings: Settings) -> Op | None:
-    """Return the newest pod of the run that this launch goes on with: one that was cut off; None for a new run."""
+    """Return the newest pod of the interrupted run to continue; None for a new run."""
     before = last_on(plan, journal)
     if before is None or resolved.asked.name not in ("", before.run):
         return None

@@ -1,8 +1,8 @@
-"""The receipt of a run: `run.json` beside its logs, from which it can be made again.
+"""Receipt of a run: `run.json` beside the logs, with all data needed to repeat the run.
 
-In: a row of the journal as the run begins, and this checkout. Out: the commit and what differed from it, the
-environment, the job with its seeds and the fingerprints of all that it reads and makes, the machine and its price;
-beside it `run.diff`, and the secrets by name only. What differs today is told by `differences`.
+`write` records the commit and the uncommitted changes (`run.diff`), the environment, the job with seeds and
+fingerprints of all inputs and outputs, the machine and the price. Secrets appear by name only. `differences` compares a
+receipt with the current checkout.
 """
 
 import hashlib
@@ -40,20 +40,20 @@ class Receipt:
     at: float
     """UTC epoch seconds."""
     commit: str
-    """Commit of the checkout; "" = no git here."""
+    """Commit of the checkout; "" = no git repository."""
     diff_sha256: str
-    """Digest of the difference from the commit; "" = none."""
+    """SHA-256 of the uncommitted changes; "" = no changes."""
     environment: str
-    """Key of the environment it trained in: its requirements, pins and Python."""
+    """Key of the training environment: requirements, pins and Python version."""
     provider: str
     micro_usd_per_hour: int
     asked: Mapping[str, Any]
-    """Flags of its launch about machines and limits."""
+    """Launch flags about machines and limits."""
     offer: Mapping[str, Any]
     store: str
     job: Mapping[str, Any]
     extensions: Sequence[Mapping[str, str]] = ()
-    """The user's own code in it: name, file or module, sha256, and what it was used as. Its text is in the job."""
+    """The user's own code: name, file or module, SHA-256 and use. The job contains the text of the code."""
     schema: int = SCHEMA
 
     @property
@@ -62,7 +62,7 @@ class Receipt:
 
 
 def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
-    """Write the receipt of a run that begins; return its file."""
+    """Write the receipt of a starting run; return the path."""
     home, diff = RunHome.of(op.run, settings.homes), _git("diff", "HEAD", "--binary")
     job = json.loads(op.job)
     torch = job.get("torch") or "cpu"
@@ -89,9 +89,9 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
 
 
 def read(op: Op, settings: Settings) -> Receipt:
-    """Return the receipt of a run. Raises UsageError when it has none, or one that does not fit the journal's row.
+    """Return the receipt of a run. Raises UsageError without a receipt, or if the journal has other steps of the run.
 
-    Its words are run on this machine, so they have to be those that the journal has of the run.
+    The commands in a receipt run on this machine, so they must equal the commands in the journal.
     """
     path = RunHome.of(op.run, settings.homes).receipt
     try:
@@ -113,12 +113,12 @@ def read(op: Op, settings: Settings) -> Receipt:
 
 
 def _work_of(job: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the steps of a job that make something: their names, their words and their configurations."""
+    """Return the name, command and configuration of each step with an output artifact."""
     return [(one["name"], one["words"], one["config"]) for one in job["steps"] if "making" in one["config"]]
 
 
 def differences(one: Receipt, settings: Settings) -> list[str]:
-    """Return the differences between today and that run, in words; [] where there are none."""
+    """Return display texts for the differences between the current checkout and the run; [] without differences."""
     found = []
     commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "HEAD", "--binary")
     if commit != one.commit:
@@ -139,14 +139,14 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
 
 
 def inputs_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by name, the fingerprints of what these steps read and do not make."""
+    """Return the fingerprints of all artifacts read but not made by the steps, by name."""
     made = {one["config"]["making"]["name"] for one in steps}
     read = [each for one in steps for each in one["config"]["making"]["inputs"].values()]
     return {one["name"]: one["fingerprint"] for one in read if one["name"] not in made}
 
 
 def rebased(steps: Sequence[Mapping[str, Any]], store: str) -> list[dict[str, Any]]:
-    """Return the steps as they are when they read and write another store."""
+    """Return a copy of the steps with `store` for inputs and outputs."""
     found = []
     for one in json.loads(json.dumps(list(steps))):
         one["config"]["making"]["store"] = store
@@ -155,7 +155,7 @@ def rebased(steps: Sequence[Mapping[str, Any]], store: str) -> list[dict[str, An
 
 
 def carry_inputs(one: Receipt, target: Store) -> list[str]:
-    """Copy to a store what the run read and did not make; return the names. Raises StoreError when it is not there."""
+    """Copy the input artifacts of a run to a store; return the names. Raises StoreError for a missing artifact."""
     source, carried = Store(one.store), []
     for name, fingerprint in inputs_of(one.steps).items():
         manifest = source.manifest_of(name, fingerprint)
@@ -165,7 +165,7 @@ def carry_inputs(one: Receipt, target: Store) -> list[str]:
 
 
 def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
-    """Return the sha256 of each file of weights of an artifact, by its path; {} where it is not there."""
+    """Return the SHA-256 of each weight file of an artifact, by path; {} without the artifact."""
     if store.find(name, fingerprint).problem:
         return {}
     files = store.manifest_of(name, fingerprint).files
@@ -173,7 +173,7 @@ def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
 
 
 def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the hardware and software of a phase (`trainer.device.Machine.about`); {} where that is not known."""
+    """Return the hardware and software of a phase (`trainer.device.Machine.about`); {} if unknown."""
     making, store = step["config"]["making"], Store(one.store)
     if "keeping" not in step["config"] or store.find(making["name"], making["fingerprint"]).problem:
         return {}
@@ -182,15 +182,15 @@ def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def machine_words(machine: Mapping[str, Any]) -> str:
-    """Return the hardware and software of a phase, in words."""
+    """Return a display text for the hardware and software of a phase."""
     what = count(machine["threads"], "thread") if machine["device"] == "cpu" else machine["device"]
     return f"{what}, PyTorch {machine['torch']}, {machine['units']}"
 
 
 def environ_of(one: Receipt, step: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a step had of its run: those that were given it, and its threads, where known.
+    """Return the environment variables of a step: the variables of the job, and the number of CPU threads if known.
 
-    Sums are taken in another order by other threads, and have other last bits then.
+    A different number of threads changes the order of sums, and so the last bits of the results.
     """
     machine = machine_of(one, step)
     threads = {"OMP_NUM_THREADS": str(machine["threads"])} if machine.get("device") == "cpu" else {}
@@ -202,7 +202,7 @@ def python_version() -> str:
 
 
 def _git(*words: str) -> bytes:
-    """Return the output of git for this checkout; nothing where there is no git."""
+    """Return the output of git for this checkout; b"" after an error or without git."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *words], stdin=subprocess.DEVNULL, capture_output=True)
     except OSError:

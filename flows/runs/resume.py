@@ -1,4 +1,4 @@
-"""A run at work again: joined where it is, brought back where it has stopped, on another pod where its own is gone."""
+"""Resumption of a run: join an active run, restart a stopped run, or continue a run on a new pod."""
 
 import contextlib
 import time
@@ -30,26 +30,26 @@ from infra.settings import Settings, is_secret
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A run that would go on; nothing has been changed."""
+    """A run to resume; no state has changed yet."""
 
     op: Op
-    """The newest pod of its node 0."""
+    """The newest pod of node 0."""
     limits: Limits | None = None
-    """Limits that were typed, as `Keeper.elsewhere` takes them."""
+    """Typed limits in the form for `Keeper.elsewhere`."""
     asked: str = ""
-    """The journal's record of the run then."""
+    """The new journal record of the launch flags."""
     plan: Plan | None = None
-    """The rest of its work for another rented machine; None where nothing is rented."""
+    """The remaining work for a new rented machine; None if no machine will be rented."""
     offers: tuple[Offer, ...] = ()
-    """Offers of that machine, in the order in which they are tried."""
+    """Offers for the new machine, in the order to try."""
     money: str = ""
-    """The limit of the run and what it has cost, in words."""
+    """The limit and cost of the run, as display text."""
 
 
 def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Settings, tell: Say) -> Resumption:
-    """Return the run as it would go on; `spend_limit` and `ttl`: of a rented run whose limits are to be others.
+    """Return the resumption of a run; `spend_limit` and `ttl` replace the limits of a rented run.
 
-    Raises UsageError when there is nothing to go on with, LimitHit where it has ended at a limit, NoOffer, OutOfMoney.
+    Raises UsageError if no work is left, LimitHit if the run ended at a limit, NoOffer and OutOfMoney.
     """
     op = find_run(journal, run)
     if op.detached and run_rows.run_of(op) != op.run:
@@ -75,12 +75,12 @@ def resumption(run: str, spend_limit: str, ttl: str, journal: Journal, settings:
 
 
 def with_offers(found: Resumption, offers: Sequence[Offer]) -> Resumption:
-    """Return it with the offers that somebody has agreed to."""
+    """Return the resumption with the offers accepted by the user."""
     return replace(found, offers=tuple(offers))
 
 
 def resume(found: Resumption, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return the run at work again. Raises UsageError."""
+    """Resume the run, and return the active run. Raises UsageError."""
     tell_extensions(found.op, settings, tell)
     op = with_environment(found.op, journal, settings)
     if found.plan is not None:
@@ -89,14 +89,14 @@ def resume(found: Resumption, journal: Journal, settings: Settings, tell: Say) -
 
 
 def tell_extensions(op: Op, settings: Settings, tell: Say) -> None:
-    """Tell which of the user's own code in a run is gone or another one: the run goes on with what came along."""
-    with contextlib.suppress(UsageError):  # a run from before receipts
+    """Report changed or missing extensions of a run; the run continues with the original code."""
+    with contextlib.suppress(UsageError):  # A run without a receipt.
         for said in changed(receipt.read(op, settings).extensions):
             tell(f"{said}; {op.run} goes on with what it was launched with")
 
 
 def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
-    """Return the run with what `--env` gives its job from now on. Raises UsageError while it is at work."""
+    """Add the variables of `--env` to the jobs of the run. Raises UsageError while the run is active."""
     if not job_environment.of_job(settings):
         return op
     if op.is_live and sight.is_alive(op, way(settings, op)):
@@ -112,12 +112,12 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 
 def is_idle(op: Op, settings: Settings) -> bool:
-    """Return whether it is a pod that stays, and has no work."""
+    """Return True for a live pod that stays and has no work."""
     return op.is_live and op.stays and runs_launch.is_idle(op, way(settings, op))
 
 
 def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Return a run that was stopped, or lost, at work again; one that has lost a node is left to its keeper."""
+    """Return a stopped or lost run as an active run; leave a run with a lost node to the keeper."""
     if run_rows.is_in_pieces(op, journal):
         return op
     try:
@@ -127,7 +127,7 @@ def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 
 def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Join a run that another launch began; bring it back when it is lost."""
+    """Join a run started by a concurrent launch; restart the run if no process is alive."""
     deadline = time.monotonic() + hand_over.ARM_S
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -141,9 +141,9 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 def again(
     op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None
 ) -> Op:  # fmt: skip
-    """Bring back a run that has stopped: on its pod where that is still there, else on another one.
+    """Restart a stopped run on the old pod, or on a new pod if the old pod is gone. Raises UsageError on an engine.
 
-    `found`: what somebody has agreed to, where that is rented.
+    `found` holds the limits and offers accepted by the user, for a rented pod.
     """
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
@@ -151,7 +151,7 @@ def again(
         raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
                          f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
     if op.state == READY and not vendor.keeps_runs and not last_verdict(op, settings):
-        op = journal.advance(op, "unreachable")  # so that `inv why` tells of it later
+        op = journal.advance(op, "unreachable")  # Recorded for `inv why`.
     if vendor.fleeting and not op.is_live:
         keeper = RunKeeper.of(op, journal, settings, tell)
         agreed = found or Resumption(op=op)
@@ -161,7 +161,7 @@ def again(
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
-    """Return other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for.
+    """Return new limits of a run in the form for `Keeper.elsewhere`; None without new limits.
 
     Raises UsageError.
     """

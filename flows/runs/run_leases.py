@@ -1,4 +1,4 @@
-"""Leases that keep what a run reads in its store: on artifacts, and on the names that stand for them."""
+"""Leases of a run on artifacts and artifact names in the store, which protect the inputs of the run from removal."""
 
 import contextlib
 import os
@@ -17,19 +17,22 @@ from store.manifest import StoreError, kind_of
 
 
 def move_names(plan: Plan) -> None:
-    """Point the requested names to the artifacts that exist already. Raises StoreError."""
+    """Point the requested names to the existing artifacts. Raises StoreError."""
     for one in plan.pointers:
         Store(plan.store).point(one.name, one.fingerprint)
 
 
 def read_by(plan: Plan) -> set[references.What]:
-    """Return kind and fingerprint of what the plan's job reads and makes."""
+    """Return the kind and fingerprint of all artifacts read or made by the plan's job."""
     makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {what for making in makings for what in references.of_making(making)}
 
 
 def hold_for(plan: Plan, run: str, installation: str) -> None:
-    """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
+    """Write the lease on the artifacts read and made by a run. Raises StoreError.
+
+    Raises UsageError if an input was removed from the store during planning.
+    """
     assert plan.job is not None
     if not read_by(plan):
         return
@@ -43,7 +46,7 @@ def hold_for(plan: Plan, run: str, installation: str) -> None:
 
 
 def renew(op: Op, installation: str, tell: Say) -> None:
-    """Write the lease of a run that is followed once more; what the store has against it is told."""
+    """Renew the lease of a followed run; report a store error through `tell`."""
     makings = _makings(op)
     reads = {what for making in makings for what in references.of_making(making)}
     try:
@@ -59,7 +62,7 @@ def _makings(op: Op) -> list[dict[str, Any]]:
 
 
 def release(store: str, run: str, installation: str, tell: Say) -> None:
-    """End the lease of a run that is over; what the store has against it is told, and the lease ends by itself."""
+    """Release the lease of an ended run; report a store error through `tell`, as the lease expires anyway."""
     try:
         references.release(store, reference_of(run, installation))
     except StoreError as error:
@@ -72,7 +75,7 @@ def reference_of(run: str, installation: str) -> str:
 
 @contextlib.contextmanager
 def foreground(plan: Plan, tell: Say) -> Iterator[None]:
-    """Hold what steps in this terminal read, for as long as they take. Raises StoreError, UsageError."""
+    """Hold the inputs of steps in this terminal inside the block. Raises StoreError, UsageError."""
     name, here = f"{os.getpid()}-{secrets.token_hex(4)}", "foreground"
     if plan.job is None:
         yield

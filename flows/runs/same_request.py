@@ -1,8 +1,7 @@
-"""Compare a launch with the run that is at work on the same artifacts: whether the same was asked for.
+"""Comparison of a launch with the active run of the same artifacts, to detect conflicting flags.
 
-The run was found by what it makes, so that those words agree. The others (which machine, what ends it, how it saves)
-are compared where they were typed. In: the flags of a launch. Out: what the journal keeps of them; the difference, in
-words.
+The run was found by the target, so the flags for artifacts agree. The other flags (machine, limits, saving) are
+compared only where typed. `asking` returns the journal record of a launch; `check` names the differences.
 """
 
 import json
@@ -37,38 +36,38 @@ AS_TYPED = {
     "ckpt_prefix": "",
     "notify": "",
     "send_anyway": (),
-}  # with what they mean when not
+}  # The flags with their defaults.
 
 
 @dataclass(frozen=True)
 class TypedLaunch:
-    """The words of one launch."""
+    """The flags of a launch."""
 
-    typed: Mapping[str, str]  # flags as they were typed, by name; "" for a switch
-    meant: Mapping[str, Any]  # resolved values of all flags, typed or not
-    name: str  # name of the run, "" when none was typed
-    vendors: tuple[str, ...]  # the chosen vendors, () when nobody chose
+    typed: Mapping[str, str]  # Typed flags by name; "" for a switch.
+    meant: Mapping[str, Any]  # Resolved values of all flags, typed or not.
+    name: str  # Name of the run; "" = not typed.
+    vendors: tuple[str, ...]  # Chosen vendors; () = no choice.
 
     def record(self) -> str:
         """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
 
     def with_spend_limit(self, micro_usd: int | None) -> "TypedLaunch":
-        """Return the launch with the spend limit of its run, also one that nobody typed."""
+        """Return the launch with the spend limit of the run, including a default limit."""
         return replace(self, meant={**self.meant, "spend_limit": micro_usd})
 
     def with_machine(self, request: Request) -> "TypedLaunch":
-        """Return the launch with the GPUs of its machine where nobody typed them."""
+        """Return the launch with the GPUs of the chosen machine for untyped GPU flags."""
         found = {"gpu": kinds_of(request), "num_gpus": request.num_gpus}
         open_ones = {flag: value for flag, value in found.items() if flag not in self.typed}
         return replace(self, meant={**self.meant, **open_ones})
 
     def with_self_end(self) -> "TypedLaunch":
-        """Return the launch with `--self-end`, which the user chose at the question."""
+        """Return the launch with `--self-end`, which the user chose at the prompt."""
         return replace(self, typed={**self.typed, "self_end": ""}, meant={**self.meant, "self_end": True})
 
     def check(self, op: Op) -> None:
-        """Raise UsageError that names what differs from how the run of `op` was launched."""
+        """Raise UsageError with the differences from the launch of the run of `op`, if any."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
         other = [flag for flag in self.typed if self.meant[flag] != before["meant"].get(flag)]
         differs = [f"{_shown(flag, self.typed)} (there: {_there(flag, before)})" for flag in other]
@@ -87,7 +86,7 @@ class TypedLaunch:
 def asking(
     spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
 ) -> TypedLaunch:  # fmt: skip
-    """Return the words of a launch, and what they mean. `limits`: of the whole run; `env`: of its job, by `--env`."""
+    """Return the typed and resolved flags of a launch. `limits` are for the whole run; `env` is from `--env`."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
     meant |= {flag: getattr(spec, flag) or default for flag, default in AS_TYPED.items()}
@@ -97,25 +96,25 @@ def asking(
     said["send_anyway"] = " ".join(spec.send_anyway)
     meant["send_anyway"] = of_checkout(spec.send_anyway)
     typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
-    if env:  # only the name of a secret is written down
+    if env:  # Only the name of a secret is recorded.
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
         meant["env"], typed["env"] = shown, " ".join(shown)
     return TypedLaunch(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
 
 
 def kinds_of(request: Request) -> list[list[Any]]:
-    """Return the kinds of GPU that are asked for, each with its number, as the journal keeps them."""
+    """Return the requested GPU kinds with their counts, sorted, in the journal's form."""
     return sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
 
 
 def of_checkout(names: Sequence[str]) -> list[str]:
-    """Return names of files with those in the checkout relative to it, as a copy of the checkout needs them."""
+    """Return the file names, relative to the checkout if inside, as a copy of the checkout needs."""
     paths = [Path(name).expanduser() for name in names]
     return [str(one.relative_to(ROOT)) if one.is_relative_to(ROOT) else str(one) for one in paths]
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:
-    """Return the journal's record of a run that goes on with other limits."""
+    """Return the journal record of a run to continue with new limits."""
     if not asked:
         return asked
     record = json.loads(asked)

@@ -1,7 +1,7 @@
-"""Work that the supervisor is to look after, as the journal tells it.
+"""Selection of the work for the supervisor, from the journal.
 
-In: the journal. Out: runs that are to go on and that nobody keeps, pods that are to end and that nobody ends; whether
-there is anything at all, which is when a supervisor is needed.
+The module returns runs that must continue without a keeper, and rented pods due to end. `is_needed` decides if a
+supervisor must run at all.
 """
 
 from flows.runs import run_groups
@@ -23,9 +23,10 @@ from store import packs
 
 
 def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to.
+    """Return the rows of runs to continue that have no keeper.
 
-    Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
+    The list includes pods of a set with automatic replacement, and a local run that lost guard and agent while kept.
+    After the end of a rehearsal, no rented run is returned.
     """
     held, left = journal.leases.held(), journal.leases.abandoned()
     newest, has_ended = {op.run: op for op in journal.ops()}, world_files.has_ended(settings.rehearsal)
@@ -37,9 +38,9 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
             continue
         was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):
-            continue  # an idle pod is held by its guard
+            continue  # The guard holds an idle pod.
         if op.vendor == LOCAL and not (was_kept and is_dead(op, settings)):
-            continue  # a run on this machine keeps itself, as long as the machine runs
+            continue  # A local run keeps itself while the machine is up.
         is_at_work = op.state in (READY, LOST)
         if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
             continue
@@ -49,27 +50,27 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def is_dead(op: Op, settings: Settings) -> bool:
-    """Return whether a pod of this machine has lost both its guard and its agent, as after a boot."""
+    """Return True if a local pod has lost both guard and agent, as after a reboot."""
     return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
 
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
-    """Return whether there is anything that somebody has to look after."""
+    """Return True if the supervisor has work: services, runs, pods to end, run groups or notices."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or pods_to_end(journal, settings))
     is_left = is_left or bool(run_groups.due(journal, settings)) or run_groups.is_at_work(journal)
     return is_left or is_watch_wanted(journal, settings)
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that are due to end, none once the market of a rehearsal has ended."""
+    """Return the rented pods due to end; [] once the simulated market of a rehearsal has ended."""
     return [] if world_files.has_ended(settings.rehearsal) else to_end(journal, settings)
 
 
 def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rows of what lives and of which somebody wants to be told."""
+    """Return the rows of live runs with a notification hook."""
     return [op for op in journal.ops(live=True) if op.is_head and not op.service and names_of(op, settings)]
 
 
 def is_watch_wanted(journal: Journal, settings: Settings) -> bool:
-    """Return whether anybody wants to be told of something that lives, or a notice waits to be sent."""
+    """Return True if a live run has a notification hook, or a notice is still unsent."""
     return bool(runs_to_watch(journal, settings)) or outbox.waits(settings)

@@ -1,11 +1,11 @@
-"""The watch over what people want to be told of: limits that come near, idle GPUs, ends that nobody follows, replicas.
+"""Watch for events worth a notice: near limits, idle GPUs, unobserved ends of runs, and unhealthy replicas.
 
-    observe   the journal: live runs whose launch named a hook, services; a look at each pod
-    decide    `of_run`, `of_service`: what is worth a notice; pure
-    act       the outbox, which tells each of them once
+    observe   the journal: live runs with a hook, services; a look at each pod
+    decide    `of_run`, `of_service`: notices for the observations; pure
+    act       the outbox, which sends each notice once
 
-The supervisor looks every `EVERY_S` seconds. Ends and recoveries of runs are told by whoever keeps them; of a run
-that nobody keeps, as one on this machine, the end is settled here.
+The supervisor looks every `EVERY_S` seconds. The keeper of a run sends notices about ends and recoveries. The watch
+settles the end of a run without a keeper, such as a local run.
 """
 
 import time
@@ -37,14 +37,14 @@ from serve.policy.replica_states import ILL
 from serve.policy.service_state import ServiceRecord
 
 EVERY_S = 10.0
-NEAR = 0.8  # share of a limit
-IDLE_S = 600.0  # by the run's clock, for all its GPUs
-IDLE_PERCENT = 5.0  # utilization that a driver shows for a GPU on which nothing runs
+NEAR = 0.8  # Share of a limit.
+IDLE_S = 600.0  # Run clock; all GPUs of the run.
+IDLE_PERCENT = 5.0  # Driver-reported utilization of an idle GPU.
 
 
 @dataclass
 class NoticeWatch:
-    """A look again and again; it remembers since when GPUs are idle."""
+    """A repeated look at all runs and services; stores since when GPUs are idle."""
 
     journal: Journal
     say: Say
@@ -52,13 +52,13 @@ class NoticeWatch:
     idle_since: dict[str, float] = field(default_factory=dict)
 
     def look(self, settings: Settings) -> None:
-        """Look at everything, and send what is due; what cannot be asked now is asked the next time."""
+        """Look at all runs and services, and send the due notices; retry a failed query in the next look."""
         if time.monotonic() - self.looked_at < EVERY_S:
             return
         for op in runs_to_watch(self.journal, settings):
             try:
                 self._look_at(op, settings)
-            except Exception as error:  # an error about one run must not keep the others from being looked at
+            except Exception as error:  # An error in a run must not stop the looks at the others.
                 self.say(f"{op.run}: {in_words(error)}")
         for service in service_rows.every(self.journal) if hooks.for_all(settings) else ():
             try:
@@ -76,7 +76,7 @@ class NoticeWatch:
         if seen.verdict and not vendor.is_rented and not op.stays:
             if not self.journal.leases.holder(
                 keeper_lease(op.run)
-            ):  # otherwise the process that follows the run settles it
+            ):  # Otherwise the process that follows the run settles the row.
                 settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()
@@ -89,7 +89,7 @@ class NoticeWatch:
             tell(notice, names_of(op, settings), settings, self.say, aside=True)
 
     def _of_forecast(self, op: Op, seen: Sight, settings: Settings) -> Iterator[Notice]:
-        """Yield the notice that the limits of a run do not suffice, where that is expected."""
+        """Yield a notice if the forecast of the run exceeds the limits."""
         if seen.verdict or not has_pace(seen.progress):
             return
         if found := left_of(self.journal.ops(run=op.run), seen.progress, settings):
@@ -99,13 +99,13 @@ class NoticeWatch:
 
 
 def of_forecast(op: Op, beyond: BeyondLimit) -> Notice:
-    """Return the notice that a run is expected to need more than its limits; one for each limit."""
+    """Return the notice for a run that will probably exceed a limit, one notice per limit."""
     return Notice(subject=op.run, event="beyond limit", key=f"{op.token} {spend.limit_s(op):.0f}", note=beyond.words,
                   cost_micro_usd=beyond.micro_usd)  # fmt: skip
 
 
 def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
-    """Yield the notices about a run at work. `idle_s`: time for which its GPUs were seen idle, by its clock."""
+    """Yield the notices about an active run. `idle_s` is the observed idle time of all GPUs, by the run's clock."""
     limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, seen.clock_scale)
     guard = seen.guard
     if limit_s is None and guard.get("limit_s"):
@@ -124,7 +124,7 @@ def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[No
 
 
 def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
-    """Yield the notices about the replicas of a service: each trouble of each replica once."""
+    """Yield a notice for each unhealthy state of each replica of a service."""
     for one in seen.members:
         if one.state in ILL:
             state = one.state.value.lower().replace("_", " ")
@@ -133,7 +133,7 @@ def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
 
 
 def _percents(progress: Mapping[str, Any]) -> list[float]:
-    """Return the utilization of each GPU, [] where any of them is not known."""
+    """Return the utilization of each GPU in percent; [] if any value is unknown."""
     gpus = (progress.get("machine") or {}).get("gpus") or []
     percents = [one.get("percent") for one in gpus]
     return [float(one) for one in percents] if all(one is not None for one in percents) else []

@@ -1,10 +1,11 @@
-"""Pods past their hard limit: found in the journal by arithmetic, ended whatever lease is held on them, and told.
+"""Detection and end of pods past their hard limit, regardless of leases, with a report for the user.
 
-    rows -> is past its limit -> a last look at the pod -> end -> OverLimit
+    rows -> past the limit -> a last look at the pod -> end -> OverLimit
 
-A limit is kept by the pod's guard and by the vendor's timer. A guard may hang with its machine, a timer may not exist,
-and a process that holds the lease of a run may be frozen. So whoever reads a row compares the most that its pod may
-have cost with its limit, and ends it. Two that look at once end it once: the row moves on for one of them.
+The pod's guard and the vendor's timer enforce a limit. A guard may hang with the machine, a vendor may have no timer,
+and the process with the run's lease may be frozen. So every reader of a row compares the pod's maximum cost and time
+with the limit, and ends a pod past the limit. Concurrent processes end a pod once, because only one process can advance
+the row.
 """
 
 import contextlib
@@ -32,18 +33,18 @@ from infra.units import duration
 
 @dataclass(frozen=True)
 class OverLimit:
-    """A pod that was found past its limit, and what became of it."""
+    """A pod found past its limit, and the result of ending the pod."""
 
     op: Op
-    """Row of the journal, as last read."""
+    """Last read journal row."""
     excess: Excess
     """Time and money beyond the limit, when the pod was found."""
     heard_s: float | None = None
-    """Age of the last report of its guard, by its vendor's clock; None = there is none."""
+    """Age of the guard's last report, by the vendor's clock; None = no report."""
     was_gone: bool = False
-    """True if its vendor showed no such machine any more when it was found: another end had come before."""
+    """True if the vendor no longer listed the machine when found: the pod had already ended by other means."""
     problem: str = ""
-    """Reason why the pod is not proven gone, where its row is live."""
+    """Reason why the pod of a live row is not proven gone."""
 
     @property
     def is_ended(self) -> bool:
@@ -51,12 +52,12 @@ class OverLimit:
 
     @property
     def had_to_be_ended(self) -> bool:
-        """Return whether the machine still ran when it was found, or may have."""
+        """Return True if the machine still ran when found, or may have run."""
         return not (self.is_ended and self.was_gone)
 
     @property
     def words(self) -> str:
-        """Return all of it in one sentence."""
+        """Return the report as a sentence."""
         if not self.had_to_be_ended:
             said = "the limit has passed, and the machine was gone already; its cost is counted until now, at most"
             return f"{self.op.run}: {heard_words(self.heard_s)}; {said}"
@@ -69,14 +70,14 @@ class OverLimit:
 
 
 def heard_words(heard_s: float | None) -> str:
-    """Return when its guard was last heard, in words."""
+    """Return a display text for the time of the guard's last report."""
     return "never heard" if heard_s is None else f"last heard {duration(heard_s)} ago"
 
 
 def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[OverLimit]:
-    """End every rented pod that is past its limit; return each of them, those included that could not be ended.
+    """End every rented pod past its limit; return all these pods, including failures to end a pod.
 
-    Nothing is asked of anybody while there is none.
+    Without such a pod, no machine or vendor is contacted.
     """
     rows = past_limit(journal, settings)
     if not rows:
@@ -88,13 +89,13 @@ def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[Over
 
 
 def past_limit(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the live rows of rented pods that are past their limit; none once the market of a rehearsal has ended."""
+    """Return the live rows of rented pods past a limit; [] once the simulated market of a rehearsal has ended."""
     found = [op for op in journal.ops(live=True) if is_past_limit(op, settings)]
     return [] if found and world_files.has_ended(settings.rehearsal) else found
 
 
 def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
-    from infra.runs.settle import end_past_limit  # every command looks for such a pod, and few find one
+    from infra.runs.settle import end_past_limit  # A late import: every command looks, few find such a pod.
 
     heard_s, problem = age_of_report(op, seen, settings, now), ""
     try:
@@ -103,7 +104,7 @@ def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, n
         end_past_limit(op, seen, journal, settings, tell, waits=False)
     except Fenced:
         problem = "another process is ending it"
-    except Exception as error:  # an error about one must not keep the others from being ended
+    except Exception as error:  # An error of a pod must not stop the others.
         problem = in_words(error)
     return OverLimit(
         op=journal.op(op.token), excess=spend.excess(op, now, settings.clock_scale), heard_s=heard_s,
@@ -112,9 +113,9 @@ def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, n
 
 
 def age_of_report(op: Op, seen: Sight, settings: Settings, now: Clocks) -> float | None:
-    """Return how old the last report of a pod's guard is, by its vendor's clock; None where there is none.
+    """Return the age of the last report of a pod's guard, by the vendor's clock; None without a report.
 
-    A pod that does not answer is as old as what was brought here of it.
+    For a silent pod, use the downloaded report.
     """
     guard = seen.guard
     if not guard:

@@ -1,18 +1,20 @@
-"""The supervisor of an installation: one process for all that must go on when whoever began it is gone.
+"""Supervisor of an installation: one background process that continues the work of finished commands.
 
-    observe   the journal: runs elsewhere that nobody keeps, pods of a set that are to come back, services without a
-              controller, groups of runs that were left, rented pods that are due to end and that nobody ends
-    act       a keeper for each such run and pod, in a thread of this process; a process for each service and group;
-              deletes each pod until the vendor proves that it is gone; sends notices
+    observe   the journal: runs without a keeper, pods of a set to replace, services without a controller, abandoned
+              run groups, and rented pods due to end
+    act       starts a keeper for each such run and pod in a thread, and a process for each service and run group;
+              deletes each due pod until the vendor proves the pod gone; sends notices
 
-In: the journal. Out: runs brought home and back, by the same `infra.runs.keepers` that a launch runs in its terminal;
-controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
-lease `supervisor` lets one act at a time: one that was silent for a minute is replaced, and ends when it wakes. What it
-sees last it writes beside the journal, for `inv supervisor`.
-Where its checkout holds other code by now, it starts a supervisor of that code and goes on until that one has come up
-and asks it to leave: code that does not start replaces nothing.
-A full disk leaves threads that could not release what they held. From then on the process begins nothing, waits until
-the journal can be written again, and leaves the rest to another process.
+The supervisor uses the same `infra.runs.keepers` as a launch in a terminal. A command that leaves work behind calls
+`ensure`; without remaining work the supervisor exits. The lease `supervisor` admits a single active process. A process
+silent for a minute is replaced, and exits after waking up. The last observations go to a file beside the journal for
+`inv supervisor`.
+
+If the checkout changes, the supervisor starts a successor with the new code and continues until the successor is up and
+asks for the exit. Code that fails to start therefore replaces no running supervisor.
+
+On a full disk, threads may be unable to release their leases. The process then starts no new work, waits until the
+journal is writable, and hands over to a new process.
 """
 
 import contextlib
@@ -62,23 +64,23 @@ from serve.processes import controller_client
 from store import credentials, local_files
 from store.backoff import Backoff
 
-EVERY_S = 1.0  # between two looks
-HUNG_S = 120.0  # for a look, while the machine is awake
-WRITE_EVERY_S = 5.0  # where nothing has changed
-ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
-ROOM = Backoff(first_s=5.0, longest_s=15.0)  # between two tries to write to a full disk
+EVERY_S = 1.0  # Pause between two looks.
+HUNG_S = 120.0  # Maximum duration of a look while the machine is awake.
+WRITE_EVERY_S = 5.0  # Interval of writes without changes.
+ENDS = Backoff(first_s=2.0, longest_s=60.0)  # Pause between two delete requests for the same pods.
+ROOM = Backoff(first_s=5.0, longest_s=15.0)  # Pause between two attempts to write to a full disk.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 T = TypeVar("T")
 
 
 @dataclass
 class Care:
-    """The care for one run or service, and the times at which it was started."""
+    """The care for a run or service, with the start times."""
 
     thread: threading.Thread | None = None
     begun_at: list[float] = field(default_factory=list)
     key: tuple[str, int] = ("", 0)
-    """Token and epoch of its row when the care ended; it starts anew when these have changed."""
+    """Token and epoch of the row at the end of the care; the care restarts after a change of the row."""
     is_done: bool = False
     given_up: str = ""
 
@@ -98,15 +100,15 @@ class Supervisor:
         self.successor: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Look after what is to go on.
+        """Look after all due work until no work is left or the process must exit.
 
-        Return when there is nothing left, the journal is gone, this process is to leave, or nothing could be written.
+        Return when no work is left, the journal file is gone, an exit was requested, or a write failed on a full disk.
         Raises Replaced.
         """
         while not (self.is_leaving.is_set() or self.is_disk_full.is_set()):
             self.journal.leases.check_held()
             self.looked_at = awake_s()
-            if not self.settings.state_file.exists():  # no other process reads what is written from here on
+            if not self.settings.state_file.exists():  # No other process reads later writes.
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
             elif not self.look():
@@ -115,7 +117,7 @@ class Supervisor:
             self.is_leaving.wait(EVERY_S)
 
     def renew(self) -> None:
-        """Start a successor, once for each other code that the checkout comes to hold."""
+        """Start a successor, once for each new version of the checkout's code."""
         if self.successor is not None and self.successor.poll() is not None:
             self.tell(f"the supervisor of the checkout's code has exited with code {self.successor.returncode}; this "
                       "process goes on with the code that it began with")  # fmt: skip
@@ -126,11 +128,11 @@ class Supervisor:
             self.renewed_for, self.successor = other, start(self.settings, renews=True)
 
     def is_well(self) -> bool:
-        """Return whether it has begun a look lately; one that hangs in a look is replaced."""
+        """Return True if the last look began recently; a process hanging in a look is replaced."""
         return awake_s() - self.looked_at < HUNG_S
 
     def look(self) -> bool:
-        """Look once, and begin what is missing; tell whether anything is left."""
+        """Look once, and start missing work; return True if any work remains."""
         runs = {keeper_lease(op.run): op for op in runs_to_keep(self.journal, self.settings)}
         services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
         held = self.journal.leases.held()
@@ -155,7 +157,7 @@ class Supervisor:
         return bool(at_work or services or waits or ends) or is_wanted
 
     def finds_more(self) -> bool:
-        """Return whether there is anything left besides what this process has finished or given up."""
+        """Return True if any work remains besides the work that this process finished or gave up."""
         keys = {keeper_lease(op.run): (op.token, op.epoch) for op in runs_to_keep(self.journal, self.settings)}
         keys |= {lease: (name, 0) for lease, (_, name) in run_groups.due(self.journal, self.settings).items()}
         settled = {lease: care.key for lease, care in self.cares.items() if care.is_done or care.given_up}
@@ -164,10 +166,10 @@ class Supervisor:
         return is_left or run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
-        """Work until it is done or fails; the next look begins it again."""
+        """Run `work` and log an error; the next look starts the work again."""
         try:
             work()
-        except Replaced:  # the next look of this process tells it, and is the last
+        except Replaced:  # The next look logs the replacement and is the last.
             return
         except Exception as error:
             self._fail("supervisor", error)
@@ -178,11 +180,11 @@ class Supervisor:
         self.tell(f"{name}: {in_words(error)}")
 
     def _end(self) -> None:
-        """End what is to end, and ask again, less and less often, until all of it is proven gone."""
+        """End the due pods, and repeat with backoff until all pods are proven gone."""
         tries, told = 0, set[str]()
 
         def tell(text: str) -> None:
-            if text not in told:  # a vendor that does not answer for hours must not fill the log
+            if text not in told:  # A vendor outage of hours must not fill the log.
                 told.add(text)
                 self.tell(text)
 
@@ -194,7 +196,7 @@ class Supervisor:
                     return
 
     def _watch(self) -> None:
-        """Run the watch for events worth a notice in a thread, as a hook may take its time."""
+        """Run the notice watch in a thread, because a hook may be slow."""
         if self.watching is None or not self.watching.is_alive():
             self.watching = threading.Thread(target=self._in_thread, args=(self._watch_on,), name="watch", daemon=True)
             self.watching.start()
@@ -226,17 +228,17 @@ class Supervisor:
             care.thread.start()
 
     def _do(self, care: Care, work: Callable[[str], Op | None], name: str) -> None:
-        """Work, in a thread; whatever goes wrong with one is no other's. Work that is done returns a row."""
+        """Run `work` in a thread. An error stays limited to this run; a returned row marks the work as done."""
         why, row = "", None
         try:
             row = work(name)
         except Replaced:
             return
-        except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # the user has to act
+        except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # The user has to act.
             why = str(error)
             self.tell(f"{name}: given up: {error}")
             self._tell_given_up(name, why)
-        except Exception as error:  # started again, at the pace of its retries
+        except Exception as error:  # Restarted at the pace of the retries.
             self._fail(name, error)
             if work == self._keep and not self._goes_on(name):
                 self._tell_given_up(name, in_words(error))
@@ -247,7 +249,7 @@ class Supervisor:
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
 
     def _goes_on(self, run: str) -> bool:
-        """Return whether a run whose keeper has failed is kept again, or was ended by somebody."""
+        """Return True if a run with a failed keeper will be kept again, or was ended on request."""
         with Journal.open(self.settings.state_file) as journal:
             is_over = run_rows.is_over(journal.ops(run=run)[-1])
             return is_over or run in [op.run for op in runs_to_keep(journal, self.settings)]
@@ -260,19 +262,19 @@ class Supervisor:
             tell(notice, names_of(op, self.settings), self.settings, self.tell)
 
     def _log_of(self, run: str, settings: Settings) -> Say:
-        """Return what writes to the log of a run that is kept from now on, which is told."""
+        """Return a function for writing to the log of a kept run, and report the path of the log."""
         log = RunHome.of(run, settings.homes).keep_log
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def tell(text: str) -> None:
-            with contextlib.suppress(OSError), log.open("a") as file:  # a line less on a full disk
+            with contextlib.suppress(OSError), log.open("a") as file:  # A full disk only loses a line.
                 file.write(f"{moment(time.time())} {text}\n")
 
         self.tell(f"{run}: kept from now on; its log: {log}")
         return tell
 
     def _hold(self, name: str) -> Op:
-        """Keep a pod of a set that has no work; return its row as it was when that was over."""
+        """Keep a pod of a set without work; return the last row."""
         settings = load()
         with Journal.open(settings.state_file) as journal:
             op = journal.ops(run=name)[-1]
@@ -281,7 +283,7 @@ class Supervisor:
                 return keeper.hold(op)
 
     def _keep(self, run: str) -> Op:
-        """Keep a run to its end, as `inv keep` does; return its last row."""
+        """Keep a run to the end, as `inv keep` does; return the last row."""
         settings = load()
         tell = self._log_of(run, settings)
         with Journal.open(settings.state_file) as journal:
@@ -293,7 +295,7 @@ class Supervisor:
                         return journal.ops(run=run)[-1]
             op = journal.ops(run=run)[-1]
             if run_rows.is_over(op) and op.is_live:
-                return op  # another process ends it
+                return op  # A different process ends the run.
             with self.concluding:
                 only = [one.token for one in run_rows.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
@@ -301,19 +303,19 @@ class Supervisor:
             return journal.ops(run=run)[-1]
 
     def _go_on_with(self, kind: RunGroups, name: str) -> None:
-        """Begin the process of a group of runs again, and wait for its end."""
+        """Restart the process of a run group, and wait for the end of the process."""
         with Journal.open(self.settings.state_file) as journal:
             kind.go_on(name, journal, load(), self.tell)
 
     def _control(self, name: str) -> None:
-        """Begin a controller of a service."""
+        """Start the controller of a service."""
         settings = load()
         with Journal.open(settings.state_file) as journal:
             if service_rows.find(journal, name) is not None:
                 controller_client.ensure(name, settings, journal, self.tell)
 
     def _write(self, services: object) -> None:
-        """Write down what is seen, where it has changed or was not written for long."""
+        """Write the supervisor state to the state file after a change, or every `WRITE_EVERY_S` seconds."""
         runs = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         state = SupervisorState(
             pid=os.getpid(),
@@ -328,22 +330,22 @@ class Supervisor:
             same = asdict(before) | {"looked_at": 0} == asdict(state) | {"looked_at": 0}
             if same and time.monotonic() - at < WRITE_EVERY_S:
                 return
-        with contextlib.suppress(OSError):  # a full disk must not stop its other work
+        with contextlib.suppress(OSError):  # A full disk must not stop other work.
             local_files.replace(state_file(self.settings), json.dumps(asdict(state)).encode(), 0o600)
         self.written = time.monotonic(), state
 
 
 def load() -> Settings:
-    """Return the settings as they are now; stores are asked in their name."""
+    """Return the current settings, and lend their credentials to the stores."""
     found = Settings.load(ROOT)
     credentials.lend(job_environment.secrets(found))
     return found
 
 
 def serve(tell: Say, renews: bool = False) -> None:
-    """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to.
+    """Run as the supervisor of this installation; return when no work is left, or after a request to exit.
 
-    `renews`: one that lives and runs other code is asked to leave first.
+    Return at once if a supervisor is already alive. With `renews`, first ask a supervisor with other code to exit.
     """
     settings = load()
     with _when_there_is_room(lambda: Journal.open(settings.state_file), tell) as journal:
@@ -353,7 +355,7 @@ def serve(tell: Say, renews: bool = False) -> None:
                 dismiss(
                     [one for one in living if one.code != own_code.stamp()], "runs other code", tell, HUNG_S + SILENT_S
                 )
-            except SlipwayError as error:  # one that hangs is silent by now, and its lease can be taken
+            except SlipwayError as error:  # A hanging process is silent by now, so the lease is free.
                 tell(str(error))
         while True:
             try:
@@ -372,23 +374,23 @@ def serve(tell: Say, renews: bool = False) -> None:
                 tell(f"process {os.getpid()} exits: {error}")
                 return
             for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)  # whoever waits for room has nothing that a signal could harm
+                signal.signal(number, signal.SIG_DFL)  # A signal can safely kill a process waiting for disk space.
             is_handing_on = supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
             if is_handing_on:
-                time.sleep(ROOM.first_s)  # or, while only another disk is full, one process would follow the other
+                time.sleep(ROOM.first_s)  # With only some other disk full, successors must not follow in a tight loop.
             _when_there_is_room(lambda: journal.leases.release(lease), tell)  # noqa: B023
             if is_handing_on:
                 tell("it exits, for something could not be written; another process takes over")
                 start(settings)
                 return
-            # A process that has just left work behind saw this lease held, and so started no other supervisor.
+            # A command that just left work behind saw this lease taken, and so started no supervisor.
             if supervisor.is_leaving.is_set() or not supervisor.finds_more():
                 tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return
 
 
 def _when_there_is_room(write: Callable[[], T], tell: Say) -> T:
-    """Return what a write to the journal returns, once the disk has room for it. Raises JournalError otherwise."""
+    """Return the result of a journal write; retry while the disk is full. Raises JournalError for other failures."""
     tries = 0
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The supervisor as commands ask for it: to live, to take a run over, to leave when nothing is left.
+"""Client of the supervisor for commands: start, replace or stop the process, and hand runs over.
 
-In: the journal, and what a command leaves behind in it. Out: the supervisor's process.
+The functions read the journal and start or signal the supervisor process.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ POLL_S = 0.1
 
 
 def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
-    """Make the supervisor look after whatever must go on here; return the leases that nobody had.
+    """Let the supervisor continue all local work; return the leases without a holder.
 
-    What has come to this machine from another one, or through a boot, is written down as left by a process that died.
-    `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
+    Record runs as abandoned after an interruption by a reboot or by a move to this machine. `also` lists the leases
+    held on the former machine. Raises SlipwayError if the supervisor does not start.
     """
     with Journal.open(settings.state_file) as journal:
         here = [op for op in journal.ops(live=True) if op.vendor == LOCAL and not op.service]
@@ -53,9 +53,10 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
 
 
 def renew(settings: Settings) -> int | None:
-    """Replace a supervisor that runs other code than this checkout holds; return the process of the new one.
+    """Replace a supervisor with other code than this checkout; return the process id of the new supervisor.
 
-    None: the one that lives runs this code, or none lives. Raises SlipwayError when the new one does not take over.
+    Return None if the supervisor runs this code, no supervisor is alive, or no work is left. Raises SlipwayError if the
+    new supervisor does not take over.
     """
     with Journal.open(settings.state_file) as journal:
         older = [one for one in journal.leases.holders() if one.lease == SUPERVISOR and one.code != own_code.stamp()]
@@ -69,7 +70,7 @@ def renew(settings: Settings) -> int | None:
                 return holder.pid
             if process.poll() is not None:
                 if process.returncode == 0 and holder is None:
-                    return None  # nothing is left to look after
+                    return None  # No work is left.
                 break
             time.sleep(POLL_S)
     raise SlipwayError(f"the supervisor of other code (process {older[0].process.pid}) was not replaced, and goes on; "
@@ -77,11 +78,10 @@ def renew(settings: Settings) -> int | None:
 
 
 def ensure(settings: Settings, waits: bool = True) -> int | None:
-    """Return the process id of the supervisor, started where one is needed and none lives.
+    """Return the process id of the supervisor; start the process if needed.
 
-    None: none is needed, or the journal is damaged, so that none could do anything.
-
-    `waits`: until it has come up. Raises SlipwayError when it does not.
+    Return None if no supervisor is needed, or if the journal is damaged and blocks all work. With `waits`, wait until
+    the process is up. Raises SlipwayError if the process does not come up.
     """
     with Journal.open(settings.state_file) as journal:
         if holder := journal.leases.holder(SUPERVISOR):
@@ -97,21 +97,24 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
                 return holder.pid
             if process.poll() is not None and journal.leases.holder(SUPERVISOR) is None:
                 if process.returncode == 0:
-                    return None  # it has nothing left to do
+                    return None  # No work is left.
                 break
             time.sleep(POLL_S)
     raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
 
 
 def hand_on(op: Op, settings: Settings) -> str:
-    """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
+    """Hand a run over, and return a display text about the process that keeps the run from now on.
+
+    The supervisor keeps runs on other machines; a local run keeps itself, and an engine keeps its own runs.
+    """
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
         return "its own guard and agent keep it running on this machine; no other process is needed"
     if vendor.keeps_runs:
         return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
-        # if its pod fails before the supervisor has seen it, the run must still be continued
+        # If the pod fails before the supervisor sees the run, the run must still continue.
         journal.leases.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
@@ -121,17 +124,17 @@ def hand_on(op: Op, settings: Settings) -> str:
 
 @contextlib.contextmanager
 def handing_on(settings: Settings) -> Iterator[None]:
-    """Leave what is at work, and what is to end, to the supervisor when an error or a signal ends this block."""
+    """Hand active and due work to the supervisor if an error or signal ends this block."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
+        with contextlib.suppress(SlipwayError, OSError):  # The original error must be shown.
             ensure(settings, waits=False)
         raise
 
 
 def leave_if_done(settings: Settings) -> None:
-    """End the supervisor now where nothing is left for it; it would see that by itself a moment later."""
+    """Stop a supervisor without work, and wait up to `LEAVE_S` seconds for the exit."""
     with Journal.open(settings.state_file) as journal:
         holder = journal.leases.holder(SUPERVISOR)
         if (
@@ -147,7 +150,7 @@ def leave_if_done(settings: Settings) -> None:
 
 
 def start(settings: Settings, renews: bool = False) -> "subprocess.Popen[bytes]":
-    """Start a supervisor. `renews`: once it has come up, it asks one of other code to leave, and takes over."""
+    """Start a supervisor process. With `renews`, the process replaces a supervisor with other code once up."""
     log = log_file(settings)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}

@@ -1,6 +1,6 @@
-"""The supervisor's last look, as it is written down beside the journal whenever something has changed.
+"""Last state of the supervisor, in a file beside the journal.
 
-In: from the supervisor. Out: `inv supervisor`, `inv status`, the page.
+The supervisor writes the file; `inv supervisor`, `inv status` and the web page read the file.
 """
 
 import json
@@ -19,11 +19,11 @@ class SupervisorState:
     since: float
     looked_at: float
     runs: tuple[str, ...] = ()
-    """Runs that it keeps."""
+    """Runs kept by the supervisor."""
     services: tuple[str, ...] = ()
-    """Services whose controllers it starts again."""
+    """Services with a controller under supervision."""
     given_up: Mapping[str, str] = field(default_factory=dict)
-    """Runs and services that it has given up until somebody acts, with the reason."""
+    """Runs and services given up until a user acts, with the reason."""
 
 
 def state_file(settings: Settings) -> Path:
@@ -35,7 +35,7 @@ def log_file(settings: Settings) -> Path:
 
 
 def last_state(settings: Settings) -> SupervisorState | None:
-    """Return the last observations of the last supervisor; None when there has been none."""
+    """Return the last state of the last supervisor, or None without a readable file."""
     try:
         said = json.loads(state_file(settings).read_bytes())
         return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
