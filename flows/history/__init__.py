@@ -1,1 +1,1 @@
-"""The history of a run, and the same run again: its story, its receipt, its repetition, the plain files of it."""
+"""Explanation of the state of a run: the rules for the cause (`causes`) and the story (`why`)."""

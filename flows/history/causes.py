@@ -1,9 +1,9 @@
-"""The cause of what became of a run, from what was written down of it. Pure.
+"""Rules for the cause of a run's state, from recorded evidence. Pure.
 
-In: `RunEvidence`: the rows of the journal, the verdict, the last words of the steps. Out: a `Cause`: its name, one
-sentence, and what to type. The first rule that knows the evidence decides; the rules stand from the most certain to
-the most general. A sentence says what a record says: a field of a row, of the verdict or of the progress, or a line of
-a log, which is quoted. What is only likely is called so.
+`cause_of` turns a `RunEvidence` (journal rows, verdict, last log lines of a step) into a `Cause` with a name, a
+sentence and advice. The first matching rule decides; the rules are ordered from the most certain to the most general. A
+sentence quotes a record: a field of a row, the verdict or the progress, or a log line. Likely causes are marked as
+likely.
 """
 
 import re
@@ -35,24 +35,24 @@ class RunEvidence:
 
     run: str
     state: str
-    """State as `inv status` shows it."""
+    """State as shown by `inv status`."""
     rows: Sequence[Op]
-    """Rows of all its pods, oldest first."""
+    """Rows of all pods of the run, oldest first."""
     armed: frozenset[str] = frozenset()
-    """Tokens of the pods to which the work was handed over."""
+    """Tokens of the pods that received the job."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
-    """The last lines of the log of the step that ran last."""
+    """The last log lines of the last active step."""
     stops: Sequence[str] = ()
-    """Words for each time at which its work stopped before it went on, oldest first; lost pods are in `rows`."""
+    """Display text for each stop of the work before a resumption, oldest first; lost pods are in `rows`."""
     why: str = ""
-    """Explanation by its controller or its provider."""
+    """Explanation by the controller or the provider."""
     is_engine: bool = False
-    """True if it is a replica of a service: a process that answers, and has no end of its own."""
+    """True for a replica of a service: a process that answers requests and has no natural end."""
     recoveries: int = 0
     money: str = ""
-    """Spent money and its limit, in words; "" where there is no limit."""
+    """Spent money and the limit, as display text; "" without a limit."""
 
     @property
     def reason(self) -> str:
@@ -77,7 +77,7 @@ class Cause:
 
 
 def cause_of(one: RunEvidence) -> Cause:
-    """Return the cause of its state."""
+    """Return the cause found by the first matching rule."""
     return next(found for rule in RULES if (found := rule(one)) is not None)
 
 
@@ -104,7 +104,7 @@ def _gpu_memory(one: RunEvidence) -> Cause | None:
 def _engine(one: RunEvidence) -> Cause | None:
     if not one.is_engine or one.state in ("running", "succeeded") or one.verdict.get("state") == "stopped":
         return None
-    reason = one.reason or (one.rows[-1].reason if one.rows else "")  # what is left when its folder is gone
+    reason = one.reason or (one.rows[-1].reason if one.rows else "")  # The row outlives the replica's folder.
     signal, exit_code = SIGNAL.search(reason), EXIT_CODE.search(reason)
     code = one.verdict.get("exit_code") or exit_code and exit_code[1]
     if not (signal or code):
@@ -258,19 +258,19 @@ def _any(one: RunEvidence) -> Cause:
 
 
 def _after(one: RunEvidence) -> str:
-    """Return what may be done with a run that has succeeded: a job of one's own has made no model."""
+    """Return advice after a success: chat with the new model, or read the log of a job without an artifact."""
     steps = Job.from_json(one.rows[-1].job).steps if one.rows and one.rows[-1].job else ()
     making = steps[-1].config.get("making") if steps else None
     return f"talk to what it made: inv chat {making['name']}" if making else f"read what it wrote: inv logs {one.run}"
 
 
 def taken_away(one: RunEvidence) -> list[Op]:
-    """Return the pods that had work, and were gone without an outcome of ours."""
+    """Return the pods that received a job and were gone without an end by Slipway."""
     return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
 
 
 def given_back(one: RunEvidence) -> list[Op]:
-    """Return the pods that did not boot, or were not what was promised."""
+    """Return the pods that did not boot or failed the acceptance check."""
     return [
         op for op in one.rows
         if op.state == TERMINATED and op.outcome == "" and op.token not in one.armed
@@ -279,7 +279,7 @@ def given_back(one: RunEvidence) -> list[Op]:
 
 
 def _saved(one: RunEvidence) -> str:
-    """Return the newest checkpoint that was read back in its store, as the pod reported it last."""
+    """Return a display text for the newest checkpoint verified in the store, from the pod's last report."""
     if not (in_store := one.progress.get("in_store")):
         return "no record shows a checkpoint in its store"
     name, at = max(in_store.items(), key=lambda item: item[1])
@@ -291,7 +291,7 @@ def _where(one: RunEvidence) -> str:
 
 
 def _quoted(what: re.Pattern[str], words: str) -> str:
-    """Return the first line in which it is found."""
+    """Return the first line that matches the pattern."""
     return next(line.strip() for line in words.splitlines() if what.search(line))
 
 

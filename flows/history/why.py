@@ -1,8 +1,7 @@
-"""The explanation of a run's, a pod's or a service's state, in ten lines at most: `inv why`.
+"""Explanation of the state of a run, pod or service in at most ten lines: `inv why`. Read-only.
 
-In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `WhyStory`: the cause
-first, then what happened in its order, what it cost, and what to type. Nothing is changed, and nothing is asked of a
-pod that has ended.
+`why` reads journal rows and events, looks at a live pod or reads the downloaded reports, and reads logs. The `WhyStory`
+has the cause first, then the events in order, the cost, and the advice. An ended pod is not contacted.
 """
 
 import contextlib
@@ -47,15 +46,15 @@ class WhyStory:
 
     @property
     def text(self) -> list[str]:
-        """Return all of it: the cause, what happened, what to do."""
+        """Return all lines: the cause, the events, the advice."""
         first = f"{self.subject}: {self.cause.name}: {self.cause.says}"
         return [first, *self.lines[: MOST_LINES - 2], f"to do: {self.cause.then}"]
 
 
 def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
-    """Return the story of a run, of a pod, of a replica or of a service; of the last run by default.
+    """Return the story of a run, pod, replica or service; by default of the last run.
 
-    Raises UsageError when nothing has that name.
+    Raises UsageError for an unknown name.
     """
     row = service_rows.find(journal, name) if name else None
     if row is not None:
@@ -64,9 +63,9 @@ def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
 
 
 def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyStory:
-    """Return the story of a run by its newest row. `said`: what somebody else knows of its end."""
+    """Return the story of a run from the newest row. `said` is an external explanation of the end."""
     view = next(one for one in status.status(journal, settings, op.run) if one.run == op.run)
-    limit = view.limit_micro_usd and view.limit_micro_usd * run_rows.size_of(op)  # of all nodes, as the cost is
+    limit = view.limit_micro_usd and view.limit_micro_usd * run_rows.size_of(op)  # For all nodes, like the cost.
     cost = spending.of_run(op, view, journal, settings)
     view = replace(view, spent_micro_usd=cost.micro_usd, limit_micro_usd=limit)
     events, rows = journal.events(op.run), journal.ops(run=op.run)
@@ -90,7 +89,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
 
 
 def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
-    """Return in words how the work has stopped before it went on, oldest first; lost pods are left out."""
+    """Return display texts for the stops of the work before resumptions, oldest first, without lost pods."""
     found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
     found += [(event.at, "neither its guard nor its agent was running") for event in events
               if event.event == "unreachable"]  # fmt: skip
@@ -98,17 +97,17 @@ def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
 
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
-    """Return the story of a service: that of its newest replica in trouble, else how it is."""
+    """Return the story of a service: of the newest unhealthy replica, otherwise of the present state."""
     ill = [one for one in seen.members if one.state in ILL or one.state == State.SHUTTING_DOWN]
     lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
     if seen.problem:
         return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
     for one in reversed(ill):
-        with contextlib.suppress(UsageError, StopIteration):  # nothing is on record about this one
+        with contextlib.suppress(UsageError, StopIteration):  # The journal has no record of the replica.
             story = of_run(find_run(journal, one.run), journal, settings, one.why)
             cause = story.cause
             if one.state == State.SHUTTING_DOWN and cause.name != "killed engine":
-                continue  # it is not wanted any more
+                continue  # The replica is no longer wanted.
             now = f"; {_answering(len(seen.serving))} now" if seen.serving else ""
             says = f"replica {one.number}: {cause.says}{now}"
             then = cause.then if cause.name != "killed engine" else (
@@ -135,7 +134,7 @@ def _member(one: Member) -> str:
 
 
 def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
-    """Return the last word of its newest pod, as the pod or the mirror has it."""
+    """Return the verdict of the newest pod, from the pod or the mirror; {} without a verdict."""
     from infra.runs.lookup import last_verdict
 
     with contextlib.suppress(SlipwayError, OSError, ValueError):
@@ -148,20 +147,20 @@ def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
 
 
 def _tail(op: Op, step: str, settings: Settings) -> str:
-    """Return the last lines of a step's log, as they are on this machine; "" where they are not."""
+    """Return the last lines of a step's log from the local machine; "" without a local log."""
     from infra.runs.sync import log_mask
 
     found = b""
-    with contextlib.suppress(OSError):  # a folder that this user may not read
+    with contextlib.suppress(OSError):  # The user may lack read permission for the folder.
         found = end_of(RunHome.of(op.run, settings.homes).pod.log(step)) if step else b""
-    if not found and step and op.address and not op.address.startswith("ssh://"):  # a pod of this machine
+    if not found and step and op.address and not op.address.startswith("ssh://"):  # A pod of this machine.
         with contextlib.suppress(SlipwayError, OSError):
             found = b"".join(log_mask.mask_for(op, ThisMachine())([end_of(folder_of(op).log(step))]))
     return found.decode(errors="replace")
 
 
 def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:
-    """Return the story in at most eight lines: request, pods, steps, what is safe, money."""
+    """Return the story in at most eight lines: request, pods, steps, stored checkpoints, money."""
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
     if refused:
@@ -187,7 +186,7 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
 
 
 def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> str:
-    """Return the life of one pod in a line. `scale`: speed of the clock that counts its cost."""
+    """Return the life of a pod in a line. `scale` is the speed of the clock for the cost."""
     at = {event.event: event.at for event in reversed(events)}
     parts = [f"{moment(op.intent_at)} pod {number} on {op.vendor}{f' ({op.place})' if op.place else ''}"]
     if op.rate:
@@ -214,7 +213,7 @@ def _step(step: Mapping[str, Any]) -> str:
     tries = step.get("attempts") or 0
     more = f" at the {tries}. attempt" if tries > 1 else ""
     state, record = step["state"], step.get("record") or {}
-    if state == "waiting":  # it has begun, and can go on
+    if state == "waiting":  # The step has begun and can be resumed.
         state = "stopped"
     if state in ("stopped", "running") and record.get("done") and record.get("total"):
         more += f" after {record['done']:,} of {record['total']:,} {record.get('unit', '')}".rstrip()

@@ -1,7 +1,7 @@
-"""The checklist of `inv doctor --for train`: what should be in place before a training is rented.
+"""Checklist of `inv doctor --for train`: the prerequisites of a rented training.
 
-In: settings, the journal. Out: a DoctorLine for each thing to look after; the store and the API server are asked,
-nothing is rented. What is "off" is not needed.
+`training` reads settings and journal, asks the store and any engine's API server, and returns a DoctorLine for each
+prerequisite. No machine is rented. State "off" marks an optional part.
 """
 
 from flows.installation import doctor
@@ -19,7 +19,7 @@ SMOKE = "smoke-test"
 
 
 def training(settings: Settings, journal: Journal) -> list[DoctorLine]:
-    """Return whether credentials, store, tracking, a smoke test and the recipe are as a rented training needs them."""
+    """Return the readiness of credentials, store, tracking, smoke test and recipe for a rented training."""
     return [_credentials(settings), _store(settings), _tracking(settings), _smoke(journal), _recipe(settings)]
 
 

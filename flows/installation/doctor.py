@@ -1,4 +1,4 @@
-"""The facts that `inv doctor` shows: what this machine has of what Slipway needs. Nothing is changed."""
+"""Facts shown by `inv doctor`: the parts of the local installation needed by Slipway. Read-only."""
 
 import importlib.util
 import os
@@ -33,7 +33,7 @@ DASHBOARDS = {
     "shadeform": "https://platform.shadeform.ai/instances",
 }
 MOST_NAMED = 5
-TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a first run
+TRAIN_BYTES = 3 << 30  # The train environment, the downloads for it, and a first run.
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class DoctorLine:
     """One line of `inv doctor`."""
 
     name: str
-    state: str  # "ok", "off" (not there, and local runs without it), "bad" (local cannot run)
+    state: str  # "ok", "off" (missing but optional), "bad" (local runs impossible)
     detail: str
 
 
 def findings(root: Path, settings: Settings) -> list[DoctorLine]:
-    """Return everything that decides what can run from the checkout `root`."""
+    """Return all facts that decide which runs the checkout `root` can start."""
     tools = [
         _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
         _tool(
@@ -67,7 +67,7 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
 
 
 def _extensions(settings: Settings) -> list[DoctorLine]:
-    """Tell what each extension adds. They are read for that, and none is run."""
+    """Report the additions of each extension; the extension files are parsed but not run."""
     found = []
     for word in extensions.words_of(settings.extensions):
         try:
@@ -80,7 +80,7 @@ def _extensions(settings: Settings) -> list[DoctorLine]:
 
 
 def _timings(settings: Settings) -> list[DoctorLine]:
-    """Tell what estimates stand on, and which records of it cannot be read; [] where there is none."""
+    """Report the number of recorded timings for estimates, and unreadable records; [] without records."""
     timings = Timings.beside(settings.state_file)
     problems, runs = list(timings.problems()), len(timings.known())
     if not runs:
@@ -93,7 +93,7 @@ def _timings(settings: Settings) -> list[DoctorLine]:
 
 
 def tracking(settings: Settings) -> list[DoctorLine]:
-    """Tell whom the figures of a training would go to; [] where nobody asks for that. Raises UsageError."""
+    """Report the trackers of a training; [] without trackers. Raises UsageError."""
     from flows.planning import trackers
 
     names = trackers.asked("", settings)
@@ -104,9 +104,9 @@ def tracking(settings: Settings) -> list[DoctorLine]:
 
 
 def nodes(settings: Settings) -> list[DoctorLine]:
-    """Ask every machine of the inventory at the same time: whether it can be used, and what it has.
+    """Ask every machine of the inventory in parallel; return the state and hardware of each machine.
 
-    Raises UsageError when there is no inventory.
+    Raises UsageError without an inventory.
     """
     from infra.machines import inventory, survey
     from infra.machines.host_memory import HostMemory, at_once
@@ -131,7 +131,7 @@ def _pools(settings: Settings) -> DoctorLine:
 
 
 def of_inventory(name: str, provider: str, held: Callable[[], str]) -> DoctorLine:
-    """Return the line of an inventory. held: counts its machines in words, and asks none. It may raise UsageError."""
+    """Return the line of an inventory. `held` returns a count of machines as text and may raise UsageError."""
     try:
         return DoctorLine(name, "ok", f"enabled: {held()}; inv doctor --provider {provider} asks them")
     except UsageError as error:
@@ -167,7 +167,7 @@ def _installers() -> list[DoctorLine]:
     uv = Path(sys.prefix, "bin", "uv")
     found = str(uv) if uv.exists() else shutil.which("uv")
     venv = importlib.util.find_spec("ensurepip") is not None
-    honoured = sorted(packages.pip_settings())  # the names only: an address may hold a password
+    honoured = sorted(packages.pip_settings())  # Only names: an address may contain a password.
     return [
         DoctorLine("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
         DoctorLine(
@@ -191,7 +191,7 @@ def _tool(name: str, version: tuple[str, ...], absent: str, purpose: str) -> Doc
 
 
 def _rsync() -> DoctorLine:
-    """Return whether large files can go by rsync, and what is done without it; `nodes` asks each machine."""
+    """Report if large files can use rsync, and the alternative; `nodes` asks each remote machine."""
     from infra.transport import rsync
 
     found = _tool("rsync", ("--version",), "off", "code and files are sent without it")
@@ -229,7 +229,7 @@ def _made(root: Path, settings: Settings) -> Path | None:
 
 
 def _store(settings: Settings) -> list[DoctorLine]:
-    """Tell which token the hub is asked with, and whether the store can be written; nothing is left in it."""
+    """Report the hub token in use, and the result of a write test of the store; the test leaves no data."""
     tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
     credentials.lend({name: getattr(settings, name.lower()) for name in credentials.EVERY})
     found = []
@@ -249,7 +249,7 @@ def _store(settings: Settings) -> list[DoctorLine]:
 
 
 def _uploads(settings: Settings) -> list[DoctorLine]:
-    """Tell how the last run whose courier's log is here fared with the store; [] where none went to one."""
+    """Report the uploads of the last run with a local courier log; [] without such a log."""
     logs = sorted(settings.homes.glob("*/pod/logs/carry.log"), key=lambda one: one.stat().st_mtime)
     said = (
         [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
@@ -262,7 +262,7 @@ def _uploads(settings: Settings) -> list[DoctorLine]:
 
 
 def lint(path: str) -> list[DoctorLine]:
-    """Tell which lines of a job file go wrong later. Raises UsageError for what cannot be read as one."""
+    """Report the faulty lines of a job file. Raises UsageError for an unreadable file."""
     try:
         found = work_kinds.findings(Path(path))
     except OSError as error:
@@ -282,7 +282,7 @@ def _vendor(name: str, settings: Settings) -> DoctorLine:
 
 
 def account(name: str, settings: Settings) -> list[DoctorLine]:
-    """Tell what a vendor says to our key (whose it is, what is left, what runs), and where people look themselves."""
+    """Report a vendor's answer to our key (owner, balance, machines), and the address of the vendor's dashboard."""
     from infra.providers.by_name import open_market
 
     found = [DoctorLine("dashboard", "ok", DASHBOARDS[name])]

@@ -1,7 +1,6 @@
-"""The user's `.env`: variables are set in it, and all else in it stays as it is, to the byte.
+"""Writer of the user's `.env` file: sets variables, and keeps all other bytes of the file.
 
-In: the folder of the checkout, and variables with their values. Out: the file, for its owner only and whole at any
-moment. `inv init` calls it. No value is ever part of a message.
+`put` writes the file atomically and readable only by the owner; `inv init` calls `put`. Messages never contain values.
 """
 
 import io
@@ -14,12 +13,12 @@ from infra.errors import UsageError
 from store import local_files
 
 NAME, DRAFT, LOCK = ".env", ".env.draft", "env.lock"
-PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,~-]+")  # characters that need no quotes
+PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,~-]+")  # Characters without need for quotes.
 BOM = "\ufeff"
 
 
 def check(variable: str, value: str) -> None:
-    """Raise UsageError for a value that `.env` cannot hold, or that is none of a key or an address."""
+    """Raise UsageError for a value that `.env` cannot hold, or that cannot be a key or an address."""
     if not (value.isascii() and value.isprintable() and value.strip() == value):
         raise UsageError(f"{variable}: it begins or ends with a space, or has a character that no key has; was all "
                          "of it copied?")  # fmt: skip
@@ -28,12 +27,12 @@ def check(variable: str, value: str) -> None:
 
 
 def put(root: Path, values: Mapping[str, str]) -> bool:
-    """Set variables in the `.env` of the checkout `root`; return whether that has changed it.
+    """Set variables in the `.env` of the checkout `root`; return True if the contents changed.
 
-    A file that is there keeps its order, its comments and what else it says; of a variable that stands in it several
-    times one line is left. Others cannot read it from then on. Raises UsageError.
+    An existing file keeps order, comments and other variables; duplicate lines of a variable become one line. The new
+    mode is 0600. Raises UsageError.
     """
-    path = Path(os.path.realpath(root / NAME))  # it may be a link to a file that several checkouts share
+    path = Path(os.path.realpath(root / NAME))  # May be a link to a file shared by several checkouts.
     folder = root / "var"
     try:
         folder.mkdir(exist_ok=True)
@@ -52,7 +51,7 @@ def put(root: Path, values: Mapping[str, str]) -> bool:
 
 
 def amended(text: str, values: Mapping[str, str]) -> str:
-    """Return the text of a `.env` in which these variables have these values. Raises UsageError."""
+    """Return the text of a `.env` file with these variables set. Raises UsageError."""
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
 
@@ -69,20 +68,20 @@ def amended(text: str, values: Mapping[str, str]) -> str:
         else:
             body = _with_line("".join(said for _, said in parts), variable, line)
         text = (BOM if text.startswith(BOM) else "") + body
-        if dotenv_values(stream=io.StringIO(text)).get(variable) != value:  # an open quote before it, for one
+        if dotenv_values(stream=io.StringIO(text)).get(variable) != value:  # E.g. after an open quote.
             raise UsageError(f"{NAME}: {variable} cannot be written so that it can be read back; correct the file")
     return text
 
 
 def quoted(value: str) -> str:
-    """Return a value as `.env` spells it."""
+    """Return a value in the syntax of `.env`."""
     if PLAIN.fullmatch(value):
         return value
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _with_line(text: str, variable: str, line: str) -> str:
-    """Return the text with a new line: behind the one that explains the variable, as in .env.example, or at the end."""
+    """Return the text with a new line after the commented example of the variable as in .env.example, or at the end."""
     text += "" if text.endswith("\n") or not text else "\n"
     explained = list(re.finditer(rf"^#[ \t]*{re.escape(variable)}=.*\n", text, re.MULTILINE))
     at = explained[0].end() if explained else len(text)

@@ -1,6 +1,6 @@
-"""Checks of what a new user enters, a vendor's key or a store, at those who issued it. Nothing is kept or rented here.
+"""Checks of a vendor key or a store address of a new user, by asking the vendor or the store; called by `inv init`.
 
-In: a key, or the address of a store. Out: what was found out about it, in words without the key. `inv init` calls it.
+Each check returns the finding as text without the key. The checks store no key and rent no machine.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ NAMES = {"runpod": "RunPod", "lium": "Lium", "shadeform": "Shadeform"}
 STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
               "gs": ("GOOGLE_CREDENTIALS",)}  # fmt: skip
 
-OWN_TOOLS = {"runpod": ("~/.runpod/config.toml", "~/.runpod.yaml")}  # runpodctl's, of today and of before
+OWN_TOOLS = {"runpod": ("~/.runpod/config.toml", "~/.runpod.yaml")}  # Files of runpodctl, current and former.
 KEY_LINE = re.compile(r"""(?im)^\s*api_?key\s*[=:]\s*["']?([^"'\s#]+)""")
 
 
@@ -35,7 +35,7 @@ class Verdict(Enum):
     GOOD = "good"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-    """Nobody answered: no network, a server in trouble."""
+    """No answer: no network, or a server error."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Found:
 
 
 def saved(name: str) -> tuple[str, str]:
-    """Return the key that a vendor's own tool keeps in this home, and the file; "" and "" where there is none.
+    """Return the key stored by a vendor's own tool in the home folder, and the file; ("", "") without a key.
 
-    It is not used by itself: with a key, commands may rent.
+    The key is never used without consent: with a key, commands may rent.
     """
     for file in OWN_TOOLS.get(name, ()):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # a key can be typed instead
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # The user can type a key instead.
             found = KEY_LINE.search(Path(file).expanduser().read_text(encoding="utf-8"))
             if found:
                 return found[1], file
@@ -60,7 +60,7 @@ def saved(name: str) -> tuple[str, str]:
 
 
 def ask_vendor(name: str, key: str, settings: Settings) -> Found:
-    """Ask a vendor whose that key is. It rents nothing, and changes nothing there."""
+    """Ask a vendor for the owner of the key, without renting or changing anything."""
     variable = VENDORS[name]
     try:
         env_file.check(variable.upper(), key)
@@ -75,7 +75,7 @@ def ask_vendor(name: str, key: str, settings: Settings) -> Found:
 
 
 def ask_store(uri: str, keys: Mapping[str, str]) -> Found:
-    """Find out whether a store can be written, with these keys; what is written for that is removed again."""
+    """Test with these keys if a store is writable; delete the test data afterwards."""
     credentials.lend(keys)
     try:
         env_file.check("SLIPWAY_STORE", uri)
@@ -86,6 +86,6 @@ def ask_store(uri: str, keys: Mapping[str, str]) -> Found:
 
 
 def _without(keys: Iterable[str], text: str) -> str:
-    """Return a text in one printable line in which no key stands, whatever another side has quoted."""
+    """Return the text as a single printable line without any of the keys."""
     hidden = b"".join(Mask(keys)([text.encode("utf-8", "replace")])).decode(errors="replace")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in hidden).split())

@@ -1,4 +1,4 @@
-"""The vendors' accounts as they are, and what is due in them: every machine there, ours or not."""
+"""Audit and clean-up of vendor accounts: every machine in an account, and the due actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Done:
-    """An action on one machine, in words."""
+    """An action on a machine, as display text."""
 
     provider: str
     run: str
@@ -44,17 +44,17 @@ class Done:
 
 @dataclass(frozen=True)
 class Accounts:
-    """The machines in the accounts, the actions taken there, and the problems met."""
+    """The machines in the accounts, the actions taken, and the problems met."""
 
     found: list[Finding]
     done: list[Done]
     problems: list[str]
     is_alone: bool = False
-    """True if there is no account to ask."""
+    """True if no account is configured."""
 
 
 def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | bool = False) -> Accounts:
-    """Look at every account. `kill`: end our orphans, or just the machine of that id, token, run or name."""
+    """Look at every account. `kill=True` ends orphans; a text ends the machine with this id, token, run or name."""
     markets, problems = known_accounts(settings, journal, provider)
     is_alone = not markets and not problems
     found: list[Finding] = []
@@ -77,7 +77,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
 
 
 def _tell(found: Sequence[Finding], settings: Settings) -> None:
-    """Tell the hooks for audits about machines that should not run, once about each."""
+    """Send a notice to the audit hooks for each machine that should not run."""
     for one in found:
         if one.is_wrong:
             name = one.run or one.name or one.pod_id or one.token
@@ -88,7 +88,7 @@ def _tell(found: Sequence[Finding], settings: Settings) -> None:
 
 
 def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
-    """Act on what is due in every account: pods at a limit, pods that nobody wants, pods that were to end."""
+    """Carry out the due actions in every account: end pods at a limit, unclaimed pods, and pods asked to end."""
     markets, problems = known_accounts(settings, journal, provider)
     is_alone = not markets and not problems
     found: list[Finding] = []
@@ -99,13 +99,13 @@ def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
 def clear(
     account: Provider, journal: Journal, found: list[Finding], problems: list[str], orphans_only: bool = False,
 ) -> list[Done]:  # fmt: skip
-    """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
+    """Reap an account, and return the actions; add the present machines and the problems to `found` and `problems`."""
     try:
         rented = market(account)
         if rented is None:
             return _clear_engine(account, journal, found, problems)
         reaped = reaping.reap(rented, journal, orphans_only=orphans_only)
-    except Exception as error:  # an error about one account must not keep the others from being settled
+    except Exception as error:  # An error of an account must not stop the others.
         problems.append(f"{account.name}: {errors.in_words(error)}")
         return []
     found += reaped.findings
@@ -115,9 +115,9 @@ def clear(
 
 
 def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[Done]:
-    """End what of ours an engine runs that no row claims. It costs nothing, so that no limit of money is due."""
+    """End an engine's pods with our mark but without a row. The pods cost nothing, so no money limit applies."""
     done: list[Done] = []
-    for _ in range(2):  # the first pass asks for ends, the second sees that they have happened
+    for _ in range(2):  # The first pass requests the ends, the second pass observes the ends.
         seen = reconcile(engine, journal)
         done += [_done(action, engine, journal) for action in seen.actions]
     problems += seen.problems
@@ -126,7 +126,7 @@ def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], prob
 
 
 def known_elsewhere(one: Finding, journal: Journal) -> Finding:
-    """Return the same, and where it may have been rented, when another installation of this user has its row."""
+    """Return the finding with a note about the owner, if a different installation of this user has the row."""
     claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
     if claim is None or one.kind != FOREIGN:
         return one
@@ -134,7 +134,7 @@ def known_elsewhere(one: Finding, journal: Journal) -> Finding:
 
 
 def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems: list[str]) -> Done:
-    """End the one machine of that id, token, run or name, though no row claims it. Raises UsageError for any other."""
+    """End the only machine with this id, token, run or name, even without a row. Raises UsageError otherwise."""
     seen = list[tuple[Provider, Finding]]()
     for account in markets:
         try:
@@ -169,9 +169,9 @@ def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems
 
 
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Provider], list[str]]:
-    """Return the accounts to ask, engines among them; one that we have pods in, and no key of, is a problem.
+    """Return the accounts and engines to ask, and a problem for each account with live pods but without a key.
 
-    A provider of a pack is asked where its inventory is, or a run of ours is there: it may not be installed.
+    A provider of a pack is included only with an inventory or live pods, because the pack's tool may not be installed.
     """
     used = {op.vendor for op in journal.ops(live=True)}
     of_packs: list[Provider] = []
@@ -208,7 +208,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
 
 
 def _done(action: Action, account: Provider, journal: Journal) -> Done:
-    """Return what reconciling did about one machine, in words."""
+    """Return a display record of a reconciliation action on a machine."""
     token = action.pod.token if isinstance(action, Claim) else action.token
     what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
     if not isinstance(action, (Claim, Delete)):

@@ -1,6 +1,6 @@
-"""A set of pods as a file wants it: the changes with their prices, and carrying them out one by one.
+"""Application of a pod file: the changes with their prices, carried out in order.
 
-PodSpecs, the journal -> changes -> carry_out each, in their order
+PodEntry records and journal -> changes -> `carry_out` for each change.
 """
 
 import contextlib
@@ -37,33 +37,36 @@ from infra.selection.request import request_for
 from infra.settings import MARKET, Settings
 from infra.units import duration
 
-LOOK_S = 60.0  # at all pods of the set; one that does not answer is kept
+LOOK_S = 60.0  # Timeout of a look at all pods of the set; a silent pod is kept.
 
 
 @dataclass(frozen=True)
 class Change:
-    """A step with what it is about."""
+    """An action with display text and price."""
 
     step: PodAction
     provider: str
-    micro_usd_per_hour: int  # price of an offer, for a pod that is to be made
+    micro_usd_per_hour: int  # Price of the offer for a pod to create; otherwise the rate of the live pod.
     about: str
     rented: tuple[Offer, Limits] | None = None
-    """The offer and the limits of a pod that is to be rented."""
+    """The offer and the limits of a pod to rent."""
 
 
 @dataclass(frozen=True)
 class SetLimit:
-    """The spending limit that all rented pods of a set share, in micro-dollars."""
+    """The spend limit shared by all rented pods of a set, in micro-USD."""
 
     budget: str
     amount: int
     share: int
-    """Limit of a pod that has none of its own."""
+    """Limit of each pod without an own limit."""
 
     @staticmethod
     def of(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":
-        """Return the limit as it is written; None where none is. Raises UsageError."""
+        """Return the limit in a pod file; None without a limit.
+
+        Raises UsageError if the pods' own limits leave too little.
+        """
         if not said:
             return None
         amount = preflight.amount_of("spend-limit", said)
@@ -75,11 +78,11 @@ class SetLimit:
         return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
 
     def open(self, journal: Journal, settings: Settings) -> None:
-        """Set the budget of the set to that amount. Raises UsageError for less than is spent and reserved."""
+        """Set the budget of the set to the amount. Raises UsageError if more is already spent and reserved."""
         shares.open_as(journal, self.budget, self.amount, settings)
 
     def change(self, journal: Journal, settings: Settings) -> bool:
-        """Set the budget of a set whose pods stay; return whether it had another amount. Raises UsageError as above."""
+        """Change the budget of a set with existing pods; return True if the amount changed. Raises as `open`."""
         before = budgets.find(journal, self.budget)
         if before is None or before.amount == self.amount:
             return False
@@ -89,7 +92,7 @@ class SetLimit:
 
 @contextlib.contextmanager
 def only_one(set_name: str, journal: Journal) -> Iterator[None]:
-    """Hold the right to change this set. Raises UsageError while another process has it."""
+    """Hold the lease on the set inside the block. Raises UsageError if a different process holds the lease."""
     try:
         lease = journal.leases.take(pod_set.set_lease(set_name))
     except Held as error:
@@ -104,9 +107,9 @@ def changes(
     set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
     limit: SetLimit | None = None,
 ) -> list[Change]:  # fmt: skip
-    """Return the changes that turn the live pods into `specs`, in the order of doing them, with pods that stay.
+    """Return the actions that turn the live pods into `specs`, in order, including pods to keep.
 
-    Raises SlipwayError that names the pod for which nothing is on offer.
+    Raises SlipwayError with the name of a pod without an offer.
     """
     rows = journal.ops()
     ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.is_head]
@@ -120,7 +123,7 @@ def carry_out(
     step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
     limit: SetLimit | None = None,
 ) -> Op | None:  # fmt: skip
-    """Make or end one pod; return the one that was made. Raises OutOfMoney when the limit of the set is reserved."""
+    """Create or end a pod; return the created pod. Raises OutOfMoney if the set's budget is exhausted."""
     if step.action == "end":
         stop.end(journal.op(step.token), journal, settings, tell)
         return None
@@ -133,9 +136,9 @@ def carry_out(
 
 
 def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
-    """Write down which pods of the set come back when they are taken away, and have the supervisor look after those.
+    """Record which pods of the set have automatic replacement, and start the supervisor if needed.
 
-    Return the names of pods that stay for which that has changed.
+    Return the names of kept pods with a changed record.
     """
     changed = []
     for op in journal.ops(live=True):
@@ -151,7 +154,7 @@ def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, s
 def wanted(
     spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None = None
 ) -> tuple[list[Provider], Request, Limits]:
-    """Return the candidates for a pod, its request and its limits. Raises UsageError."""
+    """Return the candidate providers, the request and the limits of a pod. Raises UsageError."""
     candidates = registry.candidates(settings, spec.provider or "")
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price")
     words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
@@ -176,14 +179,14 @@ def wanted(
 
 
 def rate_then(found: Sequence[Change]) -> int:
-    """Return the micro-dollars per hour when all is done."""
+    """Return the micro-USD per hour after all changes."""
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
 
 def find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) -> tuple[Request, Limits, list[Offer]]:
-    """Return the request of a pod, its limits, and the offers for it, cheapest first.
+    """Return the request and limits of a pod, and the offers, cheapest first.
 
-    Raises SlipwayError that names the pod.
+    Raises SlipwayError with the name of the pod.
     """
     candidates, request, limits = wanted(spec, settings, tell, limit)
     try:

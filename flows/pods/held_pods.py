@@ -1,4 +1,4 @@
-"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.pods.stop`)."""
+"""Held pods, which stay between jobs: create, set up and put to work. `flows.pods.stop` ends held pods."""
 
 import json
 from dataclasses import replace
@@ -29,9 +29,9 @@ def make(
     had: Offered, limits: Limits, journal: Journal, settings: Settings, tell: Say, unchecked: bool = False,
     pod_set: str = "", spec_hash: str = "", budget: str = "",
 ) -> Op:  # fmt: skip
-    """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises.
+    """Rent a held pod under the request's name or a new name. Raises as `infra.runs.launch.hold`.
 
-    `pod_set`: the set that it belongs to. `budget`: that pays for it, as typed.
+    `pod_set` is the set of the pod. `budget` is the name of the budget that pays, as typed.
     """
     offers, turn = had.offers, had.turn
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
@@ -42,19 +42,19 @@ def make(
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
-    finally:  # the row keeps it from now on
+    finally:  # From now on the journal row reserves the money.
         shares.hand_back(paid_from, request.run, journal)
         if turn is not None:
             turns.leave(journal, turn)
 
 
 def name_of(request: Request, journal: Journal) -> str:
-    """Return the name of the pod that is asked for, a new one where none is given."""
+    """Return the requested name of a pod, or a new name."""
     return shares.new_name(journal) if request.run == "new" else request.run
 
 
 def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Send the code to a pod, and make its environment. Raises UsageError when it is at work."""
+    """Send the code to a pod, and create the train environment. Raises UsageError while the pod runs a job."""
     vendor, request = registry.provider(settings, op.vendor), request_of(op)
     torch, environments = environments_of(settings, request, vendor)
     hidden = tuple(name for name in job_environment.of_job(settings) if is_secret(name))
@@ -66,7 +66,7 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 
 def plan(op: Op, work: Work, settings: Settings) -> Plan:
-    """Return the plan of that work on that pod. Raises UsageError."""
+    """Return the plan of the work on the pod. Raises UsageError."""
     vendor, request, offer = registry.provider(settings, op.vendor), request_of(op), None
     if vendor.is_rented:
         offer = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
@@ -74,7 +74,7 @@ def plan(op: Op, work: Work, settings: Settings) -> Plan:
 
 
 def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
-    """Start work on a pod. Raises UsageError when it is at work, Taken when another pod makes the same."""
+    """Start work on a pod. Raises UsageError while the pod runs a job, Taken if a different pod has the target."""
     vendor = registry.provider(settings, op.vendor)
     if guests := guests_of(op, journal.ops(live=True)):
         raise UsageError(f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
@@ -91,12 +91,12 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
 
 
 def request_of(op: Op) -> Request:
-    """Return the request with which it was made."""
+    """Return the original request of the pod."""
     return replace(Request(**json.loads(op.request)), run=op.run, provider=op.vendor)
 
 
 def purpose(op: Op) -> str:
-    """Return the purpose or the work of a pod."""
+    """Return the display name of the pod's purpose or work."""
     if op.service:
         return f"a replica of {op.service}"
     job = op.read_job() if op.job else None

@@ -1,4 +1,4 @@
-"""One command on many machines at once."""
+"""One command on many machines in parallel."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ def run_on(
     machines: Sequence[TargetMachine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None,
     keeps: bool, interrupted: Callable[[Sequence[str]], None],
 ) -> "list[CommandOutcome]":  # fmt: skip
-    """Run a command line on every machine; return how it ended on each, also where it could not begin.
+    """Run a command line on every machine; return the outcomes, including failed connections, in the order of machines.
 
     See `infra.transport.group_run.run`.
     """
-    from infra.transport import group_run  # Fabric takes a while to be loaded
+    from infra.transport import group_run  # Fabric is slow to import.
 
     outcomes, connections = {}, []
     for machine in machines:

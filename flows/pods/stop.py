@@ -1,4 +1,4 @@
-"""Ending what runs: a run with all its nodes, a service, or everything. Nothing is called ended without proof."""
+"""Ends of runs with all their nodes, of services, and of all pods. An end counts only with proof."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,26 +24,26 @@ from store.manifest import StoreError
 
 @dataclass(frozen=True)
 class Ended:
-    """One thing that was to end. `problem`: why that is not proven, None when nothing of it runs."""
+    """The end of one pod or service. `problem`: the reason why the end is not proven, or None."""
 
     name: str
     problem: SlipwayError | None = None
 
 
 def services(names: list[str], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
-    """End services, one after the other, whatever becomes of those before."""
+    """End services in order, and yield each result; continue after an error."""
     for name in names:
         try:
             controller_client.finish(name, settings, journal, tell)
             tell(f"{name}: ended, nothing of it runs")
             yield Ended(name)
-        except Exception as error:  # an error about one run must not keep the others from ending
+        except Exception as error:  # An error of a service must not stop the others.
             yield Ended(name, as_told(error, name))
     supervisor_client.leave_if_done(settings)
 
 
 def rows_of(run: str, journal: Journal) -> list[Op]:
-    """Return the pods that belong to a run, or to the one node that is named. Raises UsageError."""
+    """Return the pods of a run, or the pods of a single named node. Raises UsageError."""
     op = find_run(journal, run)
     detached = run_rows.detached_of(run_rows.run_of(op), journal)
     if op.rank:
@@ -52,32 +52,32 @@ def rows_of(run: str, journal: Journal) -> list[Op]:
 
 
 def all_rows(journal: Journal) -> list[Op]:
-    """Return every live pod, and the last pod of each run that its keeper is about to continue on another one."""
+    """Return every live pod, and the last pod of each run that a keeper is moving to a new pod."""
     return [*journal.ops(live=True), *between_pods(journal)]
 
 
 def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
-    """End pods, one after the other, whatever becomes of those before."""
+    """End pods in order, and yield each result; continue after an error."""
     for op in dict.fromkeys(ops):
         try:
             end(op, journal, settings, tell)
             yield Ended(op.run)
-        except Exception as error:  # likewise
+        except Exception as error:  # An error of a pod must not stop the others.
             yield Ended(op.run, as_told(error, op.run))
     if due.pods_to_end(journal, settings):
-        supervisor_client.ensure(settings, waits=False)  # it asks again until they are gone
+        supervisor_client.ensure(settings, waits=False)  # The supervisor repeats the requests until the pods are gone.
     supervisor_client.leave_if_done(settings)
 
 
 def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
-    """End a pod, and before it the runs that share it. Raises SlipwayError when it is not proven that nothing runs."""
-    for guest in guests_of(op, journal.ops(live=True)):  # nothing can be asked of them afterwards
+    """End any runs that share the pod, and then the pod. Raises SlipwayError if the end is not proven."""
+    for guest in guests_of(op, journal.ops(live=True)):  # The guests cannot be queried after the end of the pod.
         end(guest, journal, settings, tell)
     op = journal.op(op.token)
     was_live, was_over, vendor = op.is_live, run_rows.is_over(op), registry.provider(settings, op.vendor)
     has_words = was_live and op.address and not op.detached and op.state not in RENTING
-    op = pods.ask_to_end(op, journal)  # from now on neither its launch nor a keeper brings it back
-    if has_words and vendor.fleeting:  # nothing can be asked of it afterwards
+    op = pods.ask_to_end(op, journal)  # From now on neither the launch nor a keeper restarts the run.
+    if has_words and vendor.fleeting:  # The pod cannot be queried after the end.
         op = last_rites(op, vendor, journal, settings, tell)
     pods.end(vendor, op, journal)
     keep.end_keeper(op.run, journal)
@@ -88,15 +88,15 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
 
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Make a rented pod save, and download its reports. One that does not answer is ended all the same."""
+    """Make a rented pod save, and download the reports. A silent pod does not delay the end."""
     if not op.is_live:
         return op
-    keep.end_keeper(op.run, journal, patience_s=0.0)  # the keeper would end the pod as soon as it has a verdict
+    keep.end_keeper(op.run, journal, patience_s=0.0)  # The keeper would end the pod immediately after the verdict.
     tell(f"{op.run}: saving and ending")
     try:
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)
-    except Lost:  # as when a pod has saved, and ends itself
+    except Lost:  # For example, the pod has saved and ended itself.
         tell(f"{op.run}: the connection closed before the pod had answered; asking {op.vendor} whether it is gone")
     except (SlipwayError, StoreError) as error:
         tell(f"{op.run}: {error}")

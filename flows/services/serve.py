@@ -1,4 +1,4 @@
-"""A service: what is asked for -> its next version -> what is wanted of it, which its controller makes come true."""
+"""Use cases of a service: plan the next version, and record the desired state for the controller."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from trainer.records.phase_registry import PHASES, phase_names
 
 @dataclass(frozen=True)
 class Revision:
-    """The next version of a service, and the service as it is: None where there is none yet."""
+    """The next version of a service, and the present service; None for a new service."""
 
     name: str
     version: Version
@@ -45,7 +45,7 @@ class Revision:
 
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
-    """Return the version that is asked for; nothing is changed. Raises UsageError for what cannot be meant."""
+    """Return the requested version without changing any state. Raises UsageError for an impossible request."""
     name = check_name(spec.name) if spec.name else revision.the_name(spec.config)
     row = service_rows.find(journal, name)
     old = service_state.wanted_of(row.wanted) if row else None
@@ -78,9 +78,9 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
 
 
 def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
-    """Return the version with an engine that computes with its model: our own in place of llama.cpp, unless asked for.
+    """Return the version with an engine able to run the model; our engine replaces llama.cpp unless requested by name.
 
-    Raises UsageError where llama.cpp was asked for and cannot, before any machine is rented.
+    Raises UsageError if llama.cpp was requested but cannot run the model, before any machine is rented.
     """
     if version.engine != LLAMA or "://" in version.model:
         return version
@@ -99,7 +99,7 @@ def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
 
 
 def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return a service's document with what `--env` gives its replicas. Raises UsageError for a secret."""
+    """Return a service document with the variables of `--env` for the replicas. Raises UsageError for a secret."""
     given = job_environment.of_job(settings)
     if hidden := [name for name in given if is_secret(name)]:
         raise UsageError(
@@ -110,7 +110,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, first: Sequence[str] = ()) -> str:
-    """Return the place of the weights: a folder of this machine, or an address. Raises UsageError."""
+    """Return the location of the weights: a local folder or an address. Raises UsageError."""
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
@@ -120,14 +120,14 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
             raise UsageError(
                 f"--model {said}: known: hf://user/repo, s3://bucket/folder, gs://bucket/folder, a folder, an artifact"
             )
-        open_place(said)  # the message says what is wrong with its name
+        open_place(said)  # Raises UsageError for an invalid address.
         return said
     found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=tell)
     return str(found.folder)
 
 
 def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
-    """Return the machines for its replicas in the order in which they are tried. Raises NoOffer, OutOfMoney."""
+    """Return the offers of machines for the replicas, in the order to try. Raises NoOffer, OutOfMoney."""
     service = found.version.service
     request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes)
     asked = placement.candidates(found.version.provider, settings)
@@ -135,20 +135,20 @@ def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
 
 
 def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
-    """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
+    """Return the new desired state of the service. Raises UsageError for a change impossible during operation."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
     revision.check_scheme(name, found.old, version.service)
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
-        port = free_port(())  # its own port may be in use by now
+        port = free_port(())  # The old port may be in use by now.
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 
 def want(found: Revision, wanted: WantedService, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
-    """Write down what is wanted, see to it that a controller lives, and return what that says.
+    """Record the desired state, ensure a live controller, and return the controller's record.
 
-    Of a new service nothing is left when no controller could be begun.
+    Remove a new service if no controller could start.
     """
     if wanted != found.old:
         service_rows.want(journal, found.name, service_state.write(wanted), found.row)
@@ -157,15 +157,15 @@ def want(found: Revision, wanted: WantedService, journal: Journal, settings: Set
         supervisor_client.ensure(settings)
         return seen
     except BaseException:
-        if found.old is None:  # nothing was started yet
+        if found.old is None:  # No replica was started yet.
             controller_client.forget(found.name, settings, journal)
         raise
 
 
 def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[WantedService, bool]:
-    """Want another number of replicas; return what is wanted then, and whether that is another one than before.
+    """Change the desired number of replicas; return the desired state, and True if the state changed.
 
-    Raises UsageError where nothing says when they are to be how many.
+    Raises UsageError for a range of replicas without a scaling target.
     """
     row = service_rows.find(journal, name)
     assert row is not None

@@ -1,4 +1,4 @@
-"""Services as they are: what each one's controller saw last, its replicas, the figures of its last requests."""
+"""View of services: the controller's last record, the replicas, and metrics of recent requests."""
 
 import json as json_text
 import time
@@ -22,15 +22,15 @@ from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
 from serve.processes import controller_process
 
-RECENT_S = 300.0  # period from which metrics are taken
+RECENT_S = 300.0  # Period of the metrics.
 TAIL_BYTES = 8 << 20
-SOON_S = 14 * 86_400.0  # before a certificate ends
+SOON_S = 14 * 86_400.0  # Warning period before a certificate expires.
 SHOWN_FAILURES = 5
-UNREADABLE = "UNREADABLE"  # state of a service whose record in the journal cannot be read
+UNREADABLE = "UNREADABLE"  # State of a service with an unreadable journal record.
 
 
 def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
-    """Return the facts about each service that has not ended."""
+    """Return the facts about each service, without ended services."""
     found = [one for one in (_about(name, settings, journal) for name in names) if one]
     for one in found if with_metrics else ():
         one["metrics"] = figures(one["service"], settings)
@@ -38,7 +38,7 @@ def look(names: Sequence[str], settings: Settings, journal: Journal, with_metric
 
 
 def _about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """Return a service as `about` does; of one whose record cannot be read, the reason: the others are shown."""
+    """Return the facts of `about`, or the error of an unreadable record; other services must still be shown."""
     try:
         return about(name, settings, journal)
     except SlipwayError as error:
@@ -49,7 +49,7 @@ def _about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """Return a service as its controller saw it last; {} when it has ended."""
+    """Return the controller's last view of a service; {} for an ended service."""
     row = service_rows.find(journal, name)
     if row is None:
         return {}
@@ -77,7 +77,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
-    """Return the end of a service's certificate, and advice about it; None without one."""
+    """Return the expiry time of a service's certificate, and advice; None without a certificate."""
     if tls is None:
         return None
     try:
@@ -91,13 +91,13 @@ def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
 
 
 def shown(seen: ServiceRecord) -> list[Member]:
-    """Return the replicas that live, and the last ones that failed."""
+    """Return the live replicas, and the last failed replicas."""
     failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
     return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
 
 
 def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
-    """Return one replica as JSON. Durations in seconds."""
+    """Return a replica as JSON; durations are in seconds."""
     return {
         "id": one.number,
         "run": one.run,
@@ -117,7 +117,7 @@ def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
 
 
 def figures(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the figures of the last five minutes, from the gateway's own log: no key is needed to read that."""
+    """Return the metrics of the last five minutes from the gateway's access log, which needs no API key."""
     places, now = controller_process.Places.of(settings, name), time.time()
     asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
     minute = [one for one in asked if one["at"] > now - 60.0]
@@ -139,7 +139,7 @@ def figures(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Return the last lines of a log of JSON lines; one that is half written is passed over."""
+    """Return the JSON objects in the tail of a log; skip partial lines."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -151,13 +151,13 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     for line in lines[1:] if size > TAIL_BYTES else lines:
         try:
             found.append(json_text.loads(line))
-        except ValueError:  # a line that is cut short, as at a full disk
+        except ValueError:  # A truncated line, as after a full disk.
             continue
     return found
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the percentiles that are shown, by name; None = there is nothing to count."""
+    """Return the p50, p95 and p99 percentiles by name; None without values."""
     ordered = sorted(values)
 
     def at(share: float) -> float | None:
