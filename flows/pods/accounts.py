@@ -115,7 +115,7 @@ def clear(
 
 
 def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[Done]:
-    """End an engine's pods with our mark but without a row. The pods cost nothing, so no money limit applies."""
+    """End an engine's pods with our mark but without a row. The pods are free, so no money limit applies."""
     done: list[Done] = []
     for _ in range(2):  # The first pass requests the ends, the second pass observes the ends.
         seen = reconcile(engine, journal)

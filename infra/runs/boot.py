@@ -31,8 +31,7 @@ OVERPRICED = 1.05
 ROUNDED = 10_000  # Micro-USD: a vendor may report amounts in whole cents.
 LATE_S = 5.0  # Local clock: possible delay of a vendor's answer.
 NO_VOLUME = 44
-# Steps write to the volume if the pod has a volume; a rehearsal's machine can mount a volume only below the home
-# folder.
+# Steps write to the volume, if any; a rehearsal's machine can mount a volume only below the home folder.
 MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
 if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
     for place in "$HOME"/mnt/* $3; do

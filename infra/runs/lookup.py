@@ -62,7 +62,7 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
 
 
 def has_machine(op: Op, settings: Settings) -> bool:
-    """Return True if the machine of a row is still configured; always True for a vendor with replaceable machines."""
+    """Return True if the machine of a row is still configured; check only the vendor for replaceable machines."""
     try:
         vendor = registry.provider(settings, op.vendor)
         if not vendor.fleeting:

@@ -258,7 +258,7 @@ def _guard_limit(guard: Mapping[str, Any]) -> str:
 
 
 def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
-    """Look at one pod; fill missing reports from the downloaded copy, with the age of the copy."""
+    """Look at one pod; if the pod gives no report, use the downloaded reports with their age."""
     if provider is None:
         seen = Sight(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
     else:

@@ -4,8 +4,8 @@
 and only as far as the caller needs:
 
     PROVIDER   has it the pod, in which state?         gone    proven absent, or stopped according to the vendor
-FILES      the pod's progress and verdict          silent  no party with knowledge of the state answers
-AGENT      are guard and agent alive?              dead    the machine reports neither process alive
+    FILES      the pod's progress and verdict          silent  no party with knowledge of the state answers
+    AGENT      are guard and agent alive?              dead    the machine reports neither process alive
 
 Silence is a separate result, never taken for absence.
 """

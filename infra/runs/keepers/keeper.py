@@ -212,5 +212,5 @@ class Keeper:
 
 
 def asked_at(run: str, journal: Journal) -> float:
-    """Return the time of the last launch or resume of a run, in UTC epoch seconds, or 0 without a record."""
+    """Return when the run's newest pod was rented other than by a recovery, in UTC epoch seconds; 0 if unknown."""
     return max((float(op.intent_at) for op in journal.ops(run=run) if not op.recoveries), default=0.0)

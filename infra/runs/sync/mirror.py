@@ -202,7 +202,7 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
             place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store
-            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # Incomplete until it is back.
+            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # Incomplete without manifest.
             for entry in manifest.files:
                 put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
             transport.put(manifest.to_json().encode(), root / place)

@@ -6,7 +6,7 @@ from pathlib import Path
 from infra.errors import SlipwayError
 from infra.units import size
 
-RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the data on pods.
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05  # The smaller of both stays free, regardless of the download size.
 
 
 def lacks(folder: Path, reserve_bytes: int) -> str:

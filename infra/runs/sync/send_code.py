@@ -22,10 +22,8 @@ BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # Co
 def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
     """Adopt the code and the carried folders left on the machine by an earlier run.
 
-    Raises UsageError without such files.
-
-    The names of artifacts contain fingerprints of the local code. Raises UsageError if the job makes artifacts and the
-    code on the machine differs in a file that determines artifacts.
+    The names of artifacts contain fingerprints of the local code. Raises UsageError without such files, or if the job
+    makes artifacts and the code on the machine differs in a file that determines artifacts.
     """
     transport, pod = provider.reach(sight.pod_of(op)), sight.folder_of(op)
     made = any("making" in step.config for step in plan.job.steps) if plan.job else False
