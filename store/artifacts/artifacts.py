@@ -1,8 +1,8 @@
-"""Publishing, finding and verifying artifacts, wherever they are kept.
+"""The entry point for publishing, finding and verifying artifacts in a local folder or a remote store.
 
-In: a folder's files under a name, with a fingerprint. Out: the same files, verified, in a folder of this machine. How
-that is done differs: in a folder by renames under a lock (`folder_store`), elsewhere by a manifest that is written
-last (`remote_store`).
+An artifact is a folder of files with a name, a fingerprint and a manifest. `Store` takes a folder to publish and
+returns verified copies as folders on this machine. A local folder publishes by renames under a lock (`folder_store`); a
+remote store publishes by writing the manifest last (`remote_store`).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Store:
     """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`, `gs://bucket/folder`."""
 
     def __init__(self, uri: str | Path) -> None:
-        """Open the store at `uri`, touching nothing. Raises StoreError when no backend here speaks to that URI."""
+        """Open the store at `uri` without any access. Raise StoreError when no backend supports the scheme."""
         self.uri = str(uri)
         is_here = credentials.kind(self.uri) in ("", "file")
         self._kind: FolderStore | RemoteStore = FolderStore(self.uri) if is_here else RemoteStore(open_place(self.uri))
@@ -28,78 +28,80 @@ class Store:
     def publish(
         self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool = False
     ) -> None:
-        """Keep the files of `folder` by their fingerprint, once they were read back, and have `name` stand for them.
+        """Store the files of `folder` under `fingerprint`, verify them, then point `name` to the artifact.
 
-        flat: under the name they lie (no subfolders) at the store's root, beside `<name>.artifact.json`.
-        What has that fingerprint and is whole stays as it is. Of two publishers of one name the last wins, whole, or
-        one of them is refused. Raises StoreError; what was there is then still there.
+        flat: put the files (without subfolders) at the root of the store, beside `<name>.artifact.json`.
+
+        An intact artifact with this fingerprint is kept unchanged. Of two concurrent publishers of a name, either the
+        last publisher wins as a whole or the store refuses one publisher. Raise StoreError on failure; the previous
+        content remains.
         """
         self._kind.publish(Path(folder), name, fingerprint, about, flat)
 
     def write_down(self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
-        """Copy the files of `folder` under `name`, in place of what was there: a note, of which the newest counts.
+        """Replace the files under `name` with the files of `folder`: a note, of which only the newest version is kept.
 
-        Raises StoreError; what was there is then still there, or missing where one object changes at a time.
+        Raise StoreError on failure. The old note then remains, or is missing in a store that changes objects one at a
+        time.
         """
         self._kind.write_down(Path(folder), name, fingerprint, about)
 
     def point(self, name: str, fingerprint: str) -> None:
-        """Point `name` to the artifact of its kind and that fingerprint. Raises StoreError when there is none."""
+        """Point `name` to the artifact with this kind and fingerprint. Raise StoreError if no such artifact exists."""
         self._kind.point(name, fingerprint, flat=False)
 
     def remove(self, artifact: str) -> None:
-        """Remove an artifact by the name under which it is kept. Raises StoreError."""
+        """Remove an artifact, given the `by-fingerprint/...` name used in the store. Raise StoreError on failure."""
         self._kind.remove(artifact)
 
     def check_writable(self) -> None:
-        """Check that files can be written where the store is, or will be; leave nothing behind.
+        """Check that the user may write files to the location of the store, and remove the probe.
 
-        Raises NoStore when no file can be written there, StoreError when it cannot be found out.
+        Raise NoStore if writing fails, and StoreError if the check itself cannot run.
         """
         self._kind.check_writable()
 
     def artifacts(self) -> list[Artifact]:
-        """Return every artifact that a name refers to, by name; see `everything`."""
+        """Return all artifacts that names point to, sorted by name; see `everything`."""
         return self.everything()[0]
 
     def everything(self) -> tuple[list[Artifact], list[Artifact]]:
-        """Return the artifacts that names refer to, and those that are kept by their fingerprint, each by name.
+        """Return two lists sorted by name: artifacts under user-visible names, and artifacts under fingerprint names.
 
-        In a folder each was verified by sha256; elsewhere by what its store lists.
+        A local store verifies every sha256. A remote store compares manifests with the listing of the backend.
         """
         found = self._kind.artifacts()
         return [one for one in found if not is_kept(one.name)], [one for one in found if is_kept(one.name)]
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """Return the artifact that a name refers to, verified; `problem` says when it is missing or damaged.
+        """Return the verified artifact under `name`; `problem` is set if the artifact is missing or damaged.
 
-        deep: read every byte also where the store is reached over a network.
+        deep: read every byte in a remote store as well.
         """
         return self._kind.check(name, deep)
 
     def find(self, name: str, fingerprint: str) -> Artifact:
-        """Return the verified artifact of that fingerprint and of the kind of `name`, whatever that name refers to."""
+        """Return the verified artifact with this fingerprint and the kind of `name`, which may refer elsewhere."""
         return self._kind.find(name, fingerprint)[0]
 
     def path(self, name: str, fingerprint: str) -> Path:
-        """Return the folder with the files of that artifact, every byte verified.
+        """Return a local folder with the files of the artifact, every byte verified.
 
-        In a folder of this machine a digest holds while size, times and inode of a file stay as they were.
-
-        An artifact that lies elsewhere is downloaded first. Raises StoreError when it is missing, damaged or has
-        another fingerprint.
+        In a local store, a cached digest stays valid while the size, timestamps and inode of the file are unchanged. A
+        remote artifact is downloaded first. Raise StoreError if the artifact is missing, damaged or has a different
+        fingerprint.
         """
         return self._kind.path(name, fingerprint)
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of the artifact that a name refers to; nothing is verified.
+        """Return the manifest of the artifact under `name` without verifying files.
 
-        Raises StoreError when there is none.
+        Raise StoreError if the store has no such manifest.
         """
         return self._kind.manifest(name)
 
     def manifest_of(self, name: str, fingerprint: str) -> Manifest:
-        """Return the manifest of the artifact of that fingerprint and of the kind of `name`. Raises StoreError."""
+        """Return the manifest of the artifact with this fingerprint and the kind of `name`. Raise StoreError."""
         found, where = self._kind.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")

@@ -1,4 +1,4 @@
-"""The chat templates beside a tokenizer: files of their own, or a value in tokenizer_config.json."""
+"""The chat templates beside a tokenizer: separate files, or a value in tokenizer_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,30 +9,30 @@ from store.outside import Unreadable
 
 FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
-FOLDER, SUFFIX = "additional_chat_templates", ".jinja"  # templates under other names
+FOLDER, SUFFIX = "additional_chat_templates", ".jinja"  # named templates besides the default
 MOST_BYTES = 4 * outside.MIB
 
 
 def templates_of(folder: Path) -> dict[str, str]:
-    """Return the chat templates of a folder by name, as `transformers` finds them; {} where there are none.
+    """Return the chat templates of a folder by name, as `transformers` finds them; {} without templates.
 
-    Files take the place of what tokenizer_config.json has. Raises Unreadable.
+    Template files take precedence over tokenizer_config.json. Raise Unreadable for an invalid file.
     """
     return template_files(folder) or templates_in(config_of(folder, CONFIG))
 
 
 def template_of(folder: Path) -> str:
-    """Return the usual chat template of a folder; "" where there is none. Raises Unreadable."""
+    """Return the default chat template of a folder, or "" if the folder has none. Raise Unreadable."""
     return usual(templates_of(folder))
 
 
 def usual(templates: Mapping[str, str]) -> str:
-    """Return the template that conversations are written by; "" where there is none."""
+    """Return the template for conversations: `default`, else the first template, or "" without templates."""
     return templates.get("default") or next(iter(templates.values()), "")
 
 
 def template_files(folder: Path) -> dict[str, str]:
-    """Return the templates that are files of their own, by name. Raises Unreadable."""
+    """Return the chat templates stored as separate files, by name. Raise Unreadable."""
     paths = {"default": folder / FILE}
     paths |= {path.name.removesuffix(SUFFIX): path for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))}
     found = {}
@@ -46,7 +46,7 @@ def template_files(folder: Path) -> dict[str, str]:
 
 
 def copy_template_files(source: Path, target: Path) -> None:
-    """Copy the templates of a folder that are files of their own. Raises Unreadable."""
+    """Copy the template files of the folder `source` to `target`. Raise Unreadable."""
     for name, text in template_files(source).items():
         path = target / FILE if name == "default" else target / FOLDER / f"{name}{SUFFIX}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def copy_template_files(source: Path, target: Path) -> None:
 
 
 def templates_in(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates that a tokenizer_config.json has, by name; {} for none."""
+    """Return the chat templates in the content of a tokenizer_config.json, by name; {} without templates."""
     said = tokenizer_config.get("chat_template")
     if isinstance(said, list):
         named = ((one.get("name"), one.get("template")) for one in said if isinstance(one, dict))
@@ -63,10 +63,10 @@ def templates_in(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
-    """Return the texts of the tokens that a tokenizer names: `bos_token` and the like, as `transformers` finds them.
+    """Return the texts of the named tokens (`bos_token` and so on), as `transformers` finds them.
 
-    A tokenizer_config.json that lists its added tokens says all; with an older one, special_tokens_map.json counts.
-    Raises Unreadable.
+    A tokenizer_config.json with `added_tokens_decoder` is complete. For older files, special_tokens_map.json overrides
+    the values. Raise Unreadable.
     """
     said = config_of(folder, CONFIG)
     if "added_tokens_decoder" not in said:
@@ -77,13 +77,13 @@ def named_tokens(folder: Path) -> dict[str, str]:
 
 
 def _text(said: Any) -> str:
-    """Return the text of a token, which stands by itself or in an object."""
+    """Return the text of a token, given as a plain string or as an object with `content`; "" for other values."""
     said = said.get("content") if isinstance(said, dict) else said
     return said if isinstance(said, str) else ""
 
 
 def config_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return the content of a small JSON file; {} where there is none. Raises Unreadable."""
+    """Return the content of a small JSON file; {} if the file does not exist. Raise Unreadable."""
     path = folder / name
     try:
         return outside.load(path, MOST_BYTES, integer=outside.clamped) if path.is_file() else {}

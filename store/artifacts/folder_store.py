@@ -1,12 +1,12 @@
-"""Artifacts in a folder of this machine.
+"""The artifact store in a local folder.
 
-    <store>/by-fingerprint/<kind>/<fingerprint>/...             an artifact, for as long as something refers to it
-    <store>/<name>/...  and  <store>/<name>/ARTIFACT.json       a name that stands for one: its files, by hard links
-    <store>/...         and  <store>/<name>.artifact.json       a flat name: its files lie at the root
+    <store>/by-fingerprint/<kind>/<fingerprint>/...             an artifact, kept while a name or lease refers to it
+    <store>/<name>/...  and  <store>/<name>/ARTIFACT.json       a name: hard links to the files of its artifact
+    <store>/...         and  <store>/<name>.artifact.json       a flat name: the files are at the root
 
-An artifact is copied into `.tmp-<uuid>` beside its place, synced, read back, given its manifest, and moved in, where it
-is never replaced while it is whole. Names are swapped. What a dead writer left is swept: finished when it was whole and
-its place is empty, removed otherwise.
+A writer copies the artifact into `.tmp-<uuid>` beside the target, syncs the files, reads them back, adds the manifest
+and renames the folder into place. An intact artifact is never replaced; names are swapped. A sweep handles the
+leftovers of dead writers: a complete artifact with a free target is moved into place, and everything else is removed.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ class FolderStore:
         self._root = os.path.realpath(uri.removeprefix("file://"))
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
-        """Keep the files of `folder` by their fingerprint once they were read back; `name` stands for them then.
+        """Store the files of `folder` under `fingerprint`, verify them, then point `name` to the artifact.
 
-        Of two publishers of one fingerprint the first one's files are kept, of one name the last one's choice.
-        Raises StoreError; what was there is then still there.
+        Concurrent publishers of the same fingerprint keep the first files; for the same name the last pointer wins.
+        Raise StoreError on failure; the previous content then remains.
         """
         sources = sources_of(Path(folder), check_name(name), flat)
         kept = kept_name(name, fingerprint)
@@ -73,9 +73,9 @@ class FolderStore:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
     def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
-        """Copy the files of `folder` under `name`, in place of what was there; nothing of that is kept.
+        """Replace the files under `name` with the files of `folder`; the old files are removed.
 
-        Raises StoreError; what was there is then still there.
+        Raise StoreError on failure; the old files then remain.
         """
         sources = sources_of(Path(folder), check_name(name), flat=False)
         try:
@@ -84,9 +84,9 @@ class FolderStore:
             raise StoreError(f"writing {name} to {self.uri}: {error}") from error
 
     def _write(self, folder: Path, sources: list[str], manifest: Manifest, replaces: bool = True) -> None:
-        """Copy the files into a staging folder, verify them and move them into place.
+        """Copy the files into a staging folder, verify them and move the folder into place.
 
-        replaces: replace an artifact that has come into that place meanwhile; else the first one's files stay.
+        replaces: replace an artifact that a concurrent writer has put into place; otherwise keep the artifact in place.
         """
         with self._staging(manifest.name) as staging, _pool() as pool:
             files = tuple(pool.map(lambda path: self._copy(Path(folder, path), path, staging), sources))
@@ -98,9 +98,9 @@ class FolderStore:
                     self._swap(staging, manifest)
 
     def point(self, name: str, fingerprint: str, flat: bool) -> None:
-        """Point `name` to the artifact of that fingerprint, from one moment to the next.
+        """Point `name` to the artifact with this fingerprint, atomically.
 
-        Raises StoreError when there is none, or a file of the user's is in the place of the name.
+        Raise StoreError if the artifact does not exist, or if a file of the user occupies the path of the name.
         """
         try:
             kept, before = kept_name(check_name(name), fingerprint), self.check(name)
@@ -115,10 +115,7 @@ class FolderStore:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
     def _moved(self, name: str, kept: str, flat: bool) -> bool:
-        """Move the name to that artifact, and tell whether it refers to it now.
-
-        It does not when another publisher was faster.
-        """
+        """Try to point `name` to the artifact `kept`; return False if a concurrent publisher changed the name first."""
         before = self.check(name)
         with self._staging(name) as staging:
             manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
@@ -133,7 +130,7 @@ class FolderStore:
                 return True
 
     def _link(self, source: str, target: str) -> None:
-        """Give a file a second name, or copy it where the file system has no links."""
+        """Create a hard link from `target` to `source`, or copy the file on file systems without hard links."""
         os.makedirs(target.rpartition("/")[0], exist_ok=True)
         if os.path.realpath(source) != source:
             raise StoreError(f"{source} is reached through a symbolic link")
@@ -146,7 +143,7 @@ class FolderStore:
             local_files.sync(target)
 
     def remove(self, kept: str) -> None:
-        """Remove an artifact that is kept by its fingerprint. Raises StoreError."""
+        """Remove an artifact, given the fingerprint name. A missing artifact is ignored. Raise StoreError."""
         assert is_kept(kept), kept
         try:
             with self._locked(exclusive=True):
@@ -159,7 +156,7 @@ class FolderStore:
             raise StoreError(f"removing {kept} from {self.uri}: {error}") from error
 
     def check_writable(self) -> None:
-        """Raise NoStore when no file can be written where the store is, or will be; leave nothing behind."""
+        """Raise NoStore unless a temporary file can be written to the store or the nearest existing parent folder."""
         folder = Path(self._root)
         while not os.path.lexists(folder):
             folder = folder.parent
@@ -172,7 +169,7 @@ class FolderStore:
             ) from None
 
     def artifacts(self) -> list[Artifact]:
-        """Return every artifact, by name, each verified by size and sha256."""
+        """Return all artifacts by name, each verified by size and sha256."""
         if self._leftovers() and os.access(self._root, os.W_OK):
             self._sweep()
         with self._locked(exclusive=False):
@@ -181,7 +178,7 @@ class FolderStore:
             return self._verify(manifests, paths)
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """Return the artifact that a name refers to, verified; `problem` says when it is missing or damaged."""
+        """Return the verified artifact under `name`; `problem` is set if the artifact is missing or damaged."""
         check_name(name)
         with self._locked(exclusive=False):
             for manifest in places(name):
@@ -190,9 +187,9 @@ class FolderStore:
         return Artifact(name, "", MISSING)
 
     def path(self, name: str, fingerprint: str) -> Path:
-        """Return the folder with the files of that artifact, verified just now.
+        """Return the folder with the files of the artifact, freshly verified.
 
-        Raises StoreError when it is missing, damaged or has another fingerprint.
+        Raise StoreError if the artifact is missing, damaged or has a different fingerprint.
         """
         found, where = self.find(name, fingerprint)
         if found.problem:
@@ -200,18 +197,18 @@ class FolderStore:
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """Return the verified artifact of that fingerprint, and the name under which it lies: see `choose`."""
+        """Return the verified artifact with this fingerprint and the name of the folder in the store; see `choose`."""
         return choose(name, fingerprint, self.check)
 
     def check_fingerprint(self, name: str) -> str:
-        """Return the fingerprint that a name refers to, unverified; "" when none can be read."""
+        """Return the unverified fingerprint under `name`, or "" if no manifest can be read."""
         try:
             return self.manifest(name).fingerprint
         except StoreError:
             return ""
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of that artifact; nothing is verified. Raises StoreError when there is none."""
+        """Return the manifest under `name` without verifying files. Raise StoreError if no manifest can be read."""
         for place in places(check_name(name)):
             if os.path.exists(self._at(place)):
                 try:
@@ -221,9 +218,9 @@ class FolderStore:
         raise StoreError(f"{name} in {self.uri}: {MISSING}")
 
     def adopt(self, folder: Path, manifest: Manifest, replaces: bool = False) -> None:
-        """Adopt a folder of this disk, whose files were verified, as that artifact. Raises StoreError.
+        """Move a folder on this disk with verified files into the store as an artifact. Raise StoreError.
 
-        replaces: also what is whole in its place.
+        replaces: also replace an intact artifact with this fingerprint.
         """
         kept = kept_name(manifest.name, manifest.fingerprint)
         whole = replace(manifest, name=kept, flat=False)
@@ -245,13 +242,13 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _staging(self, name: str) -> Iterator[str]:
-        """Yield a new staging folder beside the place of `name`, locked meanwhile and removed at the end."""
+        """Yield a new staging folder beside the target of `name`; hold a claim on the folder and remove it on exit."""
         parent = self._at(name).rpartition("/")[0]
         staging = f"{parent}/.tmp-{uuid.uuid4().hex}"
         self._refuse_links(parent)
         if self._leftovers():
             self._sweep()
-        with self._locked(exclusive=True):  # a sweeper sees the folder only once it is claimed
+        with self._locked(exclusive=True):  # hide the new folder from a sweeper until the claim is held
             os.makedirs(staging)
             claim = local_files.claim(staging)
         try:
@@ -277,11 +274,11 @@ class FolderStore:
         return FileEntry(path, size, digest.hexdigest())
 
     def _swap(self, staging: str, manifest: Manifest) -> None:
-        """Move the staged artifact to its place. The lock is held."""
+        """Move the staged artifact to the target path. The caller holds the exclusive lock."""
         self._refuse_overlap(manifest)
         place = self._at(manifest.name)
         if not manifest.flat:
-            # Only what carries our manifest is ours to remove.
+            # Only a folder with our manifest may be removed; other content is moved aside and kept.
             kind = "trash" if os.path.exists(f"{place}/{MANIFEST}") else "aside"
             old = f"{place.rpartition('/')[0]}/.{kind}-{uuid.uuid4().hex}"
             if os.path.lexists(place):
@@ -295,11 +292,11 @@ class FolderStore:
             current = f"{place}{FLAT_MANIFEST}" if manifest.flat else f"{place}/{MANIFEST}"
             before: set[str] = set()
             if os.path.exists(current):
-                with contextlib.suppress(ValueError):  # a damaged manifest names no file that could be removed
+                with contextlib.suppress(ValueError):  # a damaged manifest lists no removable files
                     before = {entry.path for entry in self._read(current).files}
                 os.remove(current)
             for entry in manifest.files:
-                if os.path.exists(f"{staging}/{entry.path}"):  # otherwise a writer that died here has moved it already
+                if os.path.exists(f"{staging}/{entry.path}"):  # else a dead writer moved the file already
                     os.makedirs(f"{base}/{entry.path}".rpartition("/")[0], exist_ok=True)
                     os.replace(f"{staging}/{entry.path}", f"{base}/{entry.path}")
             os.replace(f"{staging}/{MANIFEST}", current)
@@ -309,7 +306,7 @@ class FolderStore:
             self._sync_parents(manifest.name)
 
     def _refuse_overlap(self, manifest: Manifest) -> None:
-        """Raise StoreError when one artifact would lie inside another: it would be swapped away with it."""
+        """Raise StoreError if two artifacts would be nested: swapping the outer artifact would remove the inner one."""
         name, parts = manifest.name, manifest.name.split("/")
         if manifest.flat:
             others = [f"{name}/{MANIFEST}"]
@@ -322,7 +319,10 @@ class FolderStore:
                 raise StoreError(f"{name} in {self.uri}: {one} is there, and one would hold the other")
 
     def _sweep(self) -> None:
-        """End what dead writers left. Of other machines' writers nobody knows whether they are dead."""
+        """Finish or remove the leftovers of dead writers.
+
+        A claim (`flock`) protects the folder of a live writer. For writers on other machines, liveness is unknown.
+        """
         with self._locked(exclusive=True):
             for leftover in self._leftovers():
                 claim = local_files.claim(leftover)
@@ -336,10 +336,10 @@ class FolderStore:
                     os.close(claim)
 
     def _finish(self, leftover: str) -> None:
-        """Swap in a staged artifact that had been read back, unless its place is taken."""
+        """Move a verified staged artifact into place unless the target exists."""
         if "/.tmp-" not in leftover or not os.path.exists(f"{leftover}/{MANIFEST}"):
             return
-        with contextlib.suppress(ValueError, StoreError):  # then it is not an artifact, and is removed
+        with contextlib.suppress(ValueError, StoreError):  # not an artifact: the caller removes the folder
             manifest = self._read(f"{leftover}/{MANIFEST}")
             place = self._at(manifest.name)
             taken = f"{place}{FLAT_MANIFEST}" if manifest.flat else place
@@ -347,14 +347,14 @@ class FolderStore:
                 self._swap(leftover, manifest)
 
     def _leftovers(self) -> list[str]:
-        """Return the staging and trash folders, drafts first."""
+        """Return the staging and trash folders, staging folders first."""
         found = [folder for folder, _, _ in os.walk(self._root) if _LEFTOVER.fullmatch(folder)]
         return sorted(found, key=lambda path: "/.trash-" in path)
 
     # Reading.
 
     def _verify(self, manifests: list[str], paths: list[str]) -> list[Artifact]:
-        """Return the artifacts of these manifests' paths; `paths` are the files seen around them."""
+        """Return the artifacts for the given manifest paths; `paths` lists all files found around the manifests."""
         verified = local_files.Verified(self._root)
         with _pool() as pool:
             waiting: list[tuple[Artifact, list[Future[str]]]] = []
@@ -417,7 +417,7 @@ class FolderStore:
         return f"{self._root}/{relative}"
 
     def _find(self, place: str) -> list[str]:
-        """Return the files at and under `place`, relative to the root."""
+        """Return all files at and below `place`, relative to the root of the store."""
         found = [os.path.join(here, one) for here, _, files in os.walk(place) for one in files]
         return sorted(os.path.relpath(path, self._root) for path in found)
 

@@ -1,8 +1,8 @@
-"""Copies on this disk of artifacts that lie elsewhere: the inputs of steps, downloaded once and verified each time.
+"""The local cache for remote artifacts: inputs of steps are downloaded once and verified on each use.
 
-In: a manifest and the backend that holds its files. Out: a folder with them. On a pod the copies lie in its work
-folder and end with it; elsewhere in the user's cache. All of it may be removed at any time. A copy that was interrupted
-resumes where it ended.
+A `Mirror` takes a manifest and its backend and returns a folder with the files. On a pod the copies are in the work
+folder and end with the pod; elsewhere they are in the cache folder of the user, which may be deleted at any time. An
+interrupted download resumes at its last byte.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ class Mirror:
         self.root = Path(os.path.realpath(root))
 
     def bring(self, manifest: Manifest, place: Backend, at: str, there: Mapping[str, ListedFile]) -> Path:
-        """Return a folder with the artifact's files, each verified; download it when it is missing.
+        """Return a folder with the verified files of the artifact; download a missing artifact.
 
-        Raises StoreError.
+        Raise StoreError if the download or the verification fails.
         """
         try:
-            with self._alone(manifest) as draft:  # the first of several processes of a training downloads it
+            with self._alone(manifest) as draft:  # the first process of a training job downloads; the others wait
                 if not self._holds(manifest):
                     self._bring_all(manifest, draft, place, at, there)
         except OSError as error:
@@ -42,7 +42,7 @@ class Mirror:
         return self.store.path(manifest.name, manifest.fingerprint)
 
     def seed(self, folder: Path, manifest: Manifest) -> None:
-        """Keep what was just published, by links where the disk is the same: steps that follow need not fetch it."""
+        """Add a freshly published artifact to the cache, by hard links if possible, so that later steps find a copy."""
         with self._alone(manifest) as draft:
             shutil.rmtree(draft, ignore_errors=True)
             for entry in manifest.files:
@@ -59,7 +59,7 @@ class Mirror:
     ) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
         for path in [path for path in draft.rglob("*") if path.is_file() and path not in wanted]:
-            path.unlink()  # draft of another attempt for the same name
+            path.unlink()  # left by an earlier attempt for this name
         for entry in manifest.files:
             self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
         self.store.adopt(draft, _kept(manifest), replaces=True)
@@ -73,7 +73,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _alone(self, manifest: Manifest) -> Iterator[Path]:
-        """Yield the folder in which that artifact is downloaded, locked against other processes."""
+        """Yield the download folder of the artifact, locked against other processes."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
         with local_files.held(f"{draft}.lock"):
@@ -83,7 +83,9 @@ class Mirror:
         self, file: FileEntry, name: str, path: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):  # an earlier attempt may have left a part of another file: then all of it is downloaded
+        # A partial file of an earlier attempt may belong to different content. On a digest mismatch, download the whole
+        # file.
+        for _ in range(2):
             digest = hashlib.sha256()
             with path.open("a+b") as copy:
                 copy.seek(0)
@@ -103,5 +105,5 @@ class Mirror:
 
 
 def _kept(manifest: Manifest) -> Manifest:
-    """Return the same manifest under its fingerprint's name, which is all that a copy is asked for."""
+    """Return the manifest renamed to the fingerprint name, under which the cache stores every copy."""
     return replace(manifest, name=kept_name(manifest.name, manifest.fingerprint), flat=False)

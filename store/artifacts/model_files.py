@@ -1,9 +1,9 @@
-"""The files of a model as `transformers` stores them, checked before anything of their size is allocated.
+"""The files of a model in `transformers` format, with all sizes checked before any allocation.
 
-In: a folder from any source. Out: the JSON beside the weights; which files hold weights, none of them from outside of
-the folder; what each file says of its tensors.
+The functions take a folder from an untrusted source and return the JSON beside the weights, the paths of weight files
+(never outside the folder) and the tensor descriptions in the header of each file.
 
-Source: the safetensors format: 8 bytes of length, then a JSON header, then the tensors' bytes.
+Source: the safetensors format: 8 bytes of header length, a JSON header, then the bytes of the tensors.
 """
 
 import math
@@ -18,7 +18,7 @@ from store.outside import Unreadable
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CONFIG_BYTES = outside.MIB
-HEADER_BYTES = 64 * outside.MIB  # bytes of an index, or of a header
+HEADER_BYTES = 64 * outside.MIB  # maximum size of an index or header
 HEADER_VALUES = 4_000_000
 POSITIVE = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
@@ -33,7 +33,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as its file describes it."""
+    """The description of a tensor in a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,9 +41,9 @@ class Stored:
 
 
 def held(folder: Path, name: str) -> Path:
-    """Return the file `name` at the top of a model's folder. Raises Unreadable when a link leads elsewhere.
+    """Return the path of the file `name` in a model folder. Raise Unreadable if a link leads outside.
 
-    In the cache of the hub's own client each is a link into the repository's `blobs`: that is inside, too.
+    In the cache of `huggingface_hub` each file is a link into the `blobs` folder of the repository, which is allowed.
     """
     if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
         raise Unreadable(f"{outside.shown(name)} is no name of a file in {folder}")
@@ -56,7 +56,7 @@ def held(folder: Path, name: str) -> Path:
 
 
 def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
-    """Return the content of a small JSON file of a model. Raises Unreadable, FileNotFoundError."""
+    """Return the content of a small JSON file of a model. Raise Unreadable or FileNotFoundError."""
     try:
         return outside.load(held(folder, name), CONFIG_BYTES, integer=outside.clamped)
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold its weights, by name. Raises Unreadable when one is missing or lies elsewhere."""
+    """Return the weight files of a model, by name. Raise Unreadable if a file is missing or outside the folder."""
     names: set[str] = {WEIGHTS}
     try:
         if (folder / INDEX).exists():
@@ -84,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def header(file: Path) -> dict[str, Stored]:
-    """Return the tensors of a safetensors file, by name; none of them is read. Raises Unreadable."""
+    """Return the tensor descriptions of a safetensors file by name, without reading tensors. Raise Unreadable."""
     try:
         with outside.opened(file) as opened:
             room = os.fstat(opened.fileno()).st_size - 8
@@ -112,10 +112,10 @@ def _stored(name: str, said: Any, room: int) -> Stored:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Return the config of a model of any kind, after comparing with the files what every loader takes on trust.
+    """Return the config of any model after checking the sizes that loaders trust.
 
-    Its sizes are whole numbers within bounds, the numbers of its positions finite and above 0, and its embedding table
-    has the shape that the config says. Raises Unreadable.
+    Sizes must be integers from 1 to MOST, `rope_theta`, `rms_norm_eps` and `factor` must be above 0 and below 1e15, and
+    the embedding table must have the shape in the config. Raise Unreadable.
     """
     try:
         config = load(folder)
@@ -138,7 +138,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any]) -> None:
-    """Raise Unreadable when a size or a number of a model's config is out of bounds."""
+    """Raise Unreadable if a size or number in the config of a model is out of bounds."""
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):

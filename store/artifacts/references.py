@@ -1,9 +1,9 @@
-"""Leases on artifacts, which lie in the store itself, so that whoever shares it removes nothing that is in use.
+"""The leases on artifacts, stored in the store itself so that every user of a shared store respects them.
 
-    <store>/references/<owner>.json     what one run or service reads, and until when that holds
+    <store>/references/<owner>.json     the artifacts that a run or service reads, and the expiry time
 
-In: an owner's name, and kinds with fingerprints. Out: by kind and fingerprint, who reads it. Written when a run or a
-service begins, and renewed while it is followed.
+A lease maps an owner to kinds and fingerprints; `readers` returns the owners by artifact. The owner writes the lease at
+the start of a run or service and renews the lease while the run is followed.
 """
 
 import json
@@ -18,31 +18,31 @@ from store.backends.by_uri import open_place
 from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 
 FOLDER, SCHEMA = "references", 1
-LEASE_S = 30 * 86400.0  # lifetime of a lease that nobody renews
-KEPT_S = 14 * 86400.0  # time for which unreferenced artifacts are kept
+LEASE_S = 30 * 86400.0  # lifetime of a lease without renewal
+KEPT_S = 14 * 86400.0  # retention of unreferenced artifacts
 
 What = tuple[str, str]  # kind and fingerprint
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One owner's lease."""
+    """The lease of an owner."""
 
     owner: str
-    """Name of the owner, in words, such as `run brave-otter-3`."""
+    """Display name of the owner, such as `run brave-otter-3`."""
     reads: frozenset[What]
     until: float
-    """UTC epoch seconds."""
+    """Expiry time in UTC epoch seconds."""
 
 
 def hold(uri: str, name: str, owner: str, reads: Iterable[What], now: float) -> None:
-    """Write or renew the lease `name`. Raises StoreError."""
+    """Write or renew the lease `name`, valid for LEASE_S seconds after `now`. Raise StoreError."""
     said = {"schema": SCHEMA, "owner": owner, "reads": sorted(set(reads)), "until": now + LEASE_S}
     _put(uri, {_file(name): json.dumps(said, indent=1).encode()}, [])
 
 
 def release(uri: str, name: str) -> None:
-    """End the lease `name`, if there is one. Raises StoreError."""
+    """Remove the lease `name` if present. Raise StoreError."""
     _put(uri, {}, [_file(name)])
 
 
@@ -51,16 +51,16 @@ def _put(uri: str, new: Mapping[str, bytes], gone: list[str]) -> None:
     try:
         try:
             place.put(new, gone)
-        except FileNotFoundError:  # another process removed the folder with its last lease
+        except FileNotFoundError:  # a concurrent release removed the empty folder; retry once
             place.put(new, gone)
     except OSError as error:
         raise StoreError(f"{uri}: {FOLDER}: {error}") from error
 
 
 def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference]:
-    """Return every lease that has not expired.
+    """Return all leases that have not expired at `now`.
 
-    Raises StoreError for one that cannot be read, as it may protect anything; with `odd` the message is appended there
+    Raise StoreError for an unreadable lease, which may protect any artifact; with `odd`, append the message to the list
     instead.
     """
     place = open_place(uri)
@@ -78,7 +78,7 @@ def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference
 
 
 def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
-    """Return the owners that read each artifact."""
+    """Return the owners of leases by artifact."""
     found: dict[What, tuple[str, ...]] = {}
     for one in references:
         for what in one.reads:
@@ -89,27 +89,27 @@ def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
 def unread(
     named: Iterable[Artifact], kept: Iterable[Artifact], held: Collection[What], before: float
 ) -> list[Artifact]:
-    """Return the kept artifacts that no name and no lease refers to, published before that moment; oldest first.
+    """Return the kept artifacts without any name or lease that were published before `before`, oldest first.
 
-    named: what names refer to; held: what leases refer to.
+    named: artifacts that names point to; held: kind and fingerprint of artifacts under a lease.
     """
     spoken_for = {kept_at(kept_name(one.name, one.fingerprint)) for one in named if one.fingerprint} | {
         kept_at(kept_name(kind, fingerprint)) for kind, fingerprint in held
     }
     left = [one for one in kept if kept_at(one.name) not in spoken_for]
-    # otherwise its manifest cannot be read, and it is not known what it is
+    # An artifact without a publication time has an unreadable manifest and must not be removed.
     told = [one for one in left if one.published_at]
     return sorted((one for one in told if one.published_at < before), key=lambda one: (one.published_at, one.name))
 
 
 def of_making(making: Mapping[str, Any]) -> set[What]:
-    """Return kind and fingerprint of what a step makes, and of what it reads."""
+    """Return kind and fingerprint of the output and of all inputs of a step."""
     both = [making, *making.get("inputs", {}).values()]
     return {(kind_of(str(one["name"])), str(one["fingerprint"])) for one in both}
 
 
 def kept_at(path: str) -> What | None:
-    """Return kind and fingerprint of the kept artifact that a path or an address leads to or into."""
+    """Return kind and fingerprint of the kept artifact at or above a path or URI, or None for other paths."""
     found = re.search(rf"(?:^|/){BY_FINGERPRINT}/([^/]+)/([^/]+)(?:/|$)", path)
     return (found[1], found[2]) if found else None
 
@@ -119,7 +119,7 @@ def _file(name: str) -> str:
 
 
 def _read(place: Backend, name: str) -> Reference | None:
-    """Return the lease in that file, or None for one that was ended meanwhile."""
+    """Return the lease in a file, or None if the lease was released meanwhile."""
     try:
         said = outside.mapping(place.small(name))
         reads = frozenset((str(kind), str(fingerprint)) for kind, fingerprint in outside.typed(said, "reads", list))

@@ -1,9 +1,9 @@
-"""Artifacts in a backend on another machine: the same names and manifests, no renames and no locks.
+"""The artifact store on a remote backend: the same names and manifests as in a folder, without renames and locks.
 
-Where many files change at once (a hub: one commit), an artifact is replaced as a whole. Where they do not (a bucket),
-its manifest is removed first, then its files change, each read back, and its new manifest comes last, on the condition
-that nobody else has put one there meanwhile. Either way, what has no manifest that verifies is no artifact. What is
-read is named by a pinned revision where there is one, and by sha256 always.
+An atomic backend (a hub: one commit) replaces an artifact as a whole. On other backends (a bucket) a writer removes the
+manifest, changes the files and reads each file back, then writes the new manifest, conditional on the absence of a
+manifest from a concurrent writer. A folder without a valid manifest is not an artifact. Readers use a pinned revision
+if the backend has revisions, and always check sha256.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from store.manifest import (
 from store.patience import Conflict, clean
 
 THREADS = 8
-RUNS = "runs/"  # files of runs at work, which are no artifacts
+RUNS = "runs/"  # files of active runs, not artifacts
 
 
 class RemoteStore:
@@ -46,7 +46,7 @@ class RemoteStore:
         self.place, self.uri = place, place.uri
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
-        """Keep the files of `folder` by their fingerprint, then have `name` stand for them. Raises StoreError."""
+        """Store the files of `folder` under `fingerprint`, then point `name` to the artifact. Raise StoreError."""
         sources = sources_of(folder, check_name(name), flat)
         kept = kept_name(name, fingerprint)
         try:
@@ -60,9 +60,9 @@ class RemoteStore:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
     def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
-        """Publish a folder under a name.
+        """Publish the files of `folder` directly under `name`.
 
-        Raises StoreError; then what was there is still there, or missing where the backend is not atomic.
+        Raise StoreError on failure; the old files then remain, or are missing on a backend that is not atomic.
         """
         sources = sources_of(folder, check_name(name), flat=False)
         try:
@@ -84,10 +84,10 @@ class RemoteStore:
         return manifest
 
     def point(self, name: str, fingerprint: str, flat: bool) -> None:
-        """Point `name` to the artifact of that fingerprint; its files are copied where they are.
+        """Point `name` to the artifact with this fingerprint by copying the files within the backend.
 
-        Raises StoreError when there is none; then the name stands for what it stood for, or for nothing where the
-        place is not atomic.
+        Raise StoreError if the artifact does not exist. After an error the name is unchanged, or missing on a backend
+        that is not atomic.
         """
         where = places(check_name(name))[flat]
         there = self.place.listing()
@@ -101,7 +101,7 @@ class RemoteStore:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
     def _kept(self, name: str, fingerprint: str, there: Mapping[str, ListedFile]) -> Manifest:
-        """Return the manifest of an artifact under its fingerprint. Raises StoreError."""
+        """Return the manifest under the fingerprint name of an artifact. Raise StoreError."""
         kept = kept_name(name, fingerprint)
         if places(kept)[0] not in there:
             there = self.place.listing()
@@ -111,7 +111,7 @@ class RemoteStore:
         return self._read(places(kept)[0], "")
 
     def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, ListedFile]) -> Manifest:
-        """Make one artifact out of another where they lie; its manifest, which comes last."""
+        """Copy an artifact within the backend, the manifest last, and return the manifest of the copy."""
         now = self.place.listing()
         old = {entry.path: source.place(entry.path) for entry in source.files}
         if lost := [one for one in old.values() if one not in now]:
@@ -126,7 +126,7 @@ class RemoteStore:
         if where in there:
             self.place.put({}, [where])
         self.place.put(new)
-        now = self.place.listing()  # before the bytes are read: what is changed after that has another version
+        now = self.place.listing()  # list before reading the bytes: a later change shows as a different version
         for entry in target.files:
             if target.place(entry.path) not in now or not self._reads_back(target, entry, ""):
                 raise Conflict(f"{target.name} in {self.uri}: somebody else has changed it meanwhile; do it again")
@@ -138,7 +138,7 @@ class RemoteStore:
         return target
 
     def remove(self, kept: str) -> None:
-        """Remove an artifact that is kept by its fingerprint: first of all its manifest. Raises StoreError."""
+        """Remove an artifact, given the fingerprint name; delete the manifest first. Raise StoreError."""
         assert is_kept(kept), kept
         there = self.place.listing(kept)
         manifest = places(kept)[0]
@@ -147,14 +147,14 @@ class RemoteStore:
         self.place.put({}, [path for path in there if path != manifest])
 
     def check_writable(self) -> None:
-        """Raise NoStore when files may not be written there, StoreError when that cannot be found out."""
+        """Raise NoStore if the backend refuses writes, and StoreError if the check itself cannot run."""
         try:
             self.place.check_writable()
-        except FileNotFoundError as error:  # a branch that is not there, as the hub says it
+        except FileNotFoundError as error:  # the hub reports a missing branch as a missing file
             raise NoStore(f"nothing can be written to the store {self.uri}: {error}") from None
         except StoreError:
             raise
-        except Exception as error:  # other protocols of fsspec raise whatever their drivers do
+        except Exception as error:  # fsspec drivers raise errors of any type
             raise NoStore(f"nothing can be written to the store {self.uri}: {clean(error)}") from None
 
     def artifacts(self) -> list[Artifact]:
@@ -175,7 +175,7 @@ class RemoteStore:
         return Artifact(name, "", MISSING)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """Return the artifact of that fingerprint, and the name under which it lies: see `choose`."""
+        """Return the artifact with this fingerprint and the name of the folder in the store; see `choose`."""
         at = self.place.pin()
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
@@ -212,7 +212,7 @@ class RemoteStore:
         return FileEntry(path, source.stat().st_size, digest.hexdigest(), self.place.version_of(source))
 
     def _files_of(self, where: str, there: Mapping[str, ListedFile]) -> list[str]:
-        """Return the files of the artifact that is there now; a damaged manifest names none that could be removed."""
+        """Return the paths of the files of the present artifact; [] without a readable manifest."""
         if where not in there:
             return []
         try:
@@ -233,13 +233,14 @@ class RemoteStore:
     def _put_one_by_one(
         self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, ListedFile]
     ) -> Manifest:
-        """Upload the files one by one; return the manifest as it is there, with the version of each file."""
+        """Upload the files one by one, then the manifest; return the manifest with the backend version of each file."""
         due = []
         for entry, (path, source) in zip(manifest.files, new.items(), strict=True):
             is_there = path in there and there[path].size == entry.size
-            if not (is_there and self._reads_back(manifest, entry, "")):  # an interrupted upload, or an unchanged file
+            # Skip unchanged files and files from an interrupted upload.
+            if not (is_there and self._reads_back(manifest, entry, "")):
                 due.append((entry, path, source))
-        if where in there:  # first of all, since from now on its content differs from its manifest
+        if where in there:  # delete first: from here on the files differ from the old manifest
             self.place.put({}, [where])
         for entry, path, source in due:
             self.place.put({path: source})
@@ -292,12 +293,12 @@ class RemoteStore:
         return ""
 
     def _read(self, where: str, at: str) -> Manifest:
-        """Return the manifest in that file. Raises FileNotFoundError, ValueError."""
+        """Return the manifest in the file `where`. Raise FileNotFoundError or ValueError."""
         return Manifest.from_json(self.place.small(where, at))
 
 
 def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, ListedFile]) -> None:
-    """Raise StoreError when one artifact would lie inside another: it would be replaced with it."""
+    """Raise StoreError if two artifacts would be nested: replacing the outer artifact would remove the inner one."""
     parts, other = name.split("/"), places(name)[not flat]
     clash = [other] if other in there else []
     if not flat:

@@ -1,8 +1,9 @@
-"""SentencePiece's tokenizers: BPE on characters with byte fallback, as Llama 2 and 1bitLLM's BitNet have.
+"""The conversion of SentencePiece tokenizers: BPE on characters with byte fallback, as in Llama 2 and 1bitLLM's BitNet.
 
-In: a `tokenizer.model` (a protocol buffer), or a tokenizer.json of that kind. Out: what cannot be taken over, in words;
-how spaces are written; of a `tokenizer.model` the tokenizer.json with the same ids. Such a tokenizer writes a space as
-`SPACE`, and most put one in front of a text. Source: sentencepiece_model.proto of google/sentencepiece.
+The input is a `tokenizer.model` (a protocol buffer) or a tokenizer.json of this kind. The functions return the reason
+why a tokenizer is unsupported, the rule for spaces, and the tokenizer.json with the same ids as a `tokenizer.model`.
+Such tokenizers write a space as `SPACE`, and most add a space in front of a text. Source: sentencepiece_model.proto of
+google/sentencepiece.
 """
 
 import json
@@ -22,14 +23,14 @@ BPE = 2
 MODELS = {1: "Unigram", BPE: "BPE", 3: "word", 4: "character"}
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 OTHERS = {4: "user defined symbols", 5: "unused pieces"}
-LONGEST = 256  # characters of a piece: all its parts are looked up
+LONGEST = 256  # maximum characters of a piece, since every split of a piece is looked up
 NOTHING, FIRST, ALWAYS = "never", "first", "always"
 WRITES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 LEADS = {"type": "Prepend", "prepend": SPACE}
 READS = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
 DECODERS = [READS, {"type": "ByteFallback"}, {"type": "Fuse"}]
 STRIPS = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-# Number, type and default of the fields that are read.
+# Field number, type and default of the protobuf fields in use.
 FIELDS: Mapping[str, Mapping[str, tuple[int, str, str]]] = {
     "Piece": {"piece": (1, "TYPE_BYTES", ""), "score": (2, "TYPE_FLOAT", ""), "type": (3, "TYPE_INT32", "1")},
     "Trainer": {
@@ -48,23 +49,23 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str, str]]] = {
 
 
 class UnknownKind(ValueError):
-    """A tokenizer cannot be taken over; the message says why."""
+    """An unsupported tokenizer; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """The rule by which a tokenizer writes the spaces of a text."""
+    """The rule by which a tokenizer adds spaces to a text."""
 
     lead: str
-    """The texts that get a space in front: none, what stands first, or also what follows each added token."""
+    """Texts that get a leading space: NOTHING, FIRST (only the start) or ALWAYS (also text after an added token)."""
     doubles: bool
-    """True if a text that begins with a space gets one more, as SentencePiece has it."""
+    """True if a text with a leading space gets a second space, as in SentencePiece."""
 
 
 def file_problem(raw: bytes) -> str:
-    """Return why a `tokenizer.model` cannot be taken over, in words; "" where nothing speaks against it.
+    """Return the reason why a `tokenizer.model` is unsupported, or "".
 
-    It takes time and memory in proportion to the file.
+    Time and memory grow linearly with the size of the file.
     """
     try:
         _checked(raw)
@@ -74,7 +75,7 @@ def file_problem(raw: bytes) -> str:
 
 
 def as_json(raw: bytes) -> dict[str, Any]:
-    """Return the tokenizer.json with the ids of a `tokenizer.model`. Raises UnknownKind."""
+    """Return the tokenizer.json with the same ids as a `tokenizer.model`. Raise UnknownKind."""
     pieces, leads = _checked(raw)
     vocab = {piece: number for number, (piece, _, _) in enumerate(pieces)}
     normal = {piece: score for piece, score, kind in pieces if kind == NORMAL}
@@ -105,19 +106,19 @@ def as_json(raw: bytes) -> dict[str, Any]:
 
 
 def added_token(number: int, content: str, special: bool, **more: bool) -> dict[str, Any]:
-    """Return a token beside the model's own, as a tokenizer.json has it."""
+    """Return an added token in the format of tokenizer.json."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, **more}
     return {"id": number, "content": content, **flags, "special": special}
 
 
 def is_pieces(tokenizer: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json says that it falls back from characters to bytes, whatever else it says."""
+    """Return whether a tokenizer.json declares BPE with byte fallback; other fields are not checked."""
     model = tokenizer.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 
 
 def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces:
-    """Return how a tokenizer.json of that kind writes spaces. Raises UnknownKind for any other."""
+    """Return the rule for spaces of a BPE tokenizer.json with byte fallback. Raise UnknownKind for other tokenizers."""
     model, kind = tokenizer.get("model"), kind_of(tokenizer)
     if not isinstance(model, dict) or not is_pieces(tokenizer):
         raise UnknownKind(kind)
@@ -141,7 +142,7 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces:
 
 
 def kind_of(tokenizer: Mapping[str, Any]) -> str:
-    """Return the kind of a tokenizer.json in words."""
+    """Return a description of the kind of a tokenizer.json, for messages."""
     model = tokenizer.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind != "BPE":
@@ -150,7 +151,7 @@ def kind_of(tokenizer: Mapping[str, Any]) -> str:
 
 
 def led_always(tokenizer: str) -> str:
-    """Return a tokenizer.json that puts its space in front of each text where it did so with the first alone."""
+    """Return a tokenizer.json with `prepend_scheme` ALWAYS in place of FIRST; other tokenizers stay unchanged."""
     said = json.loads(tokenizer)
     if not is_pieces(said) or spaces_of(said).lead != FIRST:
         return tokenizer
@@ -159,12 +160,12 @@ def led_always(tokenizer: str) -> str:
 
 
 def crosses(vocab: Mapping[str, int]) -> bool:
-    """Return whether a token goes on behind a letter with a space, so that no space between letters is a border."""
+    """Return whether a token continues past a letter and a space, so that such a space is no token boundary."""
     return any(re.search(f"[A-Za-z]{SPACE}", one) for one in vocab)
 
 
 def _metaspace(part: Mapping[str, Any]) -> str:
-    """Return where such a pre-tokenizer puts a space in front; "" for one that is not known."""
+    """Return the leading-space rule of a Metaspace pre-tokenizer, or "" for an unknown pre-tokenizer."""
     said = part.get("prepend_scheme", ALWAYS if part.get("add_prefix_space", True) else NOTHING)
     is_known = part.get("type") == "Metaspace" and part.get("replacement") == SPACE and part.get("split") is False
     return said if is_known and said in (NOTHING, FIRST, ALWAYS) else ""
@@ -179,9 +180,9 @@ def _parts(said: Any, inner: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _checked(raw: bytes) -> tuple[list[tuple[str, float, int]], bool]:
-    """Return the pieces of a file (text, score, kind), and whether a space is put in front of a text.
+    """Return the pieces of a `tokenizer.model` (text, score, type) and whether a text gets a leading space.
 
-    Raises UnknownKind for one with other ids than BPE would give.
+    Raise UnknownKind for a file whose ids BPE with byte fallback would not reproduce.
     """
     from google.protobuf.message import DecodeError
 
@@ -211,7 +212,7 @@ def _checked(raw: bytes) -> tuple[list[tuple[str, float, int]], bool]:
 
 
 def _check_pieces(pieces: Sequence[tuple[str, float, int]]) -> None:
-    """Raise UnknownKind for pieces that cannot be those of a BPE with byte fallback."""
+    """Raise UnknownKind unless the pieces form a valid BPE vocabulary with byte fallback."""
     if odd := {kind for _, _, kind in pieces} - {NORMAL, UNKNOWN, CONTROL, BYTE}:
         raise UnknownKind(f"SentencePiece's BPE with {OTHERS.get(min(odd), 'pieces of an unknown kind')}")
     if len({piece for piece, _, _ in pieces}) < len(pieces):
@@ -228,9 +229,9 @@ def _check_pieces(pieces: Sequence[tuple[str, float, int]]) -> None:
 
 
 def _merges(scores: Mapping[str, float]) -> list[list[str]]:
-    """Return the pairs that are merged, in their order: SentencePiece merges what has the highest score.
+    """Return the merge pairs in priority order: SentencePiece merges the pair whose result has the highest score.
 
-    Pairs of the same piece follow each other as in transformers.
+    Pairs that form the same piece are ordered as in transformers.
     """
     merges = []
     for piece in sorted((one for one in scores if len(one) > 1), key=scores.__getitem__, reverse=True):
@@ -249,7 +250,7 @@ def _text(piece: bytes) -> str:
 
 @cache
 def _message() -> Any:
-    """Return the class of the file's message, made of FIELDS."""
+    """Return the protobuf message class of a `tokenizer.model`, built from FIELDS."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="slipway/sentencepiece.proto", package="slipway", syntax="proto2")

@@ -1,8 +1,8 @@
-"""The check that a model and the tokenizer beside it belong together: as many ids, the same special ones, one file.
+"""The check that a model and the tokenizer beside it match: enough ids, the same special ids, the trained tokenizer.
 
-In: a folder as `transformers` and vLLM read it, and what its artifact says about the tokenizer it was trained with.
-Out: what is wrong, in words. It reads JSON alone, so that it can run wherever a model is published, verified, exported,
-loaded or served.
+The input is a folder as read by `transformers` and vLLM, and the facts in the artifact about the tokenizer of training;
+the result is the problem in words. The check reads JSON only, so that it runs at every publish, verify, export, load
+and serve.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from store import outside
 from store.artifacts import sentencepiece
 from store.manifest import MANIFEST, Manifest
 
-HF = "hf"  # the folder within a checkpoint's artifact
+HF = "hf"  # folder within the artifact of a checkpoint
 CONFIG, GENERATION, TOKENIZER, NAMED = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "special_tokens_map.json",
 )
-ADDED = "added_tokens.json"  # beside a tokenizer.model
-# Files in which models keep tokenizers that are not read here.
+ADDED = "added_tokens.json"  # tokens added to a tokenizer.model
+# Tokenizer files in formats that this module does not read.
 UNREAD = ("tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "spm.model", "tekken.json",
           "tiktoken.model", "sentencepiece.bpe.model")  # fmt: skip
 MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
@@ -33,15 +33,15 @@ SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token"
 SUPPORTED = "supported are tokenizers on bytes (Llama 3, Qwen, SmolLM) and BPE with byte fallback (Llama 2, 1bitLLM)"
 
 Read = Callable[[str], bytes]
-"""The bytes of a file of the folder; raises FileNotFoundError."""
+"""Reader of a file in the folder: takes a name, returns the bytes, raises FileNotFoundError."""
 
 
 def problem(read: Read, about: Mapping[str, Any]) -> str:
-    """Return why the files do not fit together, in words; "" when they do, or when that cannot be told.
+    """Return why the model and the tokenizer do not match, or "" if they match or cannot be compared.
 
-    It is not for a tokenizer.json that lists its tokens in a way that is not known here.
+    A tokenizer.json with an unknown vocabulary format cannot be compared.
 
-    about: of the artifact; its `tokenizer_sha256` and `vocab` are compared where they are told.
+    about: facts of the artifact; `tokenizer_sha256` and `vocab` are compared if present.
     """
     try:
         config, content = _mapping(read(CONFIG)), read(TOKENIZER)
@@ -65,13 +65,13 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
 
 
 def problem_in(folder: Path) -> str:
-    """Return the problem of a folder of this machine: an artifact of ours, its `hf` folder, or any other model's."""
+    """Return the problem of a local folder: an artifact of ours, the `hf` folder in an artifact, or any other model."""
     inner = folder / HF if (folder / HF / CONFIG).is_file() else folder
     return problem(lambda name: outside.content(inner / name, MOST_BYTES), about_of(inner))
 
 
 def about_of(folder: Path) -> Mapping[str, Any]:
-    """Return the facts about the artifact whose folder, or `hf` folder, this is; {} for any other folder."""
+    """Return the facts of the artifact in this folder (or around this `hf` folder); {} for any other folder."""
     above = folder.parent if folder.name == HF else folder
     with contextlib.suppress(OSError, ValueError):
         return Manifest.from_json(outside.content(above / MANIFEST)).about
@@ -83,7 +83,7 @@ def _mapping(raw: bytes) -> dict[str, Any]:
 
 
 def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids by token. Raises ValueError, TypeError, KeyError, AttributeError for what is no tokenizer."""
+    """Return the ids by token. Raise ValueError, TypeError, KeyError or AttributeError for an invalid tokenizer."""
     vocab = tokenizer["model"]["vocab"]
     known = {str(pair[0]): number for number, pair in enumerate(vocab)} if type(vocab) is list else dict(vocab)
     ids = {**known, **{str(one["content"]): one["id"] for one in tokenizer.get("added_tokens") or ()}}
@@ -93,9 +93,9 @@ def ids_of(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def file_of(names: Collection[str]) -> str:
-    """Return which of the files of a model holds its tokenizer; "" where it has none.
+    """Return the name of the tokenizer file among the files of a model, or "" without a tokenizer.
 
-    Raises UnknownKind where another file holds it.
+    Raise UnknownKind if only an unsupported tokenizer file is present.
     """
     if found := next((one for one in (TOKENIZER, sentencepiece.FILE) if one in names), ""):
         return found
@@ -109,13 +109,13 @@ def file_of(names: Collection[str]) -> str:
 
 
 def model_problem(raw: bytes) -> str:
-    """Return why a `tokenizer.model` cannot be taken over, in words; "" where nothing speaks against it."""
+    """Return the reason why a `tokenizer.model` is unsupported with the list of supported kinds, or ""."""
     wrong = sentencepiece.file_problem(raw)
     return f"{wrong}; {SUPPORTED}" if wrong else ""
 
 
 def has_pieces(folder: Path) -> bool:
-    """Return whether the tokenizer of a folder is SentencePiece's kind. Raises OSError, Unreadable."""
+    """Return whether the folder has a SentencePiece-style tokenizer.json. Raise OSError or Unreadable."""
     path = folder / TOKENIZER
     if not path.is_file():
         return False
@@ -128,9 +128,9 @@ def _is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
-    """Return why a tokenizer.json cannot be taken over, in words; "" where nothing speaks against it.
+    """Return the reason why a tokenizer.json cannot be imported, or "".
 
-    ours: the chat tokens of ours, which it gets unless it keeps its ids.
+    ours: our chat tokens, which the import adds unless `keeps_ids` is set.
     """
     try:
         said = outside.mapping(raw, MOST_BYTES, MOST_VALUES, integer=outside.clamped)
@@ -142,7 +142,7 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
             sentencepiece.spaces_of(said)
         except sentencepiece.UnknownKind as error:
             return f"{error}; {SUPPORTED}"
-    # ids of added tokens are counted on from the others by the library, whatever they say
+    # The tokenizers library ignores the ids in the file and numbers added tokens consecutively after the model tokens.
     of_model = ids_of({"model": said["model"]})
     if max(of_model.values(), default=0) >= max(1, len(ids)):
         return f"some of its {len(ids)} ids are larger: a model would have no row for them"
@@ -155,7 +155,7 @@ def import_problem(raw: bytes, ours: Sequence[str], keeps_ids: bool) -> str:
 
 
 def _odd_special(read: Read, config: Mapping[str, Any], ids: Mapping[str, int]) -> str:
-    """Compare the ids that the model stops and begins with to those of the tokens that are named for that."""
+    """Compare the BOS, EOS and PAD ids of the model with the ids of the named special tokens."""
     try:
         named = _mapping(read(NAMED))
         generation = {**config, **_mapping(read(GENERATION))}

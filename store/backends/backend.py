@@ -1,8 +1,8 @@
-"""The storage interface: names, bytes, and what a backend can promise about them.
+"""The storage interface of all backends: files under relative names, and the guarantees of each backend.
 
-`Backend` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
-these verbs. Backends differ in three flags, not in exceptions: whether many files change at once (`is_atomic`), whether
-a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
+A `Backend` is a folder, bucket or repository. The rest of the store uses only these methods. Two flags describe the
+differences: `is_atomic` (all files of a `put` appear at once) and `compares_and_sets` (a write can be conditional on
+the replaced version).
 """
 
 import hashlib
@@ -14,92 +14,92 @@ from pathlib import Path
 
 from store.manifest import StoreError
 
-PART_BYTES = 8 << 20  # bytes of one range that is read, and of one part that is sent
+PART_BYTES = 8 << 20  # size of a read range and of an uploaded part
 FIRST_BYTES = 1 << 20
-SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
+SMALL_BYTES = 16 << 20  # upper bound for our manifests, marks and lists
 
 
 class NotSmall(StoreError, ValueError):
-    """A file that should be a manifest, a mark or a list is larger than any of ours."""
+    """A file expected to be a manifest, mark or list exceeds SMALL_BYTES."""
 
 
 @dataclass(frozen=True)
 class ListedFile:
-    """One file as its place lists it."""
+    """The entry of a file in the listing of a backend."""
 
     size: int
     version: str = ""
-    """Changes whenever the content does; "" where the place has no such thing."""
+    """Version tag that changes with the content; "" on backends without versions."""
     sha256: str = ""
-    """Digest by the place itself; "" where it has none."""
+    """Digest reported by the backend; "" on backends without digests."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A file that is there already, under another name."""
+    """A file of the same backend to be copied to a new name."""
 
     name: str
     size: int
     version: str = ""
 
 
-Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or a file of the same place
+Source = Path | bytes | Copy  # local file, bytes, or file of the same backend
 
 
 class Backend(ABC):
     is_atomic = False
-    """True if all that one `put` changes becomes visible at once, or not at all."""
+    """True if all changes of one `put` become visible together or not at all."""
     compares_and_sets = False
-    """True if `put(..., guard=(name, version))` is refused when that file is not at that version any more."""
+    """True if `put(..., guard=(name, version))` raises Conflict when `name` has a different version by now."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
 
     def pin(self) -> str:
-        """Return a revision under which the files stay as they are now, for `at`; "" where there is none."""
+        """Return the current revision as a value for `at`, or "" on backends without revisions."""
         return ""
 
     @abstractmethod
     def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
-        """Return every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
+        """Return all files at or below the folder `under`, by name; {} for a missing folder. Raise StoreError."""
 
     @abstractmethod
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
-        """Return bytes [start, stop) of a file, at most PART_BYTES of them, fewer at its end.
+        """Return bytes [start, stop) of a file: at most PART_BYTES bytes, fewer at the end of the file.
 
-        version: raises Conflict when it has another one meanwhile. Raises FileNotFoundError, StoreError.
+        version: expected version; raise Conflict if the file has changed. Raise FileNotFoundError or StoreError.
         """
 
     @abstractmethod
     def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
-        """Write files, in this order, each of them whole or not at all; then remove others, where they are there.
+        """Write the files `new` in order, each whole or not at all; then remove the files `gone` if present.
 
-        What of a cut-off call arrived is not sent again. guard: (one of `new`, its version before or "" for absent).
-        Raises Conflict, StoreError.
+        A retry after an interruption skips data that the backend already has. guard: a name in `new` and its expected
+        old version ("" for absent). Raise Conflict or StoreError.
         """
 
     @abstractmethod
     def create(self) -> bool:
-        """Make the bucket, repository or folder. False when it was there already. Raises StoreError."""
+        """Create the bucket, repository or folder; return False if it existed already. Raise StoreError."""
 
     @abstractmethod
     def creation(self) -> str:
-        """Return the command of the vendor's own tool that creates the bucket or repository."""
+        """Return the vendor's shell command that creates the bucket or repository."""
 
     def check_writable(self) -> None:
-        """Raise StoreError unless files may be written here, and removed: try it under a hidden name."""
+        """Raise StoreError unless a probe file with a hidden name can be written and removed."""
         name = f".probe-{uuid.uuid4().hex}"
         self.put({name: b"x"})
         self.put({}, [name])
 
     def version_of(self, source: Path) -> str:
-        """Return the version that a file will have; "" where only the backend knows."""
+        """Return the version that a local file will have after upload; "" if only the backend can tell."""
         return ""
 
     def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
-        """Yield the bytes of a file from `start`, range by range.
+        """Yield the bytes of a file from offset `start`, range by range.
 
-        Small ranges come first, as the time for a range grows with it.
+        The first range is small (FIRST_BYTES) because the latency grows with the size of a range.
         """
         wanted = FIRST_BYTES
         while piece := self.get(name, start, start + wanted, at, version):
@@ -110,9 +110,9 @@ class Backend(ABC):
             wanted = PART_BYTES
 
     def small(self, name: str, at: str = "") -> bytes:
-        """Return the content of a small file: a manifest, a mark, a list.
+        """Return the content of a small file: a manifest, mark or list.
 
-        Raises FileNotFoundError, StoreError (NotSmall).
+        Raise FileNotFoundError, or StoreError (NotSmall above SMALL_BYTES).
         """
         content = b""
         for piece in self.pieces(name, at):
@@ -122,7 +122,7 @@ class Backend(ABC):
         return content
 
     def sha256(self, name: str, at: str = "") -> str:
-        """Return the sha256 of the file as it is now, every byte of it read. Raises FileNotFoundError, StoreError."""
+        """Return the sha256 of the file, computed from all bytes. Raise FileNotFoundError or StoreError."""
         digest = hashlib.sha256()
         for piece in self.pieces(name, at):
             digest.update(piece)

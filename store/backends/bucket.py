@@ -1,4 +1,4 @@
-"""The common part of the backends of buckets: the bucket and the folder that a URI names, and what is said of them."""
+"""The common base of bucket backends: parsing of `scheme://bucket/folder` and shared error messages."""
 
 from store.backends.backend import Backend
 from store.manifest import NoStore
@@ -6,7 +6,7 @@ from store.patience import Conflict, Patience, clean
 
 
 class BucketBackend(Backend):
-    """A bucket, or a folder of one: `scheme://bucket/folder`. Raises NoStore for another form of URI."""
+    """A bucket, or a folder in a bucket: `scheme://bucket/folder`. Raise NoStore for an invalid URI."""
 
     compares_and_sets = True
 

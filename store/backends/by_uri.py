@@ -1,6 +1,6 @@
-"""The choice of a storage backend by its URI: a folder, a bucket, a repository of the hub.
+"""The choice of a storage backend by the scheme of a URI: folder, bucket or hub repository.
 
-The client of a place is imported when a store there is opened.
+The client library of a backend is imported when a store with this scheme is opened.
 """
 
 import re
@@ -22,10 +22,10 @@ BACKENDS: Mapping[str, str] = {
 
 
 def open_place(uri: str) -> Backend:
-    """Return the backend for a URI, by its scheme, touching nothing. Raises NoStore when no backend speaks to it.
+    """Return the backend for a URI by scheme, without any access. Raise NoStore for an unsupported scheme.
 
-    What else fsspec speaks is refused here, before anything runs: its clients are in no environment of ours, nor on a
-    pod.
+    Other schemes of fsspec are refused here before any work starts: neither our environments nor pods have their
+    clients.
     """
     kind = credentials.kind(uri)
     if kind in BACKENDS:

@@ -1,4 +1,4 @@
-"""The backend of a folder on this machine: drafts are synced and renamed in, links are never followed out."""
+"""The backend of a local folder: files are synced and renamed into place, and links never lead out of the folder."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Folder(Backend):
         for here, _, files in os.walk(os.path.join(self.root, under)):
             for one in files:
                 path = os.path.join(here, one)
-                with contextlib.suppress(FileNotFoundError):  # it was removed while it was listed
+                with contextlib.suppress(FileNotFoundError):  # removed during the listing
                     if stat.S_ISREG((seen := os.lstat(path)).st_mode):
                         found[os.path.relpath(path, self.root)] = ListedFile(seen.st_size)
         return dict(sorted(found.items()))
@@ -49,7 +49,7 @@ class Folder(Backend):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
             folder = os.path.dirname(path)
-            with contextlib.suppress(OSError):  # it is not empty, or another process was faster
+            with contextlib.suppress(OSError):  # not empty, or removed by a concurrent process
                 while folder.startswith(f"{self.root}/"):
                     os.rmdir(folder)
                     folder = os.path.dirname(folder)

@@ -1,4 +1,4 @@
-"""The backend of what fsspec speaks to without a client (`memory://`, for tests); no resume, no deadlines of ours."""
+"""The backend of fsspec file systems without a client (`memory://`, for tests); no resume and no timeouts."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""The backend of a bucket of Google's, or a folder of one: `gs://bucket/folder`, through its JSON API.
+"""The backend of a Google Cloud Storage bucket or a folder in a bucket, `gs://bucket/folder`, through the JSON API.
 
-Credentials: GOOGLE_CREDENTIALS, the content of a key file, or its path; else as Google's own tools find them
-(GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, the account of the machine). With STORAGE_EMULATOR_HOST another server
-is asked, without keys where none are set. A large object goes in parts, over one upload that is gone on with where it
-was cut; a process that has died sends that file again. Source: https://docs.cloud.google.com/storage/docs/json_api/v1.
+Credentials come from GOOGLE_CREDENTIALS (the content or path of a key file), else from the defaults of Google's tools
+(GOOGLE_APPLICATION_CREDENTIALS, the gcloud file, the service account of the machine). STORAGE_EMULATOR_HOST selects a
+different server, used anonymously unless GOOGLE_CREDENTIALS is set. Large objects use one resumable upload, which
+continues after an interruption; a new process uploads the file again. Source:
+https://docs.cloud.google.com/storage/docs/json_api/v1.
 """
 
 import functools
@@ -23,8 +24,8 @@ from store.patience import Again, Conflict, Patience, clean
 
 GOOGLE = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-STEP_BYTES = 256 << 10  # parts of an upload, but for the last, are multiples of it
-SLOW_DOWN = ("rateLimitExceeded", "userRateLimitExceeded")  # these come as 403, too
+STEP_BYTES = 256 << 10  # all parts of an upload except the last are multiples of this
+SLOW_DOWN = ("rateLimitExceeded", "userRateLimitExceeded")  # reasons that may also come with status 403
 HINT = "set GOOGLE_CREDENTIALS to the key file of a service account, or: gcloud auth application-default login"
 
 
@@ -43,14 +44,14 @@ class GoogleBucket(BucketBackend):
             page = self._ask(f"listing {under or 'it'}", "GET", self._objects(), asked).json()
             for one in page.get("items", ()):
                 name = one["name"].removeprefix(self.prefix)
-                if not name.endswith("/"):  # some tools write such an object to mark a folder
+                if not name.endswith("/"):  # a folder marker written by some tools
                     found[name] = ListedFile(int(one["size"]), one["generation"])
             if not page.get("nextPageToken"):
                 return found
             asked["pageToken"] = page["nextPageToken"]
 
     def entry(self, name: str) -> ListedFile:
-        """Return the entry of one file. Raises FileNotFoundError, StoreError."""
+        """Return the entry of a file. Raise FileNotFoundError or StoreError."""
         found = self._ask("looking at it", "GET", self._objects(name), {"fields": "size,generation"}).json()
         return ListedFile(int(found["size"]), found["generation"])
 
@@ -60,7 +61,7 @@ class GoogleBucket(BucketBackend):
         asked = {"alt": "media", **({"ifGenerationMatch": version} if version else {})}
         part = {"Range": f"bytes={start}-{stop - 1}"}
         answer = self._ask(f"reading {name}", "GET", self._objects(name), asked, part, num_bytes=stop - start)
-        return b"" if answer.status == 416 else bytes(answer.data[: stop - start])  # 416: it begins after the end
+        return b"" if answer.status == 416 else bytes(answer.data[: stop - start])  # 416: the range starts past the end
 
     def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
         for name, source in new.items():
@@ -79,16 +80,16 @@ class GoogleBucket(BucketBackend):
                           {"Content-Type": "application/octet-stream"}, body, len(body))  # fmt: skip
             except Conflict:
                 if self.get(name, 0, size + 1) != body:
-                    # otherwise our own earlier try wrote it, and its reply was lost
+                    # A real conflict. With equal content, our own earlier attempt succeeded and the response was lost.
                     raise
         for name in gone:
             self._ask(f"removing {name}", "DELETE", self._objects(name), absent=True)
 
     def _copy(self, name: str, source: Copy) -> None:
-        """Copy a file within the bucket: no byte passes through this machine."""
+        """Copy a file within the bucket, server-side."""
         there = f"{self._objects(source.name)}/rewriteTo/b/{self.bucket}/o/{quote(self.prefix + name, safe='')}"
         asked = {"ifSourceGenerationMatch": source.version} if source.version else {}
-        while True:  # a large one is not done with the first answer
+        while True:  # a large copy takes several requests
             said = self._ask(f"copying {source.name} to {name}", "POST", there, asked).json()
             if said["done"]:
                 return
@@ -103,7 +104,7 @@ class GoogleBucket(BucketBackend):
             tried: list[bool] = []
 
             def send(at: int = at, stop: int = stop, tried: list[bool] = tried) -> int:
-                if tried:  # how much of it came before it was cut
+                if tried:  # a retry: ask how many bytes have arrived
                     at = _reached(self._request(what, "PUT", upload, {"Content-Range": f"bytes */{size}"}), size)
                 tried.append(True)
                 if at >= stop:
@@ -146,7 +147,7 @@ class GoogleBucket(BucketBackend):
         self, what: str, verb: str, address: str, asked: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None, body: bytes = b"", num_bytes: int = 0, absent: bool = False,
     ) -> Any:  # fmt: skip
-        """Return the answer. absent: that there is no such file is one, too."""
+        """Return the response, with retries. absent: return None for a missing file instead of raising."""
         address = f"{address}?{urlencode(asked)}" if asked else address
 
         def ask() -> Any:
@@ -160,7 +161,7 @@ class GoogleBucket(BucketBackend):
         return self.patience.ask(f"{self.uri}: {what}", ask, num_bytes)
 
     def _request(self, what: str, verb: str, address: str, headers: Mapping[str, str], body: bytes = b"") -> Any:
-        """Ask once. Raises Again, and what the answer means."""
+        """Send a single request. Raise Again for a retryable failure, else the error for the response status."""
         from google.auth.exceptions import GoogleAuthError, TransportError
         from urllib3.exceptions import HTTPError
 
@@ -187,7 +188,7 @@ class GoogleBucket(BucketBackend):
             error = json.loads(said)["error"]
             said, reason = str(error["message"]), str(error["errors"][0]["reason"])
         except (ValueError, KeyError, TypeError, IndexError):
-            pass  # the body is not Google's document of an error; it is shown as it is
+            pass  # not a Google error document; use the body as the message
         words = f"{self.uri}: {what}: {clean(said)[:300]} ({status})"
         if status in (408, 429) or status >= 500 or reason in SLOW_DOWN:
             wait = answer.headers.get("retry-after", "")
@@ -204,7 +205,7 @@ class GoogleBucket(BucketBackend):
 
 
 class GoogleAccount:
-    """Whom the bucket sees, and the connections to it."""
+    """The credentials for a bucket and the connection pool."""
 
     def __init__(self, said: str, emulator: str) -> None:
         import urllib3
@@ -242,7 +243,7 @@ class GoogleAccount:
     def headers(self) -> dict[str, str]:
         if self.keys is None:
             return {}
-        with self.lock:  # of several threads, one fetches the token
+        with self.lock:  # a single thread refreshes the token
             if not self.keys.valid:
                 self.keys.refresh(self.request)
         return {"Authorization": f"Bearer {self.keys.token}"}
@@ -250,12 +251,12 @@ class GoogleAccount:
 
 @functools.lru_cache(maxsize=8)
 def _account(said: str, emulator: str, file: str) -> GoogleAccount:
-    """Return one account for all buckets. file: what google-auth itself reads."""
+    """Return the cached account for all buckets. file: in the cache key only; google-auth reads the variable."""
     return GoogleAccount(said, emulator and _host())
 
 
 def _pool(urllib3: Any, address: str) -> Any:
-    """Return the connections, over the proxy that the environment names, as other clients have it."""
+    """Return a connection pool that honors the proxy variables of the environment."""
     from urllib.request import getproxies, proxy_bypass
 
     place = urlsplit(address)
@@ -271,7 +272,7 @@ def _host() -> str:
 
 
 def _reached(answer: Any, size: int) -> int:
-    """Return how many bytes of an upload have come."""
+    """Return the number of bytes of an upload that the server has received."""
     if answer.status != 308:
         return size
     said = answer.headers.get("range", "")

@@ -1,10 +1,10 @@
 """The backend of a Hugging Face hub repository: `hf://[datasets/]user/repo[@revision][/folder]`.
 
-One `put` is one commit, whose large files are uploaded before it, one by one: the hub knows what arrived of an
-interrupted put by its sha256, and it is not sent again (the unit is a file). A commit names its parent, so that the hub
-itself refuses one that does not follow on what was seen. Readers name the commit that they read (`pin`).
+One `put` is one commit. Large files are uploaded before the commit, one by one; after an interruption the hub
+recognizes uploaded files by sha256, so only missing files are sent again. A commit names its parent commit, so that the
+hub rejects a commit based on a stale revision. Readers name the commit to read (`pin`).
 
-Files go by LFS over HTTP (handed over as streams: so the client does, instead of Xet), which is what our tests run.
+Files use LFS over HTTP: the client does so for streams, instead of Xet, and our tests cover this path.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from store.patience import Again, Conflict, Patience, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may write there"
-TRIES = 8  # attempts at a commit, when others commit at the same time
+TRIES = 8  # commit attempts under concurrent commits
 _URI = re.compile(r"hf://(?:(datasets|models|spaces)/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.*))?")
 
 
@@ -54,8 +54,8 @@ class Repository(Backend):
             raise NoStore(f"store {self.uri}: {error}") from None
 
         set_client_factory(lambda: _client(self.patience.answer_s))
-        told.set_verbosity_error()  # our tries end in words, or not at all
-        logging.getLogger("httpx2").setLevel("WARNING")  # it would tell whole addresses, signed ones too
+        told.set_verbosity_error()  # our own retries report failures
+        logging.getLogger("httpx2").setLevel("WARNING")  # httpx2 would log full URLs, including signed URLs
         token = next((value for name in credentials.HUB if (value := credentials.of(name))), None)
         endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
         return HfApi(endpoint=endpoint, token=token)
@@ -104,7 +104,7 @@ class Repository(Backend):
             url = hf_hub_url(
                 self.repo, self.prefix + name, repo_type=self.kind, revision=at or self.revision, endpoint=api.endpoint
             )
-            headers = build_hf_headers(token=api.token)  # the client keeps them from other hosts that it is led to
+            headers = build_hf_headers(token=api.token)  # the client drops these headers on redirects to other hosts
             headers |= {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
             with get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
                 if answer.status_code == 416:
@@ -116,7 +116,7 @@ class Repository(Backend):
                 for block in answer.iter_raw():
                     got += block
                     if answer.status_code == 200 and len(got) >= stop:
-                        break  # a server without ranges sends all of it
+                        break  # a server without range support sends the whole file
                 promised = int(answer.headers.get("content-length", "-1"))
                 if answer.status_code == 206 and len(got) < promised:
                     raise Again("it broke off")
@@ -145,7 +145,7 @@ class Repository(Backend):
                                  2 * sum(one.size for one in copied))  # fmt: skip
                     return
                 except _Moved:
-                    if self._has(ours, gone):  # our own earlier try made that commit, and its reply was lost
+                    if self._has(ours, gone):  # an earlier attempt committed; the response was lost
                         return
             raise Conflict(f"{self.uri}: others commit there all the time; tried {TRIES} times")
 
@@ -157,13 +157,13 @@ class Repository(Backend):
         return self._bring(name, source, open_files)
 
     def _bring(self, name: str, source: Path | bytes, open_files: contextlib.ExitStack) -> Any:
-        """Return the file as an operation of a commit to come; a large one is on the hub when this returns."""
+        """Return the add operation of a file for a later commit; upload the content of a large file first."""
         from huggingface_hub import CommitOperationAdd
 
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
 
         def bring() -> Any:
-            """Upload with a stream of its own each time: an attempt that was given up may still read the last one."""
+            """Upload from a new stream on each attempt, since an abandoned attempt may still read the old stream."""
             stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
             one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=open_files.enter_context(stream))
             what = {**self._where, "revision": self.revision, "additions": [one], "free_memory": False}
@@ -180,13 +180,13 @@ class Repository(Backend):
         self._ask("asking whether it may be written", lambda: self._api.preupload_lfs_files(**what))
 
     def _commit(self, message: str, operations: list[Any], parent: str, num_bytes: int = 0) -> None:
-        """Commit these operations on `parent`.
+        """Commit the operations on top of the commit `parent`.
 
-        num_bytes: of small files that are copied, which the client fetches and sends again.
+        num_bytes: bytes of small copied files, which the client downloads and uploads again; extends the timeout.
         """
         for one in operations:
             if hasattr(one, "_is_committed"):
-                one._is_committed = False  # a try whose reply was lost
+                one._is_committed = False  # reset after an attempt with a lost response
         words = {**self._where, "revision": self.revision, "parent_commit": parent, "commit_message": message}
         small = sum(one.upload_info.size for one in operations if getattr(one, "_upload_mode", "") == "regular")
         self._ask("committing", lambda: self._api.create_commit(operations=operations, **words), small + num_bytes)
@@ -200,9 +200,9 @@ class Repository(Backend):
         return _versions(source)[1]
 
     def check_writable(self) -> None:
-        """Raise StoreError unless files may be written: announce one, for which the hub wants write access.
+        """Raise StoreError unless the token has write access: announce an upload, which the hub authorizes.
 
-        No commit follows, and nothing stays.
+        No commit follows, so nothing remains in the repository.
         """
         self.pin()
         self._announce(".probe")
@@ -224,14 +224,14 @@ class Repository(Backend):
         return self.patience.ask(f"{self.uri}: {what}", lambda: self._in_words(what, action), num_bytes)
 
     def _in_words(self, what: str, action: Callable[[], Any]) -> Any:
-        """Return the result of `action`; raise what the client raises as an error of ours."""
+        """Return the result of `action`; translate errors of the client into errors of the store."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
         _ours.asking = True
         try:
             return action()
-        except RuntimeError as error:  # an error of an upload, which the client wraps
+        except RuntimeError as error:  # the client wraps errors of uploads
             raise self._of(what, error.__cause__ or error) from None
         except (HfHubHTTPError, httpx2.TransportError, OSError, ValueError) as error:
             raise self._of(what, error) from None
@@ -260,17 +260,17 @@ class Repository(Backend):
         return FileNotFoundError(words) if status == 404 else StoreError(words)
 
 
-_ours = threading.local()  # `asking`: this thread asks for a store
+_ours = threading.local()  # `asking`: the current thread works for a store
 
 
 def _client(answer_s: float) -> Any:
-    """Return the library's client with two changes: it does not wait for ever, and it leaves retries to us."""
+    """Return the HTTP client of huggingface_hub with a timeout and without its own retries."""
     import httpx2
     from huggingface_hub.utils._http import hf_request_event_hook
 
     class Client(httpx2.Client):
         def send(self, request: Any, **words: Any) -> Any:
-            if not getattr(_ours, "asking", False):  # a request of other code in this process
+            if not getattr(_ours, "asking", False):  # a request of other code in this process, not of a store
                 return super().send(request, **words)
             try:
                 answer = super().send(request, **words)
@@ -286,11 +286,11 @@ def _client(answer_s: float) -> Any:
 
 
 class _Moved(Exception):
-    """The branch has a newer commit than the one that was named as parent."""
+    """The branch has a newer commit than the given parent."""
 
 
 def _versions(source: Source) -> tuple[str, str]:
-    """Return the hub's ids of that content: as a large file, and as a small one (which is git's own way)."""
+    """Return the hub ids of some content: as a large file (sha256) and as a small file (git blob sha1)."""
     if isinstance(source, Copy):
         return source.version, source.version
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -312,6 +312,6 @@ def _pieces(source: Path | bytes) -> Iterator[bytes]:
 
 
 def _told(new: Iterable[str], gone: Iterable[str]) -> str:
-    """Return the message of a commit: its first file, and how many there are."""
+    """Return the commit message: the last file name and the number of further files."""
     names = [*new, *gone]
     return names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} more"

@@ -1,7 +1,7 @@
-"""The backend of a bucket, or a folder of one: `s3://bucket/folder`, through botocore.
+"""The backend of an S3 bucket or a folder in a bucket, `s3://bucket/folder`, through botocore.
 
-Credentials, region and endpoint as AWS's own tools find them (AWS_ACCESS_KEY_ID, profiles, AWS_ENDPOINT_URL, ...). A
-large object is uploaded in parts; those that an earlier upload brought are compared by their MD5 and not sent again.
+Credentials, region and endpoint follow the AWS tools (AWS_ACCESS_KEY_ID, profiles, AWS_ENDPOINT_URL, ...). Large
+objects use multipart uploads; a retry compares the parts of an earlier upload by MD5 and sends only missing parts.
 """
 
 import functools
@@ -20,8 +20,9 @@ from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
-MOST_PARTS = 9_000  # S3 takes 10,000
-COPY_BYTES = 256 << 20  # at once: a copy is answered when it is done, and an answer has a deadline
+MOST_PARTS = 9_000  # S3 allows 10,000
+# Bytes per copy request. The response comes when the copy is complete and must meet the timeout.
+COPY_BYTES = 256 << 20
 AGAIN = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeTooSkewed", "Throttling"}
 CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 MISSING = {"NoSuchKey", "404", "NotFound"}
@@ -32,7 +33,7 @@ WRITES = {
     "complete_multipart_upload",
     "copy_object",
     "upload_part_copy",
-}  # calls whose answer names what was made
+}  # calls with an ETag in the response
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
@@ -60,14 +61,14 @@ class Bucket(BucketBackend):
             page = self._ask(f"listing {under or 'it'}", "list_objects_v2", Prefix=prefix, **more)
             for one in page.get("Contents", ()):
                 name = one["Key"].removeprefix(self.prefix)
-                if not name.endswith("/"):  # a folder marker of some tools
+                if not name.endswith("/"):  # a folder marker written by some tools
                     found[name] = ListedFile(one["Size"], one["ETag"])
             if not page.get("IsTruncated"):
                 return found
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def entry(self, name: str) -> ListedFile:
-        """Return the entry of one file. Raises FileNotFoundError, StoreError."""
+        """Return the entry of a file. Raise FileNotFoundError or StoreError."""
         found = self._ask("looking at it", "head_object", Key=self.prefix + name)
         return ListedFile(found["ContentLength"], found["ETag"])
 
@@ -101,7 +102,8 @@ class Bucket(BucketBackend):
                     self._ask(f"writing {name}", "put_object", size, Key=self.prefix + name, Body=body, **condition)
                 except Conflict:
                     if self.get(name, 0, size + 1) != body:
-                        # otherwise our own earlier try wrote it, and its reply was lost
+                        # A real conflict. With equal content, our own earlier attempt succeeded and the response was
+                        # lost.
                         raise
             else:
                 self._put_parts(name, source, size, condition)
@@ -109,7 +111,7 @@ class Bucket(BucketBackend):
             self._ask(f"removing {name}", "delete_object", Key=self.prefix + name)
 
     def _copy(self, name: str, source: Copy) -> None:
-        """Copy a file within the bucket: no byte passes through this machine."""
+        """Copy a file within the bucket, server-side."""
         what = f"copying {source.name} to {name}"
         origin: dict[str, Any] = {"CopySource": {"Bucket": self.bucket, "Key": self.prefix + source.name}}
         if source.version:
@@ -118,7 +120,7 @@ class Bucket(BucketBackend):
         if source.size <= self.copy_bytes:
             self._ask(what, "copy_object", source.size, Key=key, **origin)
             return
-        for other in self._begun(key):  # uploads of writers that died
+        for other in self._begun(key):  # unfinished uploads of dead writers
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
         upload = self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
         parts = []
@@ -146,17 +148,17 @@ class Bucket(BucketBackend):
             parts.append({"PartNumber": number, "ETag": tag})
         whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
         self._ask(what, "complete_multipart_upload", size, Key=key, **whole, **condition)
-        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until they are removed
+        for other in begun[:-1]:  # unfinished uploads of dead writers, billed until removed
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
     def _begun(self, key: str) -> list[str]:
-        """Return the uploads of that object that were not finished, the newest last."""
+        """Return the ids of unfinished uploads of an object, the newest last."""
         page = self._ask(f"looking for uploads of {key}", "list_multipart_uploads", Prefix=key)
         ours = [one for one in page.get("Uploads", ()) if one["Key"] == key]
         return [one["UploadId"] for one in sorted(ours, key=lambda one: one["Initiated"])]
 
     def _arrived(self, key: str, upload: str) -> dict[int, tuple[int, str]]:
-        """Return size and tag of the parts that are there, by number."""
+        """Return the size and ETag of the uploaded parts, by part number."""
         found: dict[int, tuple[int, str]] = {}
         more: dict[str, Any] = {}
         while True:
@@ -185,7 +187,7 @@ class Bucket(BucketBackend):
         def ask() -> Any:
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
             told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
-            if verb in WRITES and not told.get("ETag"):  # botocore accepts an answer that was cut short
+            if verb in WRITES and not told.get("ETag"):  # botocore accepts truncated responses
                 raise Again("its answer was cut short")
             return answer
 
@@ -196,7 +198,7 @@ class Bucket(BucketBackend):
         return self.patience.ask(f"{self.uri}: {what}", lambda: self._told(what, action), num_bytes)
 
     def _told(self, what: str, action: Callable[[], Any]) -> Any:
-        """Return the result of `action`; raise what botocore raises as an error of ours."""
+        """Return the result of `action`; translate errors of botocore into errors of the store."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
         from urllib3.exceptions import HTTPError
 
@@ -239,22 +241,22 @@ _making = threading.Lock()
 
 @functools.lru_cache(maxsize=8)
 def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> Any:
-    """Return one client for all buckets of an account, as it is slow to make.
+    """Return a cached client for an account, shared by all buckets, since creating a client is slow.
 
-    asked: what the environment says, which botocore reads.
+    asked: environment values that botocore reads, as part of the cache key.
     """
     from botocore.config import Config
     from botocore.session import get_session
 
     config = Config(
-        retries={"total_max_attempts": 1},  # `Patience` waits, for as long as the server asks
+        retries={"total_max_attempts": 1},  # `Patience` retries and honors Retry-After
         connect_timeout=10,
         read_timeout=answer_s,
-        request_checksum_calculation="when_required",  # other services than AWS know no more
+        request_checksum_calculation="when_required",  # all that S3-compatible services support
         response_checksum_validation="when_required",
         max_pool_connections=16,
     )
-    logging.getLogger("botocore").setLevel("WARNING")  # else it tells on every start where it found credentials
+    logging.getLogger("botocore").setLevel("WARNING")  # else botocore logs the source of credentials on every start
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     session = get_session()
     region = session.get_config_variable("region") or "us-east-1"
@@ -263,7 +265,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
 
 
 class _Beyond(Exception):
-    """The range begins after the end of the file."""
+    """The range starts past the end of the file."""
 
 
 def _range(source: Path | bytes, start: int, stop: int) -> bytes:
