@@ -1,7 +1,7 @@
-"""Every checkpoint that a store, or a folder of runs, holds: of active runs, and inside of published artifacts.
+"""The catalogue of all checkpoints in a store or in folders of runs: in active runs and in published artifacts.
 
-In: a store's URI, or folders of this machine. Out: `FoundCheckpoint` records, read from listings and manifests;
-`problem` reads every byte of one. Nothing is changed.
+The functions take the URI of a store, or local folders, and return `FoundCheckpoint` records from listings and
+manifests. `problem` verifies every byte of a checkpoint. The store is never modified.
 """
 
 import re
@@ -27,19 +27,19 @@ _HERE = re.compile(r"(?!\.)[^/]+/step-[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """One checkpoint and where it lies."""
+    """A checkpoint and its location."""
 
     name: str
-    """Name on the command line: `<run>/<folder>/step-<digits>`, or the name of its artifact."""
+    """Name on the command line: `<run>/<folder>/step-<digits>`, or the name of the artifact."""
     kind: str
-    """`final` (published), `run` (what a run has left in the store), `here` (of this machine)."""
+    """`final` (published), `run` (saved in the store by a run) or `here` (on this machine)."""
     uri: str
     path: str
-    """Path of its folder under `uri`."""
+    """Path of the checkpoint folder relative to `uri`."""
     num_bytes: int
     manifest: dict[str, Any] = field(default_factory=dict)
     trouble: str = ""
-    """Reason why its manifest cannot be used."""
+    """Reason why the manifest is unusable."""
 
     @property
     def step(self) -> int:
@@ -47,12 +47,12 @@ class FoundCheckpoint:
 
     @property
     def saved_at(self) -> str:
-        """Return the ISO time in UTC at which it was saved; "" where nobody wrote it down."""
+        """Return the ISO time in UTC at which the checkpoint was saved, or "" if not recorded."""
         return str(self.manifest.get("timestamp", ""))
 
 
 def in_store(uri: str) -> list[FoundCheckpoint]:
-    """Return the checkpoints of a store, by name. Raises StoreError."""
+    """Return the checkpoints in a store, sorted by name and step. Raise StoreError."""
     place = open_place(uri)
     at = place.pin()
     there = place.listing(at=at)
@@ -75,7 +75,7 @@ def _found(place: Backend, uri: str, at: str, there: dict[str, ListedFile]) -> I
 
 
 def here(folders: dict[str, Path]) -> list[FoundCheckpoint]:
-    """Return the checkpoints of this machine; `folders` maps a name, such as a run's, to its folder."""
+    """Return the checkpoints on this machine; `folders` maps a name, such as a run name, to a folder."""
     found = []
     for name, folder in folders.items():
         for manifest in sorted(folder.glob(f"*/step-*/{MANIFEST}")):
@@ -89,7 +89,7 @@ def here(folders: dict[str, Path]) -> list[FoundCheckpoint]:
 
 
 def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Callable[[], bytes]) -> FoundCheckpoint:
-    """Return the record of one checkpoint; one that is damaged, or has gone meanwhile, does not hide the others."""
+    """Return the record of a checkpoint; a damaged or removed checkpoint gets `trouble` instead of an error."""
     try:
         raw = read()
         ListedCheckpoint.parse(raw, path.rpartition("/")[2])
@@ -99,7 +99,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
 
 
 def problem(one: FoundCheckpoint) -> str:
-    """Return the fault in it, in words; "" when every byte, read now in its place, is as its manifest says."""
+    """Return the problem of a checkpoint, or "" if every byte, read in place, matches the manifest."""
     if one.kind == "final":
         found = Store(one.uri).check(one.name, deep=True)
         return found.problem or vocabulary.problem(_reader(one), found.about)
@@ -114,13 +114,13 @@ def problem(one: FoundCheckpoint) -> str:
 
 
 def _reader(one: FoundCheckpoint) -> vocabulary.Read:
-    """Return a reader of the files of the model beside a published checkpoint."""
+    """Return a reader of the model files in a published checkpoint."""
     place = open_place(one.uri)
     return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
 def bring(one: FoundCheckpoint, folder: Path) -> None:
-    """Download its files, verified, as the new folder `folder`. Raises StoreError."""
+    """Download and verify the files of a checkpoint into the new folder `folder`. Raise StoreError."""
     if one.kind == "run":
         run, name = _of_run(one)
         RunFolder(one.uri, run).get_checkpoint(name, folder, lambda done, total: None)
@@ -129,7 +129,7 @@ def bring(one: FoundCheckpoint, folder: Path) -> None:
 
 
 def _of_run(one: FoundCheckpoint) -> tuple[str, str]:
-    """Return the run, and the name within its folder."""
+    """Return the run and the name of the checkpoint within the run folder."""
     match = _OF_A_RUN.fullmatch(one.path)
     assert match is not None, one
     return match[1], match[2]

@@ -1,13 +1,13 @@
-"""The courier, a sync sidecar: it uploads what a run makes from its pod to the store, and restores it on a new pod.
+"""The courier, a sync sidecar: uploads the files of a run from its pod to the store and restores the run on a new pod.
 
-    python -m store.courier carry --config FILE   beside the steps, until it is told to end (SIGTERM)
-    python -m store.courier fetch --config FILE   the first step: begin where an earlier pod of the run ended
+    python -m store.courier carry --config FILE   runs beside the steps until SIGTERM
+    python -m store.courier fetch --config FILE   runs as the first step: restore the files of an earlier pod of the run
 
-In: the pod's folder, whose `work/` SLIPWAY_WORK names, and a `Config`. Out: `<store>/runs/<run>/`, see `run_folder`; on
-the pod `state/acknowledged.json` {name: UTC epoch seconds} of what was read back from the store, and
-`state/waiting.json` {"names": [...]} of what is still to be uploaded. Before the fetch has its mark only the last words
-of a run that failed are uploaded: other files would overwrite the logs and metrics of an earlier pod. Values of secrets
-are masked in what is uploaded, but for checkpoints and files of mounts, whose bytes must stay as they are.
+The courier reads the folder of the pod (the parent of SLIPWAY_WORK) and a `Config`, and writes `<store>/runs/<run>/`,
+see `run_folder`. On the pod the courier writes `state/acknowledged.json` ({name: UTC epoch seconds} of files verified
+in the store) and `state/waiting.json` ({"names": [...]} of pending uploads). Until the fetch step has its mark, only
+error logs and the ending are uploaded, since other files would overwrite the logs and metrics of an earlier pod. Secret
+values are masked in all uploads except checkpoints and mounted files, whose bytes must not change.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ from store.untrusted_names import CHECKPOINT
 WAITING = "state/waiting.json"
 LOOK_S = 0.5
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
-LAST_WAIT_S = 5.0  # between two tries when the run is over
-LEAVE_S = 0.5  # time to say what was left behind
+LAST_WAIT_S = 5.0  # retry interval after the end of the run
+LEAVE_S = 0.5  # time reserved for logging the files left behind
 POLL_S = 0.1
 PIECE_BYTES = 1 << 20
-KEPT = 2  # checkpoints of each folder
-SHARE = 10  # at most one part in so many of the time goes into logs and figures
+KEPT = 2  # checkpoints kept in each folder
+SHARE = 10  # uploads of logs and metrics take at most 1/SHARE of the time
 WORDS = (
     ENDING,
     "logs/error-*.log",
-)  # these may always go: no earlier pod has them, or they take its place
+)  # safe to upload at any time: an earlier pod has no such file, or the newest replaces it
 ONCE = ("state/marks/*.json",)
 GROWING = (
     *("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "work/tracking/tensorboard/*/events.out.tfevents.*"),
     *("logs/*.log", "logs/*.times"),
 )
-# Of a log: the guard of a pod rotates it long before, unless a program makes it large at once.
+# Upload limit per log. The guard of a pod rotates logs at a much smaller size, unless a program writes a burst.
 MOST_LOG_BYTES = 256 << 20
-OOM_FIRST = "600"  # when memory runs out, this process is killed before the step, and long before the agent
+OOM_FIRST = "600"  # the OOM killer picks the courier before the step, and long before the agent
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,19 @@ class Config:
     store: str
     run: str
     makings: Mapping[str, Mapping[str, str]]
-    """Name and fingerprint of the artifact that each step makes, and the store to which it goes."""
+    """Name and fingerprint of the artifact that each step makes, and the URI of its store."""
     every_s: float = 60.0
-    """Shortest interval between uploads of logs and figures that have grown; they also go with every checkpoint."""
+    """Shortest interval between uploads of grown logs and metrics; every checkpoint also triggers an upload."""
     after: str = "fetch"
-    """The step whose mark lets the courier begin."""
+    """Step whose mark starts the uploads."""
     secrets: Sequence[str] = ()
-    """Names of the variables whose values are struck out."""
+    """Names of the environment variables whose values are masked."""
     mounts: Sequence[str] = ()
-    """Names of the folders that are kept beyond the run."""
+    """Names of the mounted folders that outlive the run."""
 
 
 class Courier:
-    """The uploader of one run: it knows what has been uploaded, and what there is now."""
+    """The uploader of a run, with a record of all files in the store."""
 
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
         self.root, self.config, self.say = root, config, say
@@ -79,17 +79,17 @@ class Courier:
         self.mounts = [MountFolder(config.store, name, root) for name in config.mounts]
         self.known = acknowledged_here(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
-        self.carried: dict[str, tuple[int, int]] = {}  # size and time of the files that the store has
+        self.carried: dict[str, tuple[int, int]] = {}  # size and mtime of uploaded files
         self.begun = f"state/marks/{config.after}.json"
         self.damaged: dict[str, str] = {}
-        self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
+        self.tidy: set[str] = set()  # checkpoint folders in the store with no checkpoint to remove
         self.waiting: list[str] = []
         self.problem = ""
-        self.is_noted = False  # by this process: another one may have left its own note
+        self.is_noted = False  # False until this process has written WAITING: a note of an earlier process may exist
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
-        """Look once, and upload all that is new. Raises what the store raises; then what is left waits."""
+        """Scan the pod once and upload all changes. Errors of the store propagate; the remaining files stay pending."""
         if not (self.root / self.begun).exists():
             words = self._changed(WORDS)
             self._wait_for(words)
@@ -98,7 +98,7 @@ class Courier:
         whole = self._whole()
         checkpoints = [names[0] for names in whole.values() if names and names[0] not in self.known]
         grown = last or bool(checkpoints) or time.monotonic() >= self.grown_at
-        files = self._changed(WORDS + ONCE)  # after the checkpoints were seen: figures must reach as far as they do
+        files = self._changed(WORDS + ONCE)  # list after the checkpoints: metrics must cover the uploaded checkpoints
         growing = [name for name in self._changed(GROWING) if name not in files] if grown else []
         mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.pending()]
         self._wait_for([*checkpoints, *files, *(growing if last else ()), *self.damaged, *mounted])
@@ -115,7 +115,7 @@ class Courier:
         self._wait_for([*self.damaged, *mounted])
 
     def _whole(self) -> dict[str, list[str]]:
-        """Return the checkpoints that this machine has, newest first, but for damaged ones."""
+        """Return the intact local checkpoints by folder, newest first."""
         paths = self.root.glob(f"work/checkpoints/*/step-*/{MANIFEST}")
         found = by_folder(path.relative_to(self.root).as_posix() for path in paths)
         self.damaged = {name: why for name, why in self.damaged.items() if (self.root / name).exists()}
@@ -127,7 +127,9 @@ class Courier:
             for path in sorted(self.root.glob(pattern)):
                 name = path.relative_to(self.root).as_posix()
                 if path.suffix == ".times" and earlier_of(self.root, name):
-                    continue  # it dates the bytes of this pod's log; those of the pod before stand in front of them
+                    # The .times file dates the bytes of the log of this pod, and the stored log starts with the log of
+                    # the earlier pod.
+                    continue
                 is_ours = name == self.begun or path.name.startswith(".")
                 if not is_ours and self.carried.get(name) != _stamp(path):
                     names.append(name)
@@ -139,7 +141,7 @@ class Courier:
             path, before = self.root / name, earlier_of(self.root, name)
             stamp = _stamp(path)
             if stamp is None:
-                continue  # removed meanwhile
+                continue  # removed since the scan
             earlier = _pieces(before, before.stat().st_size) if before else ()
             most = min(stamp[0], MOST_LOG_BYTES) if name.startswith("logs/") else stamp[0]
             stamps[name], files[name] = stamp, self.mask(itertools.chain(earlier, _pieces(path, most)))
@@ -151,18 +153,18 @@ class Courier:
         self._wait_for([one for one in self.waiting if one not in files])
 
     def _carry_newest(self, names: list[str]) -> None:
-        """Upload the newest of these checkpoints of a folder that is not damaged, unless the store has it."""
+        """Upload the newest intact checkpoint of a folder unless the store has the checkpoint already."""
         for name in names:
             if name in self.known or self._carry_checkpoint(name):
                 return
 
     def _carry_checkpoint(self, name: str) -> bool:
-        """Upload one checkpoint; return False when it is damaged here."""
+        """Upload a checkpoint; return False if the local checkpoint is damaged."""
         try:
             self.folder.put_checkpoint(self.root / name, name)
         except (Damaged, FileNotFoundError) as error:
             if not (self.root / name / MANIFEST).exists():
-                return True  # a newer one has taken its place
+                return True  # removed by the trainer in favor of a newer checkpoint
             if not isinstance(error, Damaged):
                 raise
             self.damaged[name] = str(error)
@@ -180,9 +182,9 @@ class Courier:
         return True
 
     def _remove_older(self, above: str) -> None:
-        """Remove what is older than the newest two checkpoints of a folder, once those were read back.
+        """Keep the newest KEPT verified checkpoints of a folder and remove older checkpoints from the store.
 
-        That includes what an interrupted upload has left.
+        Remains of interrupted uploads are removed as well.
         """
         kept = _newest_first(self.known, above)[:KEPT]
         if above in self.tidy or len(kept) < KEPT:
@@ -203,7 +205,7 @@ class Courier:
             self._note_waiting()
 
     def tell_problem(self, problem: str) -> None:
-        """Note why the store cannot be written just now; "" when it can."""
+        """Record in WAITING why the store is not writable; "" clears the record."""
         if problem != self.problem:
             self.problem = problem
             self._note_waiting()
@@ -214,18 +216,19 @@ class Courier:
         self._note(WAITING, {"names": self.waiting, **more})
 
     def _note(self, name: str, value: Any) -> None:
-        """Write a note for readers of the pod.
+        """Write a status file for readers on the pod.
 
-        On a full disk they go without: what can be uploaded is uploaded all the same.
+        On a full disk the file is skipped, and uploads continue.
         """
         with contextlib.suppress(OSError):
             local_files.replace(self.root / name, json.dumps(value, indent=1).encode())
 
 
 def carry(root: Path, config: Config) -> int:
-    """Upload until SIGTERM, or until the agent has written how the run ends; then upload the rest, while there is time.
+    """Upload until SIGTERM or until the agent has written the ending of the run; then upload the rest in time.
 
-    Return 0 when everything was read back from the store, else 1, with what was not in the log.
+    The deadline is in `state/ending.json`. Return 0 if all files were verified in the store, else 1 with the missing
+    files in the log.
     """
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -246,16 +249,16 @@ def carry(root: Path, config: Config) -> int:
 
 
 class _Trial:
-    """The loop around one look: it backs off while the store fails, and logs each new failure once."""
+    """The upload loop: back off while the store fails, and log each new failure once."""
 
     def __init__(self, courier: Courier) -> None:
         self.courier, self.failures, self.said = courier, 0, ""
 
     def go(self, last: bool = False) -> float:
-        """Look once; return 0 when all went well, else the seconds to wait before the next look."""
+        """Run a scan; return 0 on success, else the seconds to wait before the next scan."""
         try:
             self.courier.carry(last)
-        except Exception as error:  # whatever a store's client raises: the run must go on
+        except Exception as error:  # any error of a client library: the run must go on
             self.failures += 1
             words = f"{type(error).__name__}: {error}"
             if words != self.said:
@@ -271,7 +274,7 @@ class _Trial:
 
 
 def _ends_at(ending: Path) -> float:
-    """Return the end of its time, on the monotonic clock; 0 where nobody has set one: then there is one try."""
+    """Return the deadline on the monotonic clock, or 0 without a deadline, which allows a single final attempt."""
     try:
         return float(json.loads(ending.read_bytes())["ends_at_monotonic_s"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -284,7 +287,7 @@ def _rest(until: float, is_over: Callable[[], bool]) -> None:
 
 
 def _newest_first(names: Iterable[str], above: str) -> list[str]:
-    """Return the checkpoints of a folder, newest first."""
+    """Return the checkpoints in the folder `above`, newest first."""
     ours = [name for name in names if CHECKPOINT.fullmatch(name) and name.rpartition("/")[0] == above]
     return sorted(ours, key=step_of, reverse=True)
 
@@ -298,7 +301,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    """Yield the bytes that a file had when its size was read: it may grow."""
+    """Yield the first `size` bytes of a file, which may grow meanwhile."""
     with path.open("rb") as file:
         while size > 0 and (piece := file.read(min(size, PIECE_BYTES))):
             size -= len(piece)
@@ -306,26 +309,26 @@ def _pieces(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the disk of the log is full: what can be carried is carried all the same
+    with contextlib.suppress(OSError):  # the disk of the log is full: go on uploading
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
 
 
 def emit(kind: str, **values: Any) -> None:
-    """Write one record of a step for the agent: a line of JSON in the file that SLIPWAY_RECORDS names."""
+    """Append a JSON record of a step to the file in SLIPWAY_RECORDS, for the agent."""
     if path := os.environ.get("SLIPWAY_RECORDS"):
         with open(path, "a", encoding="utf-8") as records:
             records.write(json.dumps({"kind": kind, "at": time.time(), **values}) + "\n")
 
 
 def step_back() -> None:
-    """Lower this process's priority, for processors and for memory: the trainer goes first."""
+    """Lower the CPU priority of this process and raise its OOM score, in favor of the trainer."""
     os.nice(10)
-    with contextlib.suppress(OSError):  # no Linux
+    with contextlib.suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(OOM_FIRST)
 
 
 def main(words: list[str]) -> int:
-    """Run a command line; return 0 when it succeeded, 1 when it failed, 2 when it was not understood."""
+    """Run a command line; return 0 on success, 1 on failure, 2 on a usage error."""
     if len(words) != 3 or words[0] not in ("carry", "fetch") or words[1] != "--config":
         print("usage: python -m store.courier carry|fetch --config FILE", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""Credentials of stores: values of the settings, else of the environment.
+"""The credentials of stores: values from the settings, else from the environment.
 
-Whoever has settings lends them (`lend`); the stores ask (`of`). Nothing here is written down or handed on.
+The code that loads settings calls `lend`; the stores call `of`. No value is written to disk or passed on.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from store.masking import Mask
 HUB = ("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN")
 S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 GS = ("GOOGLE_CREDENTIALS",)
-PLACES = {  # no secrets: where a store is asked for, by the kind of its address; a pod must ask at the same place
+PLACES = {  # non-secret endpoints and regions by URI scheme, which a pod needs as well
     "hf": ("HF_ENDPOINT",),
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
     "gs": ("STORAGE_EMULATOR_HOST",),
@@ -33,21 +33,21 @@ def of(name: str) -> str:
 
 
 def google_key(said: str) -> str:
-    """Return the content of the key file that `said` is or names, else GOOGLE_APPLICATION_CREDENTIALS; "" for none."""
+    """Return the key file content from `said` (content or path), else from GOOGLE_APPLICATION_CREDENTIALS, else ""."""
     said = said or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if not said or said.lstrip().startswith("{"):
         return said
-    with contextlib.suppress(OSError, ValueError):  # `store.backends.gs` says what is wrong with it
+    with contextlib.suppress(OSError, ValueError):  # `store.backends.gs` reports an invalid key file
         return Path(said).expanduser().read_text(encoding="utf-8")
     return ""
 
 
 def kind(uri: str) -> str:
-    """Return the scheme of a URI: `hf`, `s3`, ..., or "" for a folder."""
+    """Return the scheme of a URI (`hf`, `s3`, ...), or "" for a folder."""
     return uri.partition("://")[0] if "://" in uri else ""
 
 
 def struck_out(text: str) -> str:
-    """Return `text` with every value of a credential as stars."""
+    """Return `text` with every credential value masked by stars."""
     mask = Mask(of(name) for name in EVERY)
     return b"".join(mask([text.encode()])).decode()

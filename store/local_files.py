@@ -1,7 +1,8 @@
-"""Files of this machine: atomic writes, locks, and a cache of those already verified.
+"""The local file primitives: atomic writes, locks, and a cache of verified digests.
 
-Everything but the agent, whose own are `infra.agent.job.write_durably` and `infra.agent.state.hold`, goes through here.
-What stays apart says why where it stands: folders that are renamed as a whole, and drafts that are resumed.
+All code uses these functions except the agent, which has its own `infra.agent.job.write_durably` and
+`infra.agent.state.hold`. Other exceptions (folders renamed as a whole, resumable drafts) are explained where they
+occur.
 """
 
 import contextlib
@@ -17,22 +18,24 @@ from store import outside
 
 LOCK = ".lock"
 VERIFIED = ".verified.json"
-VERIFIED_BYTES = 64 * outside.MIB  # some 200,000 files
-LOOK_S = 0.02  # between two tries for a lock
-SETTLED_NS = 2_000_000_000  # a younger file could change again without its time stamps showing it
+VERIFIED_BYTES = 64 * outside.MIB  # about 200,000 files
+LOOK_S = 0.02  # polling interval for a lock
+# Minimum age of a cached digest: a younger file could change again within the resolution of its timestamps.
+SETTLED_NS = 2_000_000_000
 
 
 @contextlib.contextmanager
 def locked(root: str, exclusive: bool) -> Iterator[None]:
-    """Hold the store's lock: writers swap artifacts under the exclusive one, readers verify under the shared one."""
+    """Hold the lock of the store: exclusive for writers that swap artifacts, shared for readers that verify."""
     path = os.path.join(root, LOCK)
     if exclusive:
         os.makedirs(root, exist_ok=True)
-    elif not os.path.exists(path):  # nobody has ever published here
+    elif not os.path.exists(path):  # no artifact was ever published
         yield
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY | os.O_NONBLOCK, 0o644)
-    try:  # not by `hold`, which writes: a reader may not be allowed to
+    # Do not use `hold`: `hold` opens the file for writing, which a reader may lack permission for.
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
     finally:
@@ -43,10 +46,10 @@ def hold(
     path: str | os.PathLike[str], wait_s: float | None = 0.0, *, mode: int = 0o644, look_s: float = LOOK_S,
     must_lock: bool = True,
 ) -> int | None:  # fmt: skip
-    """Return a descriptor that holds the lock file `path`, which is made, until it is closed or this process dies.
+    """Create and lock the file `path`; return a descriptor that holds the lock until closed or until the process dies.
 
-    Return None when another process still holds it after `wait_s`; where that is None, wait without end.
-    must_lock: without it a file system that has no locks counts as one where nobody else holds this one.
+    Return None if another process still holds the lock after `wait_s` seconds; a `wait_s` of None waits forever.
+    must_lock: raise on a file system without lock support; otherwise assume that the lock is free.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     deadline = time.monotonic() + (wait_s or 0.0)
@@ -73,9 +76,9 @@ def hold(
 def held(
     path: str | os.PathLike[str], busy: Exception | None = None, wait_s: float | None = 0.0, **options: Any
 ) -> Iterator[int]:
-    """Hold the lock file `path` meanwhile, as `hold` does; yield its descriptor.
+    """Hold the lock file `path` for the `with` block, as in `hold`; yield the descriptor.
 
-    Raise `busy` when another process still has it after `wait_s`; without a `busy`, wait without end.
+    Raise `busy` if another process still holds the lock after `wait_s`; without `busy`, wait forever.
     """
     descriptor = hold(path, None if busy is None else wait_s, **options)
     if descriptor is None:
@@ -88,13 +91,13 @@ def held(
 
 
 def claim(folder: str) -> int | None:
-    """Return a descriptor that marks `folder` as in use until it is closed or this process dies, or None.
+    """Return a descriptor that marks `folder` as in use until closed or until the process dies.
 
-    None means that somebody else uses the folder, or that it is gone.
+    Return None if another process uses the folder or the folder is gone.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:  # the writer has just removed it
+    except FileNotFoundError:  # the writer has just removed the folder
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +108,7 @@ def claim(folder: str) -> int | None:
 
 
 def sync(path: str) -> None:
-    """Make a file, or the list of files of a folder, durable."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,9 +117,9 @@ def sync(path: str) -> None:
 
 
 def replace(path: str | os.PathLike[str], content: bytes, mode: int | None = None) -> None:
-    """Replace a file at once: a reader, or a crash, sees the old bytes or the new ones. Its folder is made.
+    """Replace a file atomically: readers and crashes see either the old or the new bytes. Create missing folders.
 
-    mode: exactly these permissions, from the first byte on; by default those of any new file.
+    mode: exact permissions from the first byte on; the default follows the umask.
     """
     write_whole(path, [content], mode=mode)
 
@@ -124,18 +127,19 @@ def replace(path: str | os.PathLike[str], content: bytes, mode: int | None = Non
 def write_whole(
     path: str | os.PathLike[str], pieces: Iterable[bytes], *, mode: int | None = None, draft_name: str = ""
 ) -> None:
-    """Replace a file as `replace` does, from pieces.
+    """Replace a file atomically with the concatenated pieces.
 
-    draft_name: for who is alone in the folder and wants what a kill left behind to be written over by the next try.
+    draft_name: fixed name of the temporary file, for the only writer in a folder: the next attempt overwrites the
+    leftover of a killed process.
     """
     with _draft(path, pieces, mode, draft_name) as draft:
         os.replace(draft, path)
 
 
 def create(path: str | os.PathLike[str], content: bytes, mode: int | None = None) -> None:
-    """Make a file that is whole as soon as it is there.
+    """Create a file with its full content in a single step.
 
-    Raise FileExistsError when there is one: of two who want the name at the same time, one gets it.
+    Raise FileExistsError for an existing file; of two concurrent writers exactly one succeeds.
     """
     with _draft(path, [content], mode) as draft:
         os.link(draft, path)
@@ -146,9 +150,9 @@ def create(path: str | os.PathLike[str], content: bytes, mode: int | None = None
 def _draft(
     path: str | os.PathLike[str], pieces: Iterable[bytes], mode: int | None, draft_name: str = ""
 ) -> Iterator[str]:
-    """Yield a synced file beside `path`, which goes when the body fails: what is half there may be what fills the disk.
+    """Yield a synced temporary file beside `path`; remove the file if the body fails, since it may be filling the disk.
 
-    The name is of this thread alone, so what has it already was left by a process that is gone.
+    The default name is unique to this thread, so an existing file of this name is a leftover of a dead process.
     """
     folder, name = os.path.split(os.fspath(path))
     os.makedirs(folder or ".", exist_ok=True)
@@ -159,7 +163,7 @@ def _draft(
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with open(descriptor, "wb") as file:
-            if mode is not None:  # regardless of the umask
+            if mode is not None:  # override the umask
                 os.fchmod(descriptor, mode)
             for piece in pieces:
                 file.write(piece)
@@ -167,27 +171,27 @@ def _draft(
             os.fsync(descriptor)
         yield draft
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        with contextlib.suppress(OSError):  # keep the first error
             os.unlink(draft)
         raise
 
 
 class Verified:
-    """The sha256 of files as they were last read, good for as long as size, times and inode stay the same."""
+    """The cache of sha256 digests, valid while size, timestamps and inode of a file are unchanged."""
 
     def __init__(self, root: str) -> None:
         self._root, self._changed = root, False
         try:
             self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
-        except (OSError, ValueError):  # absent or damaged: everything is read again
+        except (OSError, ValueError):  # missing or damaged: hash all files again
             self._known = {}
-        self._names: dict[Any, str] = {}  # paths by inode
+        self._names: dict[Any, str] = {}  # path by inode number
         for path, one in self._known.items():
             if type(one) is list and len(one) == 5 and type(one[3]) is int:
                 self._names[one[3]] = path
 
     def get(self, path: str, stat: os.stat_result) -> str | None:
-        """Return the sha256 that this file had under that name, or under another one."""
+        """Return the cached sha256 of a file under this name or a different name, or None without a valid entry."""
         known = self._known.get(path) or self._known.get(self._names.get(stat.st_ino, ""))
         if type(known) is not list or known[:-1] != _stamp(stat) or type(known[-1]) is not str:
             return None
@@ -204,7 +208,7 @@ class Verified:
         if not self._changed:
             return
         known = {path: seen for path, seen in self._known.items() if os.path.lexists(os.path.join(self._root, path))}
-        with contextlib.suppress(OSError):  # a read-only or full disk: the next reader hashes again
+        with contextlib.suppress(OSError):  # read-only or full disk: the next reader hashes again
             replace(os.path.join(self._root, VERIFIED), json.dumps(known).encode())
 
 

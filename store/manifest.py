@@ -1,4 +1,4 @@
-"""The manifest of an artifact, and the rules for its name."""
+"""The manifest of an artifact and the naming rules for artifacts."""
 
 import json
 import os
@@ -15,44 +15,44 @@ from store.untrusted_names import is_inside, is_part
 SCHEMA = 1
 MISSING = "it is missing"
 MANIFEST = "ARTIFACT.json"  # in the artifact's folder
-FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
-BY_FINGERPRINT = "by-fingerprint"  # <kind>/<fingerprint>: every artifact once; the names beside it are pointers
-STAGE_NAME = re.compile(r"(?!datasets/|by-fingerprint/|runs/)(?:[A-Za-z0-9._-]+/){2,}stage(1|1\.9|2|3)")  # of 1.58 bits
+FLAT_MANIFEST = ".artifact.json"  # suffix after the name, at the root of the store
+BY_FINGERPRINT = "by-fingerprint"  # folder of all artifacts, as <kind>/<fingerprint>; other names are pointers
+STAGE_NAME = re.compile(r"(?!datasets/|by-fingerprint/|runs/)(?:[A-Za-z0-9._-]+/){2,}stage(1|1\.9|2|3)")  # 1.58-bit
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class StoreError(Exception):
-    """The store lacks what was asked for; the message says what was found instead."""
+    """A failed operation on the store; the message gives the observed state."""
 
     exit_code = 1
 
 
 class NoStore(StoreError):
-    """The URI cannot be a store, or not one that can be written to."""
+    """A URI that cannot be a store, or a store without write access."""
 
     exit_code = 2
 
 
 class Denied(NoStore):
-    """A store's key is missing, or is refused."""
+    """A missing or rejected key of a store."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact under one name in the store."""
+    """An artifact under a name in the store."""
 
     name: str
     fingerprint: str
-    problem: str = ""  # "" = whole; else what is wrong, in words
-    about: Mapping[str, Any] = field(default_factory=dict)  # facts that its maker wrote
+    problem: str = ""  # "" if intact, else the problem in words
+    about: Mapping[str, Any] = field(default_factory=dict)  # facts recorded by the step that made the artifact
     num_bytes: int = field(default=0, compare=False)
     published_at: float = field(default=0.0, compare=False)  # UTC epoch seconds
 
     @property
     def inputs(self) -> dict[str, tuple[str, str]]:
-        """Return name and fingerprint of each input it was made from, by role, as far as its maker wrote them down."""
+        """Return name and fingerprint of each recorded input, by role; malformed entries are left out."""
         said = self.about.get("inputs")
         found: dict[str, tuple[str, str]] = {}
         for role, one in said.items() if isinstance(said, dict) else ():
@@ -64,10 +64,10 @@ class Artifact:
 
 @dataclass(frozen=True)
 class FileEntry:
-    path: str  # under the artifact's folder, with "/"
+    path: str  # relative to the folder of the artifact, with "/"
     size: int
     sha256: str
-    version: str = ""  # the store's own version of this content, where it has one
+    version: str = ""  # version tag of the backend, if any
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Manifest:
     flat: bool = False
 
     def place(self, path: str) -> str:
-        """Return the path of a file of the artifact, under the store's root."""
+        """Return the path of a file of the artifact relative to the root of the store."""
         return path if self.flat else f"{self.name}/{path}"
 
     def artifact(self, problem: str = "") -> Artifact:
-        """Return the facts about the artifact without its files."""
+        """Return the artifact record of this manifest, without files."""
         size = sum(entry.size for entry in self.files)
         return Artifact(self.name, self.fingerprint, problem, self.about, size, self.published_at)
 
@@ -95,7 +95,7 @@ class Manifest:
     def from_json(text: bytes) -> "Manifest":
         """Return the manifest in `text`.
 
-        Raises ValueError, in words, when this is not a manifest of this schema with harmless paths.
+        Raise ValueError with a readable message unless `text` is a manifest of this schema with safe paths.
         """
         try:
             raw = outside.mapping(text)
@@ -123,7 +123,7 @@ _KINDS: dict[str, type] = {
 
 
 def entry_of(said: Any) -> FileEntry:
-    """Return a file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
+    """Return a file entry of a manifest. Raise ValueError unless the path stays in the folder of the manifest."""
     if type(said) is not dict:
         raise ValueError(f"entry {outside.shown(said)}")
     path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
@@ -134,12 +134,12 @@ def entry_of(said: Any) -> FileEntry:
 
 
 def stage_name(prefix: str, model: str, stage: str) -> str:
-    """Return the second name of a stage of a model of 1.58 bits: `<prefix>/<model>/stage<stage>`."""
+    """Return the stage alias of a 1.58-bit model: `<prefix>/<model>/stage<stage>`."""
     return f"{prefix}/{model}/stage{stage}"
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a name's artifact, without its owner: `base_checkpoints`, `tokens`, `tokenizer`."""
+    """Return the kind in the name of an artifact, without the owner: `base_checkpoints`, `tokens`, `tokenizer`."""
     parts = name.split("/")
     if parts[0] == BY_FINGERPRINT and len(parts) == 3:
         return parts[1]
@@ -149,7 +149,7 @@ def kind_of(name: str) -> str:
 
 
 def kept_name(name: str, fingerprint: str) -> str:
-    """Return the permanent name of an artifact, whatever it is called."""
+    """Return the permanent name of an artifact, `by-fingerprint/<kind>/<fingerprint>`, for any other name."""
     part = fingerprint if is_part(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
     return f"{BY_FINGERPRINT}/{kind_of(name)}/{part}"
 
@@ -159,10 +159,10 @@ def is_kept(name: str) -> bool:
 
 
 def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tuple[Artifact, str]:
-    """Return the artifact of that fingerprint, and the name under which it lies: its permanent one, or `name`.
+    """Return the artifact with this fingerprint and the name of the folder in the store: the permanent name, or `name`.
 
-    A note lies under its name only, and where the permanent copy is damaged, that of the name may be whole. check:
-    looks at one name. `problem` says when it is missing, damaged, or another one than the name stands for.
+    A note exists only under `name`; and if the permanent copy is damaged, the copy under `name` may be intact. `check`
+    looks up a single name. `problem` is set if the artifact is missing, damaged or has a different fingerprint.
     """
     kept = check(kept_name(name, fingerprint))
     if not kept.problem or is_kept(name):
@@ -170,7 +170,7 @@ def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tup
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
-    if kept.fingerprint:  # it is there, and damaged
+    if kept.fingerprint:  # present but damaged
         return kept, kept.name
     return Artifact(name, "", named.problem or other(named.fingerprint, fingerprint)), name
 
@@ -180,7 +180,7 @@ def other(seen: str, wanted: str) -> str:
 
 
 def places(name: str) -> tuple[str, str]:
-    """Return the possible paths of an artifact's manifest under the store's root: in its folder, beside flat files."""
+    """Return the two possible paths of a manifest under the root of the store: in the folder, or beside flat files."""
     return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 
@@ -189,14 +189,14 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name` itself. Raises StoreError unless it is parts of `[A-Za-z0-9._-]` joined by "/"."""
+    """Return `name` unchanged. Raise StoreError unless `name` consists of parts of `[A-Za-z0-9._-]` joined by "/"."""
     if not is_name(name):
         raise StoreError(f"{name!r} cannot name an artifact: letters, digits, '.', '_' and '-', in parts joined by '/'")
     return name
 
 
 def is_manifest(path: str) -> bool:
-    """Return whether an artifact's manifest lies at that path under the store's root."""
+    """Return whether a path under the root of the store is the path of an artifact manifest."""
     return path.endswith(f"/{MANIFEST}") or ("/" not in path and path.endswith(FLAT_MANIFEST))
 
 
@@ -205,17 +205,17 @@ def is_hidden(path: str) -> bool:
 
 
 def name_at(manifest: str) -> str:
-    """Return the name of the artifact whose manifest lies there."""
+    """Return the name of the artifact with the manifest at this path."""
     return manifest.removesuffix(FLAT_MANIFEST).removesuffix(f"/{MANIFEST}")
 
 
 def _is_flat(path: str) -> bool:
-    """Return whether a file of an artifact may lie at the store's root."""
+    """Return whether a file of an artifact may be stored at the root of the store."""
     return "/" not in path and not path.startswith(".") and not path.endswith(FLAT_MANIFEST)
 
 
 def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
-    """Return the files of a folder that is to be published, relative to it. Raises StoreError."""
+    """Return the relative paths of the files to publish from a folder. Raise StoreError for unsupported entries."""
     if flat and "/" in name:
         raise StoreError(f"{name} cannot be flat: its name has folders")
     found = []
@@ -227,7 +227,8 @@ def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
                 raise StoreError(f"{path} is neither a file nor a folder; {name} was not published")
             if flat and (path.is_dir() or not _is_flat(one)):
                 raise StoreError(f"{path} cannot lie at the store's root; {name} was not published")
-            if path.is_file() and relative != MANIFEST:  # an artifact published on: it gets a manifest of its own
+            # Skip the manifest of a republished artifact, since publishing writes a new manifest.
+            if path.is_file() and relative != MANIFEST:
                 found.append(relative)
     if not found:
         raise StoreError(f"{folder} holds no file; {name} was not published")

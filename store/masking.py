@@ -1,31 +1,31 @@
-"""The masking of secrets in what leaves the pod, byte for byte, so that offsets in a log stay valid."""
+"""The masking of secrets in data that leaves the pod; the length is preserved so that offsets in a log stay valid."""
 
 import base64
 import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-SHORTEST = 8  # shorter values are replaced only as they stand: a short text may mean many things
+SHORTEST = 8  # minimum length for encoded spellings, since short encodings match unrelated text
 
 
 class Mask:
-    """A filter that masks these values, also where they are spelt in hex, in base64 or as in a URL."""
+    """A filter that masks secret values, also in hex, base64 and URL encoding."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in spellings(secret)}
         self.longest = max(map(len, forms), default=0)
         self.beginnings = {form[:1] for form in forms}
-        # The longest first: one may be a part of another.
+        # Longest first, since a spelling may contain a shorter spelling.
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         self.pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
         self.forms = tuple(ordered)
 
     def __call__(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the same number of bytes, masked; a value is found also where it lies across two pieces."""
+        """Yield the same number of bytes with secrets masked, including secrets split across pieces."""
         if self.pattern is None:
             yield from pieces
             return
-        held = b""  # masked already, except for a value that only begins here
+        held = b""  # masked, except for a value that may start at the end
         for piece in pieces:
             held = self._strike(held + piece)
             ready = max(0, len(held) - self.longest + 1)
@@ -34,10 +34,11 @@ class Mask:
         yield held
 
     def part(self, pieces: Iterable[bytes], lead: int) -> Iterator[bytes]:
-        """Yield a part of a file, masked; the parts that follow each other give the whole file, masked.
+        """Yield a masked part of a file; consecutive parts add up to the masked file.
 
-        lead: length of what is in front of the part, at least `longest` unless the file begins there: a value that
-        lies across both is known by it. The end is left out as far as a value may begin there: the next part has it.
+        lead: number of context bytes in front of the part, at least `longest` unless the part starts the file; the
+        context reveals a secret across the boundary. A possible beginning of a secret at the end is left for the next
+        part.
         """
         if self.pattern is None:
             lead_left = lead
@@ -55,7 +56,7 @@ class Mask:
         yield held[left : len(held) - self.unfinished(held)]
 
     def unfinished(self, text: bytes) -> int:
-        """Return the length of the longest end of a text with which a value may begin."""
+        """Return the length of the longest suffix of `text` that may be the beginning of a secret."""
         for length in range(min(len(text), self.longest - 1), 0, -1):
             end = text[-length:]
             if end[:1] in self.beginnings and any(len(one) > length and one.startswith(end) for one in self.forms):
@@ -68,9 +69,9 @@ class Mask:
 
 
 def spellings(secret: str) -> set[bytes]:
-    """Return the spellings of a value: as it is, in a URL, in hex, and in base64.
+    """Return the spellings of a secret: plain, URL-encoded, hex and base64.
 
-    Of base64 only what does not depend on what stands beside it.
+    For base64, only the characters independent of adjacent bytes are included.
     """
     raw = secret.encode()
     found = {raw}

@@ -1,8 +1,8 @@
-"""Timeouts and retries of requests to another machine: every attempt has a deadline, and so have all of them together.
+"""The timeouts and retries of requests to remote stores: each attempt has a timeout, and all attempts share a deadline.
 
-In: something to do with a store, and what its client raises. Out: its result, or one StoreError in words without
-secrets. A timeout per read is none: an answer that drips keeps it, so each attempt runs in a thread of its own, which
-is left behind when its time is over (its own timeouts end it).
+`Patience.ask` takes an action and returns its result, or raises one StoreError without secrets in the message. Read
+timeouts of a client are not enough, since a slowly dripping response never triggers them. So each attempt runs in a
+thread, which is abandoned after the timeout and ends by the client's own timeouts.
 """
 
 import re
@@ -16,8 +16,8 @@ from store import credentials
 from store.backoff import Backoff
 from store.manifest import StoreError
 
-LONGEST_WAIT_S = 60.0  # longest wait that another side may ask for
-SLOWEST_BYTES_PER_S = 100_000  # below that a transfer counts as stuck
+LONGEST_WAIT_S = 60.0  # upper bound for Retry-After
+SLOWEST_BYTES_PER_S = 100_000  # slower transfers count as stuck
 _SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
 _BEARER = re.compile(r"(?i)(bearer )\S+")
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 class StoreAway(StoreError):
-    """The store could not be reached before the deadline; it may go better later."""
+    """The store was unreachable until the deadline; a later attempt may succeed."""
 
 
 class Conflict(StoreError):
-    """The file to be replaced was changed by somebody else."""
+    """The file to be replaced was changed by a concurrent writer."""
 
 
 class Again(Exception):
-    """A retryable failure, to be tried again after `wait_s` where the other side said so."""
+    """A retryable failure, with the wait in seconds if the server requested a wait."""
 
     def __init__(self, seen: str, wait_s: float | None = None) -> None:
         super().__init__(seen)
@@ -43,16 +43,17 @@ class Again(Exception):
 @dataclass(frozen=True)
 class Patience:
     answer_s: float = 30.0
-    """Seconds for one attempt, without the time to move its bytes."""
+    """Timeout of one attempt in seconds, without the transfer time."""
     total_s: float = 120.0
-    """Seconds for all attempts, without the time to move the bytes of one."""
+    """Deadline for all attempts in seconds, without the transfer time of one attempt."""
     tries: int = 6
     first_wait_s: float = 0.5
 
     def ask(self, what: str, action: Callable[[], T], num_bytes: int = 0) -> T:
-        """Return the result of `action`, retried until the deadline; it raises Again for what may go better.
+        """Return the result of `action`; retry until the deadline while `action` raises Again.
 
-        num_bytes: how many it moves. Raises StoreAway at the deadline, and whatever else `action` raises.
+        num_bytes: size of the transfer, which extends the timeouts. Raise StoreAway after the last attempt; other
+        errors of `action` propagate.
         """
         moving_s = num_bytes / SLOWEST_BYTES_PER_S
         ends_at = time.monotonic() + self.total_s + moving_s
@@ -70,7 +71,7 @@ class Patience:
 
 
 def within(limit_s: float, action: Callable[[], T]) -> T:
-    """Return the result of `action`; raise Again when it takes longer."""
+    """Return the result of `action`; raise Again if the action takes longer than `limit_s` seconds."""
     done: list[Any] = []
     failed: list[BaseException] = []
 
@@ -91,6 +92,6 @@ def within(limit_s: float, action: Callable[[], T]) -> T:
 
 
 def clean(text: object) -> str:
-    """Return `text` as one line, without what signs an address and without the values of credentials."""
+    """Return `text` as one line, with URL signatures, bearer tokens and credential values masked."""
     line = " ".join(str(text).split())
     return credentials.struck_out(_BEARER.sub(r"\1***", _SIGNED.sub(r"\1***", line)))

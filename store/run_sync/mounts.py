@@ -1,9 +1,9 @@
-"""The folders that a job file mounts as MOUNT_CACHED: kept in the store, `<store>/mounts/<name>/`, beyond every run.
+"""The folders that a job file mounts as MOUNT_CACHED, kept in the store as `<store>/mounts/<name>/` beyond every run.
 
-A pod has a copy of its own, `work/mounts/<name>/`: what is in the store is brought before the job begins, and what the
-job writes follows it there. A file goes when it has stayed the same between two looks, the oldest first, so that a
-marker that is written last arrives last; what the job removes is removed there, too. Of two runs that write one file,
-the last one counts, as in a bucket.
+A pod has a local copy, `work/mounts/<name>/`: the courier downloads the stored files before the job starts and uploads
+changes of the job. A file is uploaded once unchanged between two looks, the oldest first, so that a marker written last
+arrives last. Files that the job deletes are deleted in the store. If two runs write one file, the last write wins, as
+in a bucket.
 """
 
 import contextlib
@@ -20,22 +20,25 @@ from store.untrusted_names import is_inside
 
 WORK = "work/mounts"
 
-Stamp = tuple[int, int]  # size and time of a file
+Stamp = tuple[int, int]  # size in bytes and mtime in ns
 
 
 class MountFolder:
-    """One such folder, here and in a store. Every method may raise StoreError, and OSError."""
+    """A mounted folder, on the pod and in a store. All methods may raise StoreError and OSError."""
 
     def __init__(self, store: str, name: str, root: Path) -> None:
         self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
         self.here = root / WORK / name
         self._place = open_place(str(store))
-        self._kept = self.here.parent / f".{name}.kept"  # files that both sides have, by name
+        self._kept = self.here.parent / f".{name}.kept"  # record of files in sync with the store
         self._seen: dict[str, Stamp] = {}
         self._same: dict[str, Stamp] = self._read_kept()
 
     def bring(self, told: Callable[[int, int], object]) -> int:
-        """Bring every file of the store that is not here; return how many. `told`: bytes so far, and in all."""
+        """Download all stored files missing on the pod; return their number.
+
+        The callback `told` receives the bytes so far and the total bytes.
+        """
         there = self._there()
         missing = {name: one for name, one in there.items() if not (self.here / name).exists()}
         total, done = sum(one.size for one in missing.values()), 0
@@ -59,13 +62,13 @@ class MountFolder:
         return len(missing)
 
     def pending(self) -> list[str]:
-        """Return the files that differ from the store's, oldest first, and those to be removed there."""
+        """Return the files to upload, oldest first, then the files to delete in the store."""
         now = self._now()
         new = sorted((one for one, stamp in now.items() if self._same.get(one) != stamp), key=lambda one: now[one][1])
         return [*new, *(name for name in self._same if name not in now)]
 
     def carry(self, last: bool = False) -> list[str]:
-        """Carry what has not changed since the last look, all of it when it is the last; return what still waits."""
+        """Upload files unchanged since the last look, or all files if `last`; return the files left to upload."""
         now = self._now()
         for name in self.pending():
             if name not in now:
@@ -82,7 +85,7 @@ class MountFolder:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder, contextlib.suppress(FileNotFoundError):
             source, digest = spool(_pieces(path), Path(folder, "0"))
             if stamp_of(path) != stamp:
-                return  # it is being written: the next look takes it
+                return  # still being written; retry at the next look
             at = f"{self.under}/{name}"
             self._place.put({at: source})
             if self._place.sha256(at, self._place.pin()) == digest:

@@ -1,8 +1,9 @@
-"""The restore of a run on a new pod, from what its earlier pod has left in the store.
+"""The restore of a run on a new pod, from the files that the previous pod saved in the store.
 
-In: the run's folder in the store, and what its steps make. Out, on the pod: of every folder of checkpoints the newest
-that verifies; marks of the steps whose artifact is in its store; metrics up to those checkpoints; logs, which go on
-where they ended. Where there is nothing, nothing is done: that is the first start of a run. May be repeated.
+`Fetch` takes the folder of the run in the store and the outputs of the steps. On the pod, `Fetch` restores the newest
+intact checkpoint of each folder, the marks of steps with an artifact in the store, the metrics up to these checkpoints,
+and the logs, which continue at their last line. For the first start of a run there is no data and nothing to do. The
+restore is idempotent.
 """
 
 import json
@@ -22,13 +23,13 @@ from store.run_sync.run_folder import ACKNOWLEDGED, Damaged, ListedCheckpoint, R
 from store.untrusted_names import FIGURES, LOG
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
-EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
+EARLIER = "state/earlier"  # earlier parts of logs that this pod had started before the restore
 
 T = TypeVar("T")
 
 
 def acknowledged_here(root: Path) -> dict[str, float]:
-    """Return the checkpoints that a pod knows to be in the store, with times; unreadable ones are checked again."""
+    """Return the names that the pod has recorded as stored, with times; {} if the record is unreadable."""
     try:
         known = outside.load(root / ACKNOWLEDGED)
         return {name: outside.typed(known, name, float) for name in known}
@@ -37,9 +38,9 @@ def acknowledged_here(root: Path) -> dict[str, float]:
 
 
 def earlier_of(root: Path, log: str) -> Path | None:
-    """Return the file with what comes before this pod's part of a log (or of the log that a `.times` dates).
+    """Return the file with the part of a log from an earlier pod (for a `.times` file: of the dated log).
 
-    Return None where nothing does.
+    Return None without an earlier part.
     """
     path = root / EARLIER / Path(log).with_suffix(".log").name
     return path if log.startswith("logs/") and path.exists() else None
@@ -57,18 +58,18 @@ class Fetch:
     ) -> None:
         """Prepare the restore of a run.
 
-        makings: by step, the name and fingerprint of its artifact and the store that it goes to. mounts: the folders
-        that are kept beyond the run.
+        makings: by step, the name and fingerprint of the output artifact and the URI of its store. mounts: names of the
+        mounted folders that outlive the run.
         """
         self.mounts = mounts
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
-        self.checkpoints: dict[str, ListedCheckpoint] = {}  # checkpoints by name
+        self.checkpoints: dict[str, ListedCheckpoint] = {}  # restored checkpoints by name
         self.damaged: list[str] = []
 
     def run(self) -> None:
-        """Restore everything there is.
+        """Restore all files of the run.
 
-        Raises StoreError when no checkpoint of a folder verifies, or the store stays away.
+        Raise StoreError if a folder has no intact checkpoint, or if the store stays unreachable.
         """
         names = self._patiently(self.folder.names)
         if names:
@@ -101,7 +102,7 @@ class Fetch:
             )
 
     def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
-        """Return whether this machine has a checkpoint of that folder now; those that do not verify are skipped."""
+        """Restore the newest intact checkpoint of a folder; return whether this machine has a checkpoint now."""
         here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
         for name in checkpoints:
             if here and max(here) >= step_of(name):
@@ -117,7 +118,7 @@ class Fetch:
         return bool(here)
 
     def _bring_mark(self, step: str) -> bool:
-        """Restore the mark of a step only where its artifact is in its store: else the step runs again."""
+        """Restore the mark of a step if the store has the artifact of the step; without a mark the step runs again."""
         name, making = f"state/marks/{step}.json", self.makings[step]
         if (self.root / name).exists():
             return False
@@ -136,7 +137,7 @@ class Fetch:
         return True
 
     def _bring_figures(self, name: str, marks: list[str]) -> bool:
-        """Restore metrics up to the checkpoint from which their phase resumes; all of them where it has ended."""
+        """Restore metrics up to the checkpoint from which the phase resumes, or all metrics of a finished phase."""
         match = FIGURES.fullmatch(name)
         if not match or (self.root / name).exists():
             return False
@@ -148,7 +149,7 @@ class Fetch:
         return True
 
     def _bring_log(self, name: str) -> bool:
-        """Restore a log: one that this pod has not begun continues where it ended, another is kept in two parts."""
+        """Restore a log; if this pod has started the log already, store the earlier part in a separate file."""
         path, there = self.root / name, self._patiently(lambda: b"".join(self.folder.pieces(name)))
         if not path.exists():
             local_files.replace(path, there)
@@ -164,9 +165,9 @@ class Fetch:
         self.emit("note", text=text)
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        """Return the result of `action`, retried while the store fails.
+        """Return the result of `action`, with retries while the store fails.
 
-        Raises Damaged, and StoreError when it stays away.
+        Raise Damaged, and StoreError after the last retry.
         """
         for tries in range(1, TRIES + 1):
             try:
@@ -189,7 +190,7 @@ def _is_mark(content: bytes) -> bool:
 
 
 def _up_to(content: bytes, step: int) -> bytes:
-    """Return the whole lines of the steps up to this one."""
+    """Return the complete lines of all steps up to `step`."""
     kept = []
     for line in content.splitlines(keepends=True):
         try:
