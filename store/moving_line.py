@@ -1,7 +1,7 @@
-"""A line that moves on the terminal while something is waited for, so that nobody takes silence for the end.
+"""The progress line on a terminal during a wait, so that users do not mistake silence for a hang.
 
-In: what is waited for, in words. Out: on stderr, after a second, those words and how long it has been; they are
-taken away again when the wait is over. Where stderr is no terminal nothing is written.
+`waiting` takes a description and shows the description with the elapsed time on stderr after one second; the line is
+cleared after the wait. Without a terminal on stderr, no output is written.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from store.word_wrap import width_of
 
 AFTER_S = 1.0
 EVERY_S = 0.25
-MARKS = "|/-\\"  # every terminal and every encoding has them
+MARKS = "|/-\\"  # supported by every terminal and encoding
 
 _turn = threading.RLock()
-_shown = 0  # letters of the line that stands there now
+_shown = 0  # characters of the line on screen
 
 
 @contextlib.contextmanager
 def waiting(what: str, after_s: float = AFTER_S) -> Iterator[None]:
-    """Show `what` while the body takes longer than that. Who prints meanwhile calls `clear` before."""
+    """Show `what` while the body takes longer than `after_s` seconds. Call `clear` before printing in the body."""
     if not sys.stderr.isatty():
         yield
         return
@@ -38,7 +38,7 @@ def waiting(what: str, after_s: float = AFTER_S) -> Iterator[None]:
 
 
 def clear() -> None:
-    """Clear the line; it comes back while its subject goes on."""
+    """Clear the line; the line returns at the next update."""
     global _shown
     with _turn:
         if _shown:
@@ -48,7 +48,7 @@ def clear() -> None:
 
 
 def line_of(what: str, elapsed_s: float, width: int) -> str:
-    """Return the line after so many seconds, which fits into `width` columns."""
+    """Return the progress line after `elapsed_s` seconds, cut to `width` columns."""
     mark, after = MARKS[int(elapsed_s / EVERY_S) % len(MARKS)], f", {elapsed_s:.0f} s"
     return f"{mark} {what[: max(0, width - len(after) - 3)]}{after}"[: max(0, width - 1)]
 
@@ -59,7 +59,7 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
     while not over.wait(wait_s):
         wait_s = EVERY_S
         line = line_of(what, time.monotonic() - began, width_of(sys.stderr))
-        with _turn, contextlib.suppress(OSError, ValueError):  # the terminal is gone or closed: nobody sees the line
+        with _turn, contextlib.suppress(OSError, ValueError):  # the terminal is gone or closed
             sys.stderr.write("\r" + line.ljust(_shown))
             sys.stderr.flush()
             _shown = max(_shown, len(line))

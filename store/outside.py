@@ -1,9 +1,8 @@
-"""The readers of untrusted input: JSON within bounds, regular files only, paths that stay in their folder.
+"""The readers of untrusted input: JSON within limits, regular files only, paths confined to a folder.
 
-In: bytes, or a file of this machine. Out: plain values that are safe to walk, to write again and to print: at most
-`DEPTH` levels, no key twice, numbers that are finite and fit 64 bits, text that is UTF-8. Everything else is
-`Unreadable`, and no reader waits for a pipe or fills the memory. `infra/agent/outside.py` does the same with what a
-pod's Python has.
+The input is bytes or a local file. The result is plain values that are safe to traverse, serialize and print: at most
+`DEPTH` levels, no duplicate keys, finite numbers within 64 bits, valid UTF-8 text. Any other input raises `Unreadable`.
+No reader blocks on a pipe or exhausts memory. `infra/agent/outside.py` does the same with the Python of a pod.
 """
 
 import json
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class Unreadable(ValueError):
-    """An untrusted document cannot be used; the message says why."""
+    """An unusable untrusted document; the message gives the reason."""
 
 
 def parse(
@@ -36,11 +35,11 @@ def parse(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON document. Raises Unreadable.
+    """Return the value of a JSON document. Raise Unreadable.
 
-    nan_is_null: for what Python's own writers have written. half_pairs: "surrogateescape" where names of files stand,
-    which need not be UTF-8 and come as `os.fsdecode` gives them. integer: reads whole numbers; by default those that
-    fit 64 bits.
+    nan_is_null: accept the NaN and Infinity constants of Python's writers as None. half_pairs: "surrogateescape" for
+    documents with file names that may not be UTF-8, as `os.fsdecode` returns them. integer: parser of integers; the
+    default accepts integers that fit 64 bits.
     """
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
@@ -55,7 +54,7 @@ def parse(
             parse_float=_float,
             parse_int=integer or _integer,
         )
-        if "\\u" in text:  # half of a pair cannot be written anywhere
+        if "\\u" in text:  # a lone surrogate cannot be encoded
             json.dumps(value, ensure_ascii=False).encode(errors=half_pairs)
     except Unreadable:
         raise
@@ -75,7 +74,7 @@ def mapping(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object that a JSON document holds, as `parse` does. Raises Unreadable."""
+    """Return the object in a JSON document; the parameters are those of `parse`. Raise Unreadable."""
     value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs, integer)
     if type(value) is not dict:
         raise Unreadable(f"it is a {type(value).__name__}, expected an object")
@@ -83,7 +82,7 @@ def mapping(
 
 
 def row(raw: bytes | bytearray | str) -> Any:
-    """Return the value of one line of data: quicker than `parse`, no deeper, and of any numbers. Raises Unreadable."""
+    """Return the value of a line of data: faster than `parse`, same depth limit, any numbers. Raise Unreadable."""
     try:
         value = json.loads(raw)
     except RecursionError:
@@ -95,11 +94,12 @@ def row(raw: bytes | bytearray | str) -> Any:
 
 
 def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
-    """Return the bytes of a regular file. Raises Unreadable when it is none or larger, OSError."""
+    """Return the bytes of a regular file. Raise Unreadable for other file types or too many bytes, and OSError."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        read = b"" if size > most_bytes else file.read(size + 1)  # a read of so many bytes takes a buffer of that size
-        if size < len(read) <= most_bytes:  # it grows, or its file system tells no size
+        # Do not pass `most_bytes` to `read`, which would allocate a buffer of this size.
+        read = b"" if size > most_bytes else file.read(size + 1)
+        if size < len(read) <= most_bytes:  # the file grows, or its file system reports no size
             read += file.read(most_bytes + 1 - len(read))
         if max(size, len(read)) > most_bytes:
             raise Unreadable(f"it has {max(size, len(read))} bytes, at most {most_bytes} are read")
@@ -107,8 +107,8 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to be read, without waiting for anything. Raises Unreadable when it is none, OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    """Open a regular file for reading without blocking. Raise Unreadable for other file types, and OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")
     os.close(descriptor)
@@ -122,12 +122,12 @@ def load(
     half_pairs: str = "strict",
     integer: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises Unreadable, OSError."""
+    """Return the object in a JSON file. Raise Unreadable or OSError."""
     return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs, integer=integer)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:
-    """Return the file at `path` under `folder`, wherever links lead. Raises Unreadable when that is outside of it."""
+    """Return the resolved path of `path` under `folder`. Raise Unreadable if the path or a link leads outside."""
     try:
         base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
     except ValueError as error:  # a null byte
@@ -138,7 +138,7 @@ def within(folder: str | os.PathLike[str], path: str) -> Path:
 
 
 def relative(path: str) -> str:
-    """Return `path` itself, the name of something under a folder, whatever links lie there. Raises Unreadable."""
+    """Return `path` unchanged if it is a valid relative path; links are not resolved. Raise Unreadable."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise Unreadable(f"{shown(path)} is no name under a folder")
@@ -152,7 +152,7 @@ def relative(path: str) -> str:
 
 
 def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Return the value of `key`, of exactly that type (a float may be written as an integer). Raises Unreadable."""
+    """Return the value of `key`, of exactly type `kind` (a float may be written as an integer). Raise Unreadable."""
     value = said.get(key, default)
     if kind is float and type(value) is int:
         value = float(value)
@@ -162,13 +162,13 @@ def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
 
 
 def shown(value: object) -> str:
-    """Return an untrusted value for a message: short, on one line, printable."""
+    """Return an untrusted value for a message: a printable line of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def printable(text: str) -> str:
-    """Return an untrusted name, with an escape in place of whatever a terminal or an encoder would trip over."""
+    """Return an untrusted name with escapes for all characters that are not printable."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
@@ -206,9 +206,9 @@ def _float(word: str) -> float:
 
 
 def clamped(word: str) -> int:
-    """Return a whole number, the largest of 64 bits in place of a larger one: "no limit" is written as int(1e30).
+    """Return an integer clamped to the signed 64-bit range, since some files write int(1e30) for "no limit".
 
-    Raises Unreadable for one of very many digits.
+    Raise Unreadable for an integer with more than HUGE_DIGITS digits.
     """
     if len(word) > HUGE_DIGITS:
         raise Unreadable(f"{shown(word)} has more than {HUGE_DIGITS} digits")

@@ -1,11 +1,11 @@
-"""Packs: optional features, one folder each under `packs/`, declared by a record and loaded by name.
+"""The registry of packs: optional features, each a folder under `packs/` with a declaration, loaded by name.
 
-    packs/<name>/pack.py  ->  installed(): {name: Pack}  ->  load("module:attribute"), when the entry is used
+    packs/<name>/pack.py  ->  installed(): {name: Pack}  ->  load("module:attribute"), on first use of the entry
 
-A pack is on when its folder is there and the packs that it needs are on. Called by the command line, the settings and
-every registry of the core; the core names no pack. `known_packs.json` lists the words of all packs, so that a word of
-a pack whose folder was deleted is answered with the name of the pack. Standard library only: `inv --list` loads this
-module and each `pack.py`, and nothing else of a pack.
+A pack is installed if its folder exists and all packs in `needs` are installed. The command line, the settings and the
+registries of the core use this module; the core names no pack. `known_packs.json` lists the words of all packs, so that
+a word of a deleted pack yields an error with the name of the pack. Standard library only: `inv --list` imports this
+module and each `pack.py`, and no other module of a pack.
 """
 
 import functools
@@ -22,7 +22,7 @@ INDEX = Path(__file__).with_name("known_packs.json")
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command, by the name that is typed: of a pack, or of the core in `scripts/commands.py`."""
+    """A command by the name on the command line: of a pack, or of the core in `scripts/commands.py`."""
 
     where: str
     """Function of the command, as "module:attribute"."""
@@ -34,18 +34,18 @@ class CommandEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class PackProvider:
-    """A provider of a pack: a cluster of the user's own, or an engine. Our ledger holds no pod of it to a limit."""
+    """A provider of a pack: a cluster of the user or an engine. The ledger applies no spend limit to these pods."""
 
     where: str
-    """Class that extends `infra.providers.Provider`, with `of(settings)`."""
+    """Subclass of `infra.providers.Provider` with a static method `of(settings)`."""
     keeps_runs: bool = False
     """True if the provider is an engine (`infra.runs.engine`), which takes over whole runs. Known without the pack."""
     pool: str = ""
-    """Meaning of `--pool` there, for help."""
+    """Meaning of `--pool` for this provider, for the help text."""
     host: str = ""
-    """Meaning of `--host` there, for help."""
+    """Meaning of `--host` for this provider, for the help text."""
     inventory: str = ""
-    """Setting of the pack with the path of an inventory: where that file is, the provider is asked with all others."""
+    """Setting of the pack with the path of an inventory file. If the file exists, offer searches ask the provider."""
     doctor: str = ""
     """Function `(settings) -> list of DoctorLine`, for `inv doctor --provider NAME`."""
 
@@ -64,21 +64,21 @@ class PackWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """The declaration of one pack. Every text of the form "module:attribute" is imported when it is used by name."""
+    """The declaration of one pack. Every value of the form "module:attribute" is imported on first use."""
 
     name: str
     about: str
-    """The line of the pack in `inv --list`."""
+    """Line of the pack in `inv --list`."""
     needs: tuple[str, ...] = ()
-    """Names of the packs that this one imports."""
+    """Names of the packs that this pack imports."""
     commands: Mapping[str, CommandEntry] = field(default_factory=dict)
-    """Commands by the names that are typed, such as `drill` or `ckpt.list`."""
+    """Commands by the name on the command line, such as `drill` or `ckpt.list`."""
     command_flags: Mapping[str, str] = field(default_factory=dict)
-    """Records of flags by the command that takes them as well; `spec.of(TheRecord)` reads their values."""
+    """Records of flags added to a command, by the name of the command; `spec.of(TheRecord)` reads their values."""
     works: Mapping[str, PackWork] = field(default_factory=dict)
     """Kinds of work of a launch, by a word for each."""
     settings: str = ""
-    """A record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
+    """Record that extends `infra.settings.PackSettings`; `settings.of(TheRecord)` reads its values."""
     shard_engines: Mapping[str, str] = field(default_factory=dict)
     """Functions `(spec, folder, how, world, options) -> summary` that write the shards of `inv shard --engine NAME`.
 
@@ -86,124 +86,124 @@ class Pack:
     pack by name, as text.
     """
     run_groups: Mapping[str, str] = field(default_factory=dict)
-    """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that are shown and ended as one."""
+    """Classes that extend `flows.runs.run_groups.RunGroups`: groups of runs that commands show and end together."""
     schemas: Mapping[str, str] = field(default_factory=dict)
-    """Functions that return the JSON Schema of a file that users write, by the name typed in `config --schema`."""
+    """Functions that return the JSON Schema of a user-written file, by the name in `config --schema`."""
     file_pages: Mapping[str, str] = field(default_factory=dict)
-    """Functions that return a section of the pack's reference, as lines of Markdown: files that users write."""
+    """Functions that return the reference section for user-written files of the pack, as lines of Markdown."""
     providers: Mapping[str, PackProvider] = field(default_factory=dict)
-    """Providers by the names that `--provider` and the journal spell."""
+    """Providers by the name in `--provider` and in the journal."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(root, settings) -> DoctorLine` by the name of the line: what `inv doctor` shows without asking."""
+    """Functions `(root, settings) -> DoctorLine` by line name, for the lines that `inv doctor` always shows."""
     account_notes: Mapping[str, str] = field(default_factory=dict)
     """Functions `(settings, vendors, now) -> AccountNotes`: lines about accounts, printed below offers and runs.
 
-    The name is the key in the JSON of `inv offers`. vendors: names of vendors and of providers of extensions;
-    now: UTC epoch seconds.
+    The name is the key in the JSON of `inv offers`. vendors: names of vendors and of providers of extensions; now: UTC
+    epoch seconds.
     """
     hints: Mapping[str, str] = field(default_factory=dict)
-    """Answers to words of other tools, by "command word": the text names our word."""
+    """Replies to command lines of other tools, by "command word"; the reply names our command."""
     config_paths: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(settings) -> iterable of (name, path, state)`: files that the settings of the pack name."""
+    """Functions `(settings) -> iterable of (name, path, state)` for the files named in the settings of the pack."""
     line_flags: Mapping[str, str] = field(default_factory=dict)
-    """Records that extend `scripts.cli.line_runner.LineFlags`, by the flag of every command, such as `--control`."""
+    """Records that extend `scripts.cli.line_runner.LineFlags`, by flag of every command, such as `--control`."""
     always_on: Mapping[str, str] = field(default_factory=dict)
-    """Classes that extend `AlwaysOn`, by the kind of machine."""
+    """Classes that extend `AlwaysOn`, by kind of machine."""
     trackers: Mapping[str, str] = field(default_factory=dict)
-    """Classes that extend `NamedTracker`, by the name that is typed in `--track`."""
+    """Classes that extend `NamedTracker`, by the name in `--track`."""
     model_formats: Mapping[str, str] = field(default_factory=dict)
-    """Records `trainer.records.model_formats.ModelFormat` by the name of the format that import specs hold."""
+    """Records `trainer.records.model_formats.ModelFormat`, by the format name in import specs."""
     phases: Mapping[str, str] = field(default_factory=dict)
-    """Records `trainer.records.phase.Phase` by the name that is typed in `--phase`."""
+    """Records `trainer.records.phase.Phase`, by the name in `--phase`."""
     profiles: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(profiles of the core) -> Profile` by the name that is typed in `--profile`."""
+    """Functions `(profiles of the core) -> Profile`, by the name in `--profile`."""
     profile_phases: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(profile) -> phases by name` by the profile of the core that has them with this pack; "*" = each."""
+    """Functions `(profile) -> phases by name`, by the core profile that gains the phases; "*" = every profile."""
     model_features: Mapping[str, str] = field(default_factory=dict)
     """Classes that extend `trainer.records.model_config.ModelFeature`, by the field of `ModelConfig`."""
     model_layouts: Mapping[str, str] = field(default_factory=dict)
     """Functions `(config.json) -> the same in our spelling`, by a word in it: see `trainer.records.model_layouts`."""
     served_models: Mapping[str, str] = field(default_factory=dict)
-    """Records `serve.model_kinds.ModelKind` by a word of config.json: which engines compute with a model."""
+    """Records `serve.model_kinds.ModelKind` by a word of config.json: the engines that support a model."""
     exports: Mapping[str, str] = field(default_factory=dict)
-    """Functions `(model folder, new folder, dtype)` by the name that is typed in `inv export --bits`."""
+    """Functions `(model folder, new folder, dtype)` by the name in `inv export --bits`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountNotes:
-    """Notes on accounts with vendors. `lines`: for people; `document`: as JSON, by vendor."""
+    """Notes on vendor accounts. `lines`: text for users; `document`: the same data as JSON, by vendor."""
 
     lines: tuple[str, ...]
     document: Mapping[str, Any]
 
 
 class NamedTracker:
-    """A tracker of a pack: its sidecar on the pod, and its part of the settings.
+    """A tracker of a pack: the sidecar on the pod, and the tracker's part of the settings.
 
     settings: `infra.settings.Settings`, which this module cannot import.
     """
 
     title = ""
-    """Name of the tracker for people."""
+    """Display name of the tracker."""
     environment = ""
-    """Environment of the sidecar, and of the page."""
+    """Python environment of the sidecar and of the page."""
     opened_by = ""
     """Class on the pod as "module:attribute", called with a `TrackedRun`: see `trainer.tracking.tracker.Tracker`."""
     page = ""
-    """Module on the pod that shows the figures of a run: `python -m MODULE --host HOST --port PORT`; "" = none."""
+    """Module on the pod that serves the metrics of a run: `python -m MODULE --host HOST --port PORT`; "" = none."""
     port = 0
-    """Port of the page on the machine of the user, where the user names none."""
+    """Default local port of the page on the machine of the user."""
 
     def is_meant(self, settings: Any) -> bool:
-        """Return whether settings of the tracker say that figures go there, without a word in `--track`."""
+        """Return whether the settings of the tracker enable the tracker without `--track`."""
         return False
 
     def variables(self, settings: Any) -> Mapping[str, str]:
-        """Return the variables of the sidecar that are no secrets; those without a value are left out later."""
+        """Return the non-secret environment variables of the sidecar; the caller drops empty values."""
         return {}
 
     def secrets(self, settings: Any) -> Mapping[str, str]:
-        """Return the secrets of the sidecar by variable; those without a value are left out later."""
+        """Return the secrets of the sidecar by variable name; the caller drops empty values."""
         return {}
 
     def note(self, settings: Any) -> str:
-        """Return where the tracker keeps a run, in words; "" where that is obvious."""
+        """Return a description of the location of a run in the tracker, or "" if the location is obvious."""
         return ""
 
     def about_runs(self, environs: Sequence[Mapping[str, str]], settings: Any) -> str:
-        """Return a line about runs with these variables, for the plan of a sweep; "" = nothing to tell."""
+        """Return a line about runs with these environment variables for the plan of a sweep, or ""."""
         return ""
 
 
 class AlwaysOn:
-    """A kind of machine that stays on, and that follows runs and ends their pods while the laptop is off.
+    """A kind of machine that stays on, follows runs and ends their pods while the laptop of the user is off.
 
     settings: `infra.settings.Settings`, which this module cannot import.
     """
 
     suggestion = ""
-    """The sentence of a plan that says what to type for such a machine."""
+    """Sentence of a plan with the command that sets up such a machine."""
     end = ""
-    """The clause of a plan that names such a machine as an end of a pod that hangs."""
+    """Clause of a plan that lists such a machine among the mechanisms that end a hanging pod."""
     letter, answer = "", ""
-    """An answer to the question which offer to rent: its letter and its text."""
+    """Letter and text of an extra choice in the prompt for the offer to rent."""
 
     def name_here(self, settings: Any) -> str:
-        """Return what a plan calls this machine where it is such a machine; "" elsewhere."""
+        """Return the name of the current machine for plans if it is of this kind, else ""."""
         return ""
 
     def state_here(self, settings: Any) -> str:
-        """Return the line of `inv status` on such a machine; "" elsewhere."""
+        """Return the line of `inv status` on a machine of this kind, else ""."""
         return ""
 
     def how(self, again: Callable[..., str]) -> str:
-        """Return what to type after that answer. again: returns the line that was typed, with more words."""
+        """Return the command to run after this choice. again: returns the current command line with extra arguments."""
         return ""
 
 
 @functools.cache
 def installed() -> Mapping[str, Pack]:
-    """Return the packs that are on, by name. Raises ValueError for a folder whose record has another name."""
+    """Return the installed packs by name. Raise ValueError if a pack and its folder have different names."""
     found = {}
     for path in sorted(FOLDER.glob("*/pack.py")):
         pack = load(f"packs.{path.parent.name}.pack:PACK")
@@ -217,13 +217,13 @@ def installed() -> Mapping[str, Pack]:
 
 
 def load(where: str) -> Any:
-    """Import the object at "module:attribute" and return it."""
+    """Import the object at "module:attribute" and return the object."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def entries(kind: str) -> dict[str, str]:
-    """Return where the entries of one kind are, by their names, of all installed packs."""
+    """Return the "module:attribute" paths of all entries of a kind, by name, from all installed packs."""
     return {name: where for pack in installed().values() for name, where in getattr(pack, kind).items()}
 
 
@@ -248,39 +248,39 @@ def flags_added_to(command: str) -> list[str]:
 
 
 def provider_traits() -> dict[str, Mapping[str, Any]]:
-    """Return the traits of the providers of all packs, installed or not, by name: see the index."""
+    """Return the traits of the providers of all packs, installed or not, by name, from `known_packs.json`."""
     return {name: traits for pack in known().values() for name, traits in pack["providers"].items()}
 
 
 def engines() -> list[str]:
-    """Return the providers of all packs, installed or not, that keep their runs."""
+    """Return the names of the providers of all packs, installed or not, that are engines."""
     return [name for name, traits in provider_traits().items() if traits["keeps_runs"]]
 
 
 def named_trackers() -> dict[str, NamedTracker]:
-    """Return the trackers of all installed packs, by name."""
+    """Return an instance of each tracker of the installed packs, by name."""
     return {name: load(where)() for name, where in entries("trackers").items()}
 
 
 def always_on_machines() -> list[AlwaysOn]:
-    """Return the kinds of machines that stay on, of all installed packs."""
+    """Return an instance of each always-on machine kind of the installed packs."""
     return [load(where)() for where in entries("always_on").values()]
 
 
 @functools.cache
 def known() -> Mapping[str, Mapping[str, Any]]:
-    """Return the words of every pack, installed or not, by pack and kind: see `scripts.project.packs_index`."""
+    """Return the words of every pack, installed or not, by pack and kind; see `scripts.project.packs_index`."""
     found: Mapping[str, Mapping[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))
     return found
 
 
 def words(kind: str) -> list[str]:
-    """Return the words of one kind of all packs, installed or not."""
+    """Return the words of a kind of entry in all packs, installed or not."""
     return [word for pack in known().values() for word in pack.get(kind, ())]
 
 
 def lacking(kind: str, word: str) -> str:
-    """Return in words which pack has `word` and is not installed; "" where no such pack does.
+    """Return a message that names the missing pack of `word`, or "" if no missing pack has the word.
 
     kind: a key of the index: `commands`, `settings`, `phases` and so on; see `scripts.project.packs_index`. A word of
     `command_flags` is a command with a flag, such as "launch --cmd".
@@ -295,11 +295,11 @@ def lacking(kind: str, word: str) -> str:
 
 
 def _below(name: str) -> list[str]:
-    """Return a pack and all that it needs, directly or not."""
+    """Return a pack and all direct and indirect dependencies of the pack."""
     return [name, *(one for need in known()[name]["needs"] for one in _below(need))]
 
 
 def typed(line: str) -> str:
-    """Return a command line that a text suggests, with a note where its command is of a pack that is not installed."""
+    """Return a suggested command line, with a note if the command belongs to a missing pack."""
     note = lacking("commands", line.split()[1])
     return f"{line} ({note})" if note else line

@@ -1,7 +1,7 @@
-"""Reads records (frozen dataclasses) from plain values: unknown keys are refused, types are checked and never coerced.
+"""The strict reader of records (frozen dataclasses) from plain values: unknown keys raise, types are never coerced.
 
-In: what JSON or YAML says, and the kind of record that it is to be. Out: the record, or `Misfit` with the place and
-what is wrong there. Whose file it is, and in which words that is told, the caller knows.
+The input is a parsed JSON or YAML value and the record class; the result is the record, or `Misfit` with the location
+and the error. The caller adds the file name and the wording of the final message.
 """
 
 import difflib
@@ -13,14 +13,14 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # the form of msgspec's messages
+_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # format of msgspec error messages
 
 
 class Misfit(ValueError):
-    """A document does not fit its record.
+    """An error at a location of a document that does not fit the record class.
 
-    `place` leads to it, key by key, with a number from 1 where a key stands for a list. `key` is the one that is not
-    known there, "" when a value does not fit; `known` are those that are.
+    `place` is the path of keys to the error, with 1-based numbers for list items. `key` is the unknown key, or "" for
+    an invalid value; `known` lists the valid keys.
     """
 
     def __init__(self, place: Sequence[str], what: str, key: str = "", known: Sequence[str] = ()) -> None:
@@ -29,32 +29,32 @@ class Misfit(ValueError):
 
     @property
     def near(self) -> str:
-        """Return the known key that is spelt most alike; "" when none is."""
+        """Return the valid key with the closest spelling, or ""."""
         return next(iter(difflib.get_close_matches(self.key, self.known, 1)), "")
 
 
 def read(kind: type[T], raw: Any, spared: Sequence[str] = ()) -> T:
-    """Return the `kind` that `raw` says.
+    """Return the record of class `kind` in `raw`.
 
-    spared: keys that no record knows, and that the caller refuses in words of its own. Raises Misfit.
+    spared: unknown keys to ignore, which the caller rejects with its own message. Raise Misfit.
     """
     refuse_unknown(kind, raw, spared)
     return convert(kind, raw)
 
 
 def convert(kind: type[T], raw: Any) -> T:
-    """Return the `kind` that `raw` says, whose keys are known. Raises Misfit."""
+    """Return the record of class `kind` in `raw`, without a check for unknown keys. Raise Misfit."""
     import msgspec
 
     try:
         return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:  # messages of the record's own checks among them
+    except msgspec.ValidationError as error:  # includes errors of the record's own checks
         found = _AT.fullmatch(str(error))
         raise Misfit([found["place"]] if found else [], found["what"] if found else str(error)) from None
 
 
 def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = (), place: Sequence[str] = ()) -> None:
-    """Raise Misfit where `raw`, or a record inside of it, has a key that its kind has not."""
+    """Raise Misfit if `raw` or a nested record has a key that the record class does not define."""
     if not isinstance(raw, Mapping):
         raise Misfit(place, f"expected a mapping, got {type(raw).__name__}")
     hints = typing.get_type_hints(kind)
@@ -71,14 +71,14 @@ def refuse_unknown(kind: type, raw: Any, spared: Sequence[str] = (), place: Sequ
 
 
 def _kinds(hint: Any) -> list[type]:
-    """Return all records that a hint is made of."""
+    """Return all record classes in a type hint."""
     if is_dataclass(hint) and isinstance(hint, type):
         return [hint]
     return [one for part in typing.get_args(hint) for one in _kinds(part)]
 
 
 def _parts(key: str, hint: Any, value: Any) -> list[tuple[list[str], Any]]:
-    """Return the parts of a key's value that may be records, and their places: all, each of a list, each by name."""
+    """Return the values of a key that may be records, with their paths: the value itself, list items or dict values."""
     if isinstance(value, list):
         return [([f"{key} {number}"], one) for number, one in enumerate(value, 1)]
     outer = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

@@ -1,7 +1,7 @@
-"""Talk as wide as the terminal that shows it: lines end between words, and never within a command.
+"""The wrapping of messages to the width of the terminal: lines break between words, never inside a command.
 
-In: sentences. Out: the same with line ends for a terminal, as they are for anything else. A command that is longer than
-a line is left to the terminal, which breaks what it shows but not what is copied from it.
+The input is text; the result has line breaks for a terminal and is unchanged for other streams. A command longer than a
+line is left to the terminal, whose soft wrapping does not affect copied text.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ _COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?<![\w/])(?:\./)?inv [a-z][\w.-]*(?: [^\s;,]+)?(?: (?=\S*[-/_A-Z0-9<])[^\s;,]+)*"
 )
 _FIRST_COLUMN = re.compile(r"(\S.*?\s{2,})\S")
-_HELD = "\x00"  # stands for a space that ends no line
+_HELD = "\x00"  # placeholder for a non-breaking space
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Return `text` for `stream`. What stands in columns keeps them."""
+    """Return `text` wrapped for `stream`; continuation lines of two-column text start at the second column."""
     if not stream.isatty():
         return text
     width = width_of(stream)
@@ -26,7 +26,7 @@ def fitted(text: str, stream: TextIO) -> str:
 
 
 def width_of(stream: TextIO) -> int:
-    """Return the columns of the terminal behind this stream, whatever the others are: `inv status | less`."""
+    """Return the columns of the terminal behind `stream`, independent of other streams: `inv status | less`."""
     with contextlib.suppress(ValueError):
         if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
             return columns

@@ -1,10 +1,11 @@
-"""A user's own code: a provider, a source, a reward, a phase, a tracker or a filter in a Python file or package.
+"""User extensions: a provider, source, reward, phase, tracker or filter in a Python file or package of the user.
 
-In: a word of SLIPWAY_EXTENSIONS, such as `lab/boxes.py` or `lab.boxes`. Out: an `Extension`, which is its text: it is
-read and checked without being run, is hashed, and goes along with a run. `store.extensions.run` runs it from that text.
+The input is an entry of SLIPWAY_EXTENSIONS, such as `lab/boxes.py` or `lab.boxes`. The result is an `Extension` with
+the source text, which is read and checked without execution, hashed, and shipped with a run. `store.extensions.run`
+executes this text.
 
-An extension is called as its file is, and adds what it has functions for: `def provider(settings)` in lab/boxes.py is
-the provider `boxes`.
+The file name is the name of the extension, and its functions define the kinds: `def provider(settings)` in lab/boxes.py
+is the provider `boxes`.
 """
 
 import ast
@@ -31,7 +32,7 @@ FUNCTIONS = {
 }
 """The kinds of extensions, each with the parameters of its function."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-PACKED = '{"slipway-package": '  # beginning of the text of a package
+PACKED = '{"slipway-package": '  # prefix of the text of a package
 OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "scripts", "packs", "tests", "tasks")
 
 _used: dict[str, "Extension"] = {}
@@ -39,15 +40,15 @@ _used: dict[str, "Extension"] = {}
 
 @dataclass(frozen=True)
 class Extension:
-    """The code of one extension."""
+    """The source code of an extension."""
 
     name: str
     text: str = field(repr=False)
-    """Text of its file; for a package JSON with all of its modules: as it is shipped and hashed."""
+    """Text of the file, or for a package a JSON document with all modules, as shipped and hashed."""
     where: str
-    """Path of its file on this machine; on a pod the name of that file only."""
+    """Path of the file on this machine; on a pod, the file name only."""
     word: str = ""
-    """The file or module that the user named; "" on a pod."""
+    """File or module named by the user; "" on a pod."""
 
     @property
     def sha256(self) -> str:
@@ -55,12 +56,12 @@ class Extension:
 
     @property
     def label(self) -> str:
-        """Return the label of this very code in settings and fingerprints: `boxes.py 3f0c9a1b72d4`."""
+        """Return the label of this exact code in settings and fingerprints: `boxes.py 3f0c9a1b72d4`."""
         return f"{Path(self.where).name} {self.sha256[:12]}"
 
     @property
     def modules(self) -> dict[str, str]:
-        """Return the text of each of its modules by dotted names, the extension itself first."""
+        """Return the source texts by dotted module name, the extension itself first."""
         if not self.text.startswith(PACKED):
             return {f"slipway_extension_{self.sha256[:16]}": self.text}
         said = json.loads(self.text)
@@ -69,18 +70,18 @@ class Extension:
 
     @property
     def tree(self) -> ast.Module:
-        """Return its statements. Raises ExtensionError with the line where it is not Python."""
+        """Return the parsed syntax tree. Raise ExtensionError with the line of a syntax error."""
         return _parsed(next(iter(self.modules.values())), self.where)
 
     @property
     def adds(self) -> tuple[str, ...]:
-        """Return the kinds of things that it has a function for. Raises ExtensionError where it is not Python."""
+        """Return the kinds for which the extension has a function. Raise ExtensionError for invalid Python."""
         return tuple(kind for kind in FUNCTIONS if kind in _defined(self.tree))
 
     def literal(self, name: str) -> tuple[Any, int]:
-        """Return the value of a constant, and its line, without running it; (None, 0) for none.
+        """Return the value of a constant and its line number without executing the file; (None, 0) if undefined.
 
-        Raises ExtensionError for a value that is not written out.
+        Raise ExtensionError unless the value is a literal.
         """
         for statement in self.tree.body:
             if isinstance(statement, ast.Assign) and [ast.unparse(one) for one in statement.targets] == [name]:
@@ -95,7 +96,7 @@ class Extension:
 
 
 def words_of(setting: str) -> list[str]:
-    """Return the files and modules that a setting lists."""
+    """Return the files and modules in a comma-separated setting, without duplicates."""
     return list(dict.fromkeys(filter(None, (one.strip() for one in setting.split(",")))))
 
 
@@ -109,16 +110,16 @@ def name_of(word: str) -> str:
 
 
 def names(setting: str) -> list[str]:
-    """Return the names of the listed extensions; no file is touched."""
+    """Return the names of the listed extensions without accessing files."""
     return [name_of(one) for one in words_of(setting)]
 
 
 def find(setting: str, kind: str, name: str, ours: Sequence[str] = ()) -> Extension | None:
-    """Return the listed extension that adds a `kind` called `name`; None where none is called so.
+    """Return the listed extension that adds a `kind` called `name`, or None if no listed extension has this name.
 
-    ours: the names that Slipway itself has of that kind. Only files of that name are read, and none is run. Raises
-    ExtensionError for a file that is missing, is not Python, belongs to somebody else or does not have the function,
-    for two of one name, and for a name that is Slipway's own.
+    ours: the built-in names of this kind. Only files with this name are read, and no file is executed. Raise
+    ExtensionError for a file that is missing, invalid Python, owned by an untrusted user or without the function, for
+    two extensions with the same name, and for a built-in name.
     """
     listed = [word for word in words_of(setting) if name_of(word).casefold() == name.casefold()]
     taken = next((one for one in ours if one.casefold() == name.casefold()), "")
@@ -137,7 +138,7 @@ def find(setting: str, kind: str, name: str, ours: Sequence[str] = ()) -> Extens
 
 
 def read(word: str) -> Extension:
-    """Return the extension of a file or module, which is not run. Raises ExtensionError."""
+    """Return the extension of a file or module without executing the code. Raise ExtensionError."""
     name = name_of(word)
     if not NAME.fullmatch(name):
         raise ExtensionError(
@@ -150,7 +151,7 @@ def read(word: str) -> Extension:
 
 
 def of_file(path: Path) -> Extension:
-    """Return the extension of a file, whatever it is called. Raises ExtensionError."""
+    """Return the extension of a file with any name. Raise ExtensionError."""
     where = path.expanduser().absolute()
     text = text_of(where)
     _parsed(text, str(where))
@@ -158,12 +159,12 @@ def of_file(path: Path) -> Extension:
 
 
 def of_text(text: str, name: str, where: str = "") -> Extension:
-    """Return the extension that was shipped as `text`."""
+    """Return the extension with the shipped source `text`."""
     return Extension(name, text, where or f"{name}.py")
 
 
 def require(extension: Extension, kind: str) -> None:
-    """Raise ExtensionError unless it has the function of that kind, with the parameters that this is given."""
+    """Raise ExtensionError unless the extension has a function of this kind that accepts the expected parameters."""
     wanted = f"{kind}({', '.join(FUNCTIONS[kind])})"
     defined = _defined(extension.tree)
     if kind not in defined:
@@ -183,24 +184,24 @@ def require(extension: Extension, kind: str) -> None:
 
 
 def adds_nothing(extension: Extension) -> str:
-    """Return in words that it has none of the functions, and which may have been meant."""
+    """Return the message for an extension without any known function, with the closest misspelling if any."""
     defined = _defined(extension.tree)
     near = next((said for kind in FUNCTIONS if (said := nearest(kind, defined))), "")
     return f"adds nothing: {extension.where} has no function {', '.join(FUNCTIONS)}{near}"
 
 
 def nearest(name: str, defined: Mapping[str, ast.stmt]) -> str:
-    """Return in words which definition may have been meant, with its line; "" for none."""
-    lower = {one.lower(): one for one in defined if not one.isupper()}  # a constant is no misspelt function
+    """Return a hint with the definition closest to `name` and its line, or ""."""
+    lower = {one.lower(): one for one in defined if not one.isupper()}  # constants are not misspelt functions
     near = difflib.get_close_matches(name, lower, 1, 0.7)
     return f"; line {defined[lower[near[0]]].lineno} has {lower[near[0]]}: did you mean that?" if near else ""
 
 
-# The extensions that this process uses: filled where a run is planned, and where its job runs.
+# Extensions registered in this process, by the planner of a run and by the job of a run.
 
 
 def use(extension: Extension) -> Extension:
-    """Register an extension in this process, by its name."""
+    """Register an extension in this process under its name."""
     _used[extension.name] = extension
     return extension
 
@@ -214,13 +215,13 @@ def all_used() -> tuple[Extension, ...]:
 
 
 def receive(shipped: Mapping[str, str]) -> None:
-    """Register the extensions that came along with this process's work, by name."""
+    """Register the extensions shipped with the work of this process, by name."""
     for name, text in shipped.items():
         use(of_text(text, name))
 
 
 def _of_module(word: str) -> Extension:
-    """Return the extension that is a module of a package. Nothing of the package is run, as an import would."""
+    """Return the extension in a module of a package. Unlike an import, no code of the package is executed."""
     top = word.partition(".")[0]
     if not all(part.isidentifier() for part in word.split(".")):
         raise ExtensionError(f"{word!r} is neither a file that ends in .py nor the name of a module")
@@ -246,7 +247,7 @@ def _of_module(word: str) -> Extension:
         parts = path.relative_to(above).with_suffix("").parts
         if all(part.isidentifier() for part in parts):
             modules[".".join(parts).removesuffix(".__init__")] = of_file(path).text
-    for name in list(modules):  # folders without __init__.py
+    for name in list(modules):  # parents without __init__.py
         for end, letter in enumerate(name):
             if letter == ".":
                 modules.setdefault(name[:end], "")

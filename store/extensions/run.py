@@ -1,4 +1,4 @@
-"""Running an extension: its modules are made of the texts that were checked and hashed, not of what the disk has."""
+"""The execution of an extension, from the source texts that were checked and hashed, never from the disk."""
 
 import importlib
 import importlib.abc
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def function(extension: Extension, kind: str) -> Callable[..., Any]:
-    """Return the function of that kind; its module is run now, once per process. Raises ExtensionError."""
+    """Return the function of a kind; execute the module on first use in this process. Raise ExtensionError."""
     require(extension, kind)
     made = getattr(_module(extension), kind, None)
     if not callable(made):
@@ -24,9 +24,9 @@ def function(extension: Extension, kind: str) -> Callable[..., Any]:
 
 
 def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], BaseException | None]:
-    """Return the result of a user's code, which is called in a thread of that name, and what it raised.
+    """Call user code in a named thread; return its result and its exception.
 
-    Both are empty when it has not returned within `limit_s`; it may never do so.
+    Both are empty if the call has not returned within `limit_s`; the thread may then run forever.
     """
     made: list[T] = []
     raised: list[BaseException] = []
@@ -34,7 +34,7 @@ def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], 
     def work() -> None:
         try:
             made.append(call())
-        except BaseException as error:  # also SystemExit: a user's code must not end ours
+        except BaseException as error:  # including SystemExit: user code must not end this process
             raised.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name=name)
@@ -44,7 +44,7 @@ def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], 
 
 
 def blame(extension: Extension, error: BaseException) -> str:
-    """Return the error and its place: the last line of the extension that led there."""
+    """Return the error message with the last traceback line inside the extension."""
     ours = {_place(extension, module) for module in extension.modules}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]
@@ -53,7 +53,7 @@ def blame(extension: Extension, error: BaseException) -> str:
 
 
 class _Texts(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
-    """Imports the modules of an extension from their texts, which were checked and hashed, and not from the disk."""
+    """An import hook that loads the modules of an extension from the checked and hashed texts, not from the disk."""
 
     def __init__(self, extension: Extension) -> None:
         self.texts = extension.modules
@@ -78,7 +78,7 @@ class _Texts(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
 
 
 def _module(extension: Extension) -> Any:
-    """Return the module of an extension, run once per process. Raises ExtensionError with the line that failed."""
+    """Return the module of an extension, executed once per process. Raise ExtensionError with the failing line."""
     finder = _Texts(extension)
     first = next(iter(finder.texts))
     top = first.partition(".")[0]
@@ -93,7 +93,7 @@ def _module(extension: Extension) -> Any:
         return importlib.import_module(first)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit: whatever it raises is told
+    except BaseException as error:  # including SystemExit: report every error
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
             for name in finder.texts:
@@ -102,7 +102,7 @@ def _module(extension: Extension) -> Any:
 
 
 def _place(extension: Extension, module: str) -> str:
-    """Return the file that a traceback names for a module of an extension."""
+    """Return the file name that tracebacks show for a module of an extension."""
     if module == next(iter(extension.modules)):
         return extension.where
     return f"{module.replace('.', '/')}.py"

@@ -1,23 +1,23 @@
-"""Check who can have written a file: it is read only if nobody else can, as its code will run with the user's keys."""
+"""The ownership check of extension files: code with the keys of the user must be writable by trusted users only."""
 
 import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # bytes of all files of one extension, which are part of the job
+MOST_BYTES = 1 << 20  # maximum total size of an extension, which is shipped with the job
 
 
 class ExtensionError(Exception):
-    """An extension is not as it must be: which, in which line, and what would do."""
+    """An invalid extension; the message gives the extension, the line and the fix."""
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file that nobody else can have written. Raises ExtensionError.
+    """Return the text of a file that only trusted users can write. Raise ExtensionError.
 
-    Its code runs with the keys of whoever types commands, so it must not be anybody's who does not have these.
+    The code runs with the keys of the user, so a user without these keys must not be able to change the file.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # not a folder, and not a pipe, whose opening would block
+        if not stat.S_ISREG(path.stat().st_mode):  # no folders, and no pipes, which block on opening
             raise ExtensionError(f"{path} is no file")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -40,18 +40,18 @@ def text_of(path: Path) -> str:
 
 
 def trusted_owners() -> frozenset[int]:
-    """Return whose code runs with our keys anyway: ours, root's, and whoever owns this very code."""
+    """Return the trusted user ids: this user, root, the owner of this file and, for root under sudo, the caller."""
     by_sudo = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
     of_slipway = Path(__file__).stat().st_uid
     return frozenset({os.geteuid(), 0, of_slipway, *([int(by_sudo)] if by_sudo.isdecimal() else [])})
 
 
 def complaint(about: os.stat_result, owners: frozenset[int]) -> str:
-    """Return why somebody else may have written a file, or may replace what is in a folder; "" when nobody can."""
+    """Return why an untrusted user may write the file or replace entries of the folder, or ""."""
     if about.st_uid not in owners:
         return f"belongs to {_user(about.st_uid)}"
     if stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX:
-        return ""  # such as /tmp: only the owner of what is in it can replace that
+        return ""  # sticky, such as /tmp: only the owner of an entry can replace the entry
     if about.st_mode & stat.S_IWOTH:
         return "may be written by everybody"
     if about.st_mode & stat.S_IWGRP and about.st_gid != 0 and not _is_private_group(about.st_gid, about.st_uid):
@@ -69,7 +69,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Return whether a group is a user's alone, as many systems make one for each."""
+    """Return whether a group belongs to a single user, as on systems with user private groups."""
     import grp
     import pwd
 

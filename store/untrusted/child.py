@@ -1,9 +1,8 @@
-"""A child process that works on untrusted input within limits, one question after another.
+"""The child process that handles untrusted input within limits, one question at a time.
 
-In: a module that calls `limited.answer_all`, a first message, questions. Out: answers, all of them bytes. The child has
-bounds of memory, of computing time per question and of files, knows no secret, and leaves when its parent does. Raises
-ChildFailed with the reason in words: the child's own, or how the child ended. Then the next question starts another
-child.
+The parent names a module that calls `limited.answer_all`, an initial message and questions; questions and answers are
+bytes. The child has limits on memory, CPU time per question and file size, gets no secrets, and exits with its parent.
+A failure raises ChildFailed with the reason from the child or the exit status; the next question starts a new child.
 """
 
 import contextlib
@@ -23,41 +22,41 @@ from store.untrusted import limited
 
 ROOT = Path(__file__).parents[2]
 KNOWN = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
-# One thread each: threads multiply what a question may compute.
+# One thread per library, since threads multiply the CPU time of a question.
 THREADS = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class ChildFailed(Exception):
-    """A question has no answer; the message says why, behind a subject that the caller knows."""
+    """A failed question; the message gives the reason as a predicate, and the caller adds the subject."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildLimits:
-    """The limits of a child."""
+    """The resource limits of a child."""
 
     room_bytes: int = 256 << 20
-    """Memory beside that of the imports."""
+    """Memory in addition to the memory used by imports."""
     cpu_s: float = 2.0
-    """Computing time of one question."""
+    """CPU time per question in seconds."""
     answer_s: float = 8.0
-    """Time of one question, on a machine that is busy with other work."""
+    """Wall time per question in seconds, generous for a busy machine."""
     start_s: float = 60.0
-    """Time of the imports."""
+    """Wall time for the imports in seconds."""
     answer_bytes: int = 16 << 20
 
 
 class LimitedChild:
-    """One child, started when it is first asked. Any thread may ask; a forked copy starts a child of its own."""
+    """A child process, started by the first question. Thread-safe; a forked process starts a new child."""
 
     def __init__(self, module: str, words: Sequence[str], first: bytes, limits: ChildLimits) -> None:
-        """Take note of what to start. first: a question that each new child is asked before any other."""
+        """Store the command without starting the child. first: the initial question for each new child."""
         self.module, self.words, self.first, self.limits = module, list(words), first, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._lock = threading.Lock()
 
     def ask(self, question: bytes) -> bytes:
-        """Return the answer. Raises ChildFailed."""
+        """Return the answer to a question. Raise ChildFailed."""
         with self._lock:
             process = self._living()
             try:
@@ -68,7 +67,7 @@ class LimitedChild:
                 raise
 
     def _living(self) -> "subprocess.Popen[bytes]":
-        """Return the child of this process. Raises ChildFailed."""
+        """Return the running child of this process, started if necessary. Raise ChildFailed."""
         if self._process is not None and self._owner == os.getpid():
             return self._process
         limits = self.limits
@@ -120,7 +119,7 @@ class LimitedChild:
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
-    """End a child with all that it has started, in the process that has started the child."""
+    """Kill the process group of a child, but only from the process that started the child."""
     if os.getpid() != owner:
         return
     if process.poll() is None:
@@ -129,7 +128,7 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with contextlib.suppress(OSError):  # words that it has not read
+        with contextlib.suppress(OSError):  # unread input of the child
             pipe.close()
 
 

@@ -1,6 +1,6 @@
-"""The inside of a child for untrusted input: its limits, and its loop of questions and answers. Imports little.
+"""The child side of untrusted input: resource limits and the question-answer loop. Imports few modules.
 
-Each message is eight bytes of length and so many bytes; an answer begins with one of GOOD, BAD, LAST.
+A message is an 8-byte big-endian length and the payload; an answer starts with GOOD, BAD or LAST.
 """
 
 import os
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 
 HEAD_BYTES = 8
-GOOD, BAD, LAST = b"+", b"-", b"!"  # an answer; a refusal; a refusal behind which the child ends
-WORDS = 300  # characters of a refusal
+GOOD, BAD, LAST = b"+", b"-", b"!"  # an answer; a refusal; a refusal before the child exits
+WORDS = 300  # maximum characters of a refusal
 
 
 class ChildRefusal(Exception):
-    """A question is refused; the message says why."""
+    """A refused question; the message gives the reason."""
 
 
 def framed(words: bytes) -> bytes:
@@ -23,7 +23,7 @@ def framed(words: bytes) -> bytes:
 
 
 def answer_all(answer: Callable[[bytes], bytes]) -> None:
-    """Answer each question within the limits of the command line, until there is none or one breaks a limit."""
+    """Answer questions within the limits on the command line until the input ends or a question breaks a limit."""
     room_bytes, cpu_s = int(sys.argv[1]), float(sys.argv[2])
     source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -31,7 +31,7 @@ def answer_all(answer: Callable[[bytes], bytes]) -> None:
     said = GOOD
     while said[:1] != LAST and len(head := source.read(HEAD_BYTES)) == HEAD_BYTES:
         question = source.read(int.from_bytes(head, "big"))
-        # Its signal ends this process also where no Python runs.
+        # SIGPROF kills the process even inside native code.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         said = answered(answer, question)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -40,7 +40,7 @@ def answer_all(answer: Callable[[bytes], bytes]) -> None:
 
 
 def answered(answer: Callable[[bytes], bytes], question: bytes) -> bytes:
-    """Return the answer with its mark, whatever happens."""
+    """Return the answer with its mark; every error becomes a refusal."""
     try:
         return GOOD + answer(question)
     except MemoryError:
@@ -49,7 +49,7 @@ def answered(answer: Callable[[bytes], bytes], question: bytes) -> bytes:
         return LAST + b"is nested too deeply"
     except ChildRefusal as refusal:
         return BAD + in_short(str(refusal))
-    except BaseException as error:  # also a panic of a library
+    except BaseException as error:  # including panics of native libraries
         return LAST + in_short(f"fails: {type(error).__name__}: {error}")
 
 
@@ -58,7 +58,7 @@ def in_short(words: str) -> bytes:
 
 
 def limit(room_bytes: int) -> None:
-    """Bound what this process may take beside what it has."""
+    """Limit the additional address space of this process to `room_bytes`, and forbid core dumps and file writes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + room_bytes,) * 2)

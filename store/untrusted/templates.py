@@ -1,8 +1,8 @@
-"""Chat templates of untrusted models, rendered in a child process with limits.
+"""The rendering of untrusted chat templates in a child process with limits.
 
-In: the text of a template, variables. Out: text. Raises Unreadable in words: the template is no template, refuses these
-variables, or takes more time or memory than a template may. A template that is harmless on one conversation may be
-hostile on the next, so the limits hold for each.
+`Template` takes the template source and variables and returns text. Unreadable reports an invalid template, a refused
+conversation, or an exceeded time or memory limit. The limits apply to each rendering, since a template may be harmless
+for one conversation and hostile for the next.
 """
 
 import json
@@ -16,28 +16,29 @@ from store.outside import Unreadable
 from store.untrusted.child import ChildFailed, ChildLimits, LimitedChild
 
 BEGIN, END = "\U0010fffb", "\U0010fffc"
-"""Private characters around a generation block."""
-Beginning = tuple[int, bool]  # the number of messages, and whether the next answer is asked for
+"""Private-use characters around a generation block."""
+Beginning = tuple[int, bool]  # number of messages, and whether to add the generation prompt
 LIMITS = ChildLimits()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 class Template:
-    """A chat template. It is read by a child at its first rendering."""
+    """A chat template, compiled by a child process at the first rendering."""
 
     def __init__(self, source: str, limits: ChildLimits = LIMITS) -> None:
         self._child = LimitedChild("store.untrusted.render", (), source.encode("utf-8", "surrogatepass"), limits)
 
     def render(self, variables: Mapping[str, Any], date: datetime | None = None) -> str:
-        """Return the text that the template makes of these variables, on that day or today. Raises Unreadable."""
+        """Return the text of the template for these variables, on the given date or today. Raise Unreadable."""
         return self.render_beginnings(variables, [], date)[0]
 
     def render_beginnings(
         self, variables: Mapping[str, Any], beginnings: Sequence[Beginning], date: datetime | None = None
     ) -> list[str]:
-        """Return the text of each beginning of the messages; of all variables as they are, where there is none.
+        """Return a text per beginning of the messages, or a single text of all messages without beginnings.
 
-        All at once: a question takes longer on its way than most templates. Raises Unreadable.
+        A single question covers all beginnings, since the round trip takes longer than most templates. Raise
+        Unreadable.
         """
         said = {"variables": dict(variables), "date": date.isoformat() if date else "", "beginnings": beginnings}
         try:
@@ -48,9 +49,9 @@ class Template:
 
 
 def check(folder: Path) -> None:
-    """Try the chat template of a model, where it has one. Raises Unreadable.
+    """Render a probe conversation with the chat template of a model, if any. Raise Unreadable.
 
-    One that refuses a conversation of two messages is no reason: the engine answers what it can.
+    A template that refuses the probe of two messages is accepted, since the engine may accept other conversations.
     """
     source = template_of(folder)
     if not source:
