@@ -1,9 +1,9 @@
-"""A run at work that is expected to cost, or to last, more than its limits allow.
+"""The forecast of an active run beyond its limits.
 
     progress -> time left (`time_left.left_of`) -> compared with the limits -> BeyondLimit: words, and the command
 
-Compared from step `ENOUGH_STEPS` of a training on: before, a forecast rests on others' measurements, or on a table.
-Times and money are of the vendor's clock. Pure.
+The comparison starts at training step `ENOUGH_STEPS`: earlier forecasts rest on other runs or on a table. Times and
+money are on the vendor's clock. Pure.
 """
 
 import math
@@ -24,16 +24,16 @@ ENOUGH_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class BeyondLimit:
-    """The forecast of a run that its limits end before its work is done."""
+    """The forecast of a run that a limit ends before the work is done."""
 
     micro_usd: int
-    """Expected cost of the whole run, all of its pods."""
+    """Expected cost of the whole run with all pods, in micro-USD."""
     words: str
-    """The forecast, the limit, and the command that raises it."""
+    """Forecast, limit, and the command that raises the limit."""
 
 
 def has_pace(progress: Mapping[str, Any]) -> bool:
-    """Return whether a training of the run has done enough steps to tell its pace."""
+    """Return whether a training step of the run has enough steps for a measured pace."""
     records = [step.get("record") or {} for step in progress.get("steps") or ()]
     return any((record.get("step") or 0) >= ENOUGH_STEPS for record in records if record.get("kind") == "progress")
 
@@ -41,9 +41,9 @@ def has_pace(progress: Mapping[str, Any]) -> bool:
 def beyond_limit(
     op: Op, rows: Sequence[Op], left_s: tuple[float, float, float], now: Clocks, scale: float
 ) -> BeyondLimit | None:
-    """Return what a live rented run is expected to need beyond its limits; None while they suffice.
+    """Return the forecast of a live rented run beyond its limits, or None while the limits suffice.
 
-    `rows`: of the run, all nodes and earlier pods; `left_s`: low, expected, high, of its machine's clock.
+    `rows`: all nodes and earlier pods of the run; `left_s`: low, expected and high seconds on the clock of the machine.
     """
     limit_in_s = spend.left_s(op, now, scale)
     _, expected_s, high_s = (scale * one for one in left_s)
@@ -51,7 +51,7 @@ def beyond_limit(
         return None
     rate, spent = op.rate * run_rows.size_of(op), sum(spend.spent(row, now, scale) for row in rows)
     cost = spent + _cost(expected_s, rate)
-    raised = high_s + SETUP_S[1]  # another pod takes the place of this one
+    raised = high_s + SETUP_S[1]  # a new pod repeats the set-up
     flags, allowed = [], []
     money_s = spend.left_s(replace(op, ttl_s=None), now, scale)
     if op.cap is not None and money_s is not None and expected_s > money_s:

@@ -1,9 +1,9 @@
-"""The limits of a run that is rented, also of one that goes on: what was typed, what it had before, or the default.
+"""The limits of a rented run, new or resumed: the typed limits, the limits of the earlier run, or the default.
 
-    plan, offers, the run that it goes on with -> RunLimits: of each pod, and in words
+    plan, offers, the resumed run -> RunLimits: of each pod, and in words
 
-A run that goes on keeps its limits, which count from its beginning, unless others are typed. One that has ended at a
-limit does not go on without a higher one: it would end at once, and bill for it.
+A resumed run keeps the earlier limits, counted from the start of the run, unless new limits are typed. After an end at
+a limit a run resumes only with a higher limit; otherwise the new pod would end at once and still bill.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ from infra.units import duration
 
 @dataclass(frozen=True, kw_only=True)
 class RunLimits:
-    """The limits of a run: what was typed, resolved."""
+    """The resolved limits of a run."""
 
     limits: Limits
-    """Limits of the pod of each node from now on."""
+    """Limits for the pod of each node from now on."""
     spend_micro_usd: int | None
-    """Spend limit of the whole run, from its beginning; None = it has none."""
+    """Spend limit of the whole run from its start in micro-USD, or None without a limit."""
     words: str = ""
-    """The limit that nobody typed, and the reason for it."""
+    """Description of a limit that was not typed, with the reason."""
 
 
 def run_limits(
     plan: Plan, offers: Sequence[Offer], before: Op | None, journal: Journal, settings: Settings
 ) -> RunLimits:  # fmt: skip
-    """Return the limits of a plan's job on these offers. `before`: the newest pod of the run that it goes on with.
+    """Return the limits of a plan's job on these offers. `before`: the newest pod of the resumed run.
 
-    The default is of the cheapest offer: a dearer one works as fast for its price, or the limit ends it.
-    Raises LimitHit for a run that would end at once.
+    The default limit is based on the cheapest offer: a dearer machine works proportionally faster, or hits the limit.
+    Raise LimitHit for a run that would end at once.
     """
     assert plan.job is not None
     typed, nodes = plan.job.limits, plan.request.nodes
@@ -64,7 +64,7 @@ def run_limits(
 def _of_earlier(
     before: Op, typed: Limits, total: int | None, nodes: int, journal: Journal, settings: Settings
 ) -> RunLimits:  # fmt: skip
-    """Return the limits of a run that goes on: those that are typed, else its own, less what it has used."""
+    """Return the limits of a resumed run: the typed limits, else the earlier limits, minus the amounts used."""
     total, spent = before.budget if total is None else total, spent_by(before, journal, settings)
     time_s = typed.time_s
     if time_s is None and before.ttl_s is not None:
@@ -82,7 +82,7 @@ def _of_earlier(
 
 
 def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> None:
-    """Raise LimitHit for a run that has ended at a limit, where no other one is given of that kind."""
+    """Raise LimitHit for a run ended by a limit if no new limit of the same kind is given."""
     now, scale = read_clocks(), settings.clock_scale
     if op.is_live or not _says_limit(op, settings):
         return
@@ -98,23 +98,23 @@ def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> N
 
 
 def _says_limit(op: Op, settings: Settings) -> bool:
-    """Return whether a limit has ended it, by its verdict or its row, or its vendor has, whom nobody asked."""
+    """Return whether the run ended at a limit: by verdict, by its row, or by the vendor without a request."""
     state = last_verdict(op, settings).get("state") or op.outcome
     return state == "limit" or not state and op.del_requested_at is None
 
 
 def _is_near(op: Op, now: spend.Now, scale: float) -> bool:
-    """Return whether so little was left of its limit that its guard was about to end it, or had."""
+    """Return whether the remaining limit was so small that the guard was about to end the pod, or had ended the pod."""
     limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, scale)
     return limit_s is not None and left_s is not None and left_s <= leads_s(limit_s)[0]
 
 
 def _higher(op: Op, total: int | None, spent: int) -> str:
-    """Return a limit of twice the one that is used, as a flag."""
+    """Return a `--spend-limit` flag with twice the used limit."""
     return f"--spend-limit {whole_usd(2 * max(total or 0, spent))}"
 
 
 def spent_by(op: Op, journal: Journal, settings: Settings) -> int:
-    """Return what all pods of the run of this row have cost, and may yet cost."""
+    """Return the actual and reserved cost of all pods of the run of this row, in micro-USD."""
     rows = run_rows.rows_of(run_rows.run_of(op), run_rows.size_of(op), journal)
     return sum(spend.reserved(row, read_clocks(), settings.clock_scale) for row in rows)

@@ -1,12 +1,12 @@
-"""Resources that several runs share: an amount of money, and a user's own machines.
+"""The resources shared by several runs: budgets, and machines of the user.
 
-    pay_from    opens or finds the budget that a launch names, and reserves there what the run may cost
-    hand_back   returns what was reserved where nothing was rented
-    on_devices  takes the GPUs of a machine that a launch names; others may have the rest
-    in_line     gives a launch its place among those that wait for a machine: first come, first served
-    offered     gives a launch what vendors offer for it, where it waits for that: as soon as there is something
+    pay_from    opens or finds the budget of a launch and reserves the maximum cost of the run
+    hand_back   returns a reservation if no machine was rented
+    on_devices  selects GPUs of a machine for a launch; other runs may use the rest
+    in_line     puts a launch into the wait queue for a machine: first come, first served
+    offered     returns offers for a launch; waits for offers if requested
 
-The books are `infra.ledger.budgets` and `infra.ledger.turns`.
+The records are in `infra.ledger.budgets` and `infra.ledger.turns`.
 """
 
 import contextlib
@@ -32,42 +32,42 @@ from infra.selection.preflight import read_budget
 from infra.settings import Settings
 from infra.units import count, duration
 
-# seconds between two looks at what is in the way; for other machines each look makes a connection
+# Polling interval in seconds; on remote machines each poll opens a connection.
 WAIT_S = {"local": 1.0}
 WAIT_ELSEWHERE_S = 5.0
-LOOK_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
+LOOK_S = 60.0  # seconds between queries for offers, on the vendor's clock
 WAIT = "--wait"
-BUDGET = "budget"  # the line of launches that wait for money
+BUDGET = "budget"  # name of the wait queue for money
 
 
 def check_budget(said: str, journal: Journal) -> None:
-    """Raise UsageError for a budget that nobody has opened, nor would. `said`: as typed; "" = none."""
+    """Raise UsageError if a budget is missing and the flag does not open one. `said`: flag value; "" = none."""
     name, amount = read_budget(said) if said else ("", None)
     if name and amount is None:
         budgets.state(journal, name)
 
 
 def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
-    """Set the amount of a budget from now on. Raises UsageError for less than what is spent and reserved already."""
+    """Set the amount of a budget. Raise UsageError for less than the amount already spent and reserved."""
     return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
 
 
 def pay_from(
     said: str, run: str, most: int, journal: Journal, settings: Settings, tell: Say, waits: bool = False
 ) -> str:
-    """Return the name of the budget that pays for a run, where so many micro-dollars are reserved for it now.
+    """Reserve `most` micro-USD for a run in a budget and return the name of the budget.
 
-    `said`: as typed; "" = none. `waits`: until so much is free, first come, first served. Raises OutOfMoney; UsageError
-    for a budget that nobody has opened.
+    `said`: flag value; "" = no budget. `waits`: wait in the queue until enough money is free. Raise OutOfMoney, and
+    UsageError for a budget that does not exist.
     """
     if not said:
         return ""
     name, amount = read_budget(said)
     budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
-    if budget is not None:  # the cost of earlier pods is part of what is reserved for a run
+    if budget is not None:  # the reservation includes the cost of earlier pods
         own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
         most += own.most if own else 0
-    will_do = budget is not None and most <= budget.amount  # once enough of it is free
+    will_do = budget is not None and most <= budget.amount  # possible once other reservations are released
     if not (waits and will_do):
         try:
             budgets.reserve(journal, name, run, most, settings.clock_scale)
@@ -93,15 +93,15 @@ def pay_from(
                 tell(f"{run} waits for {why}; Ctrl-C stops waiting")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
-            settle_rows(journal, settings, tell, live)  # so that runs that are over release what they have not spent
+            settle_rows(journal, settings, tell, live)  # finished runs release unspent reservations
     finally:
         turns.leave(journal, turn)
 
 
 def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
-    """Take the launches that wait under that name, or all of them, out of the line; return their names.
+    """Remove waiting launches with this name, or all waiting launches, from the queue; return their names.
 
-    What is being started has waited, and is ended as what runs.
+    A launch already starting is left out and must be ended as a run.
     """
     waiting = [one for one in turns.waiting(journal) if run in ("", one.run)]
     for one in waiting:
@@ -114,18 +114,18 @@ def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
 
 
 def new_name(journal: Journal, stem: str = "") -> str:
-    """Return a name for a run that no run has had, and none that waits; `stem`: as `run_name` takes it."""
+    """Return an unused name for a run, distinct from earlier and waiting runs; `stem` as in `run_name`."""
     return run_name([*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))], stem)
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
-    """Give the reservation of a run back to its budget."""
+    """Return the reservation of a run to the budget `name`; no effect if `name` is ""."""
     if name:
         budgets.give_back(journal, name, run)
 
 
 def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
-    """Return the most that the pods of a run may cost together, on the dearest of these offers."""
+    """Return the maximum cost in micro-USD of all pods of a run on the dearest of these offers, or 0 for no limit."""
     ends = [] if limits.spend_micro_usd is None else [limits.spend_micro_usd]
     if limits.time_s is not None and offers:
         rate = max(one.micro_usd_per_hour for one in offers)
@@ -134,7 +134,7 @@ def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
 
 
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:
-    """Return the request with the GPUs of a machine that `--devices` names. Raises UsageError."""
+    """Return the request with the GPUs in `--devices`. Raise UsageError."""
     if not said:
         return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
@@ -154,7 +154,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
 
 @dataclass
 class MachineLine:
-    """The place in line of a run that waits for a machine of one's own; without a turn it does not wait."""
+    """The place of a run in the wait queue for a machine of the user; without `turn` the run does not wait."""
 
     journal: Journal
     settings: Settings
@@ -165,7 +165,7 @@ class MachineLine:
     told: str = ""
 
     def begin(self, work: Callable[[], Op]) -> Op:
-        """Call `work`, which rents, as soon as its turn has come. Raises its errors, but for temporary shortages."""
+        """Call `work`, which takes the machine, at the turn of the run. Errors except shortages propagate."""
         if self.turn is None:
             try:
                 return work()
@@ -185,7 +185,7 @@ class MachineLine:
                 self._note("")
             self._say(turns.why_waiting(self.journal, self.turn))
             ended = [one.token for one in found.values() if isinstance(one, Op)]
-            settle_rows(self.journal, self.settings, self.tell, ended)  # its own launch may be gone
+            settle_rows(self.journal, self.settings, self.tell, ended)  # the launch of the blocking row may be gone
             time.sleep(WAIT_S.get(self.turn.vendor, WAIT_ELSEWHERE_S))
 
     def _note(self, why: str) -> None:
@@ -203,7 +203,7 @@ class MachineLine:
 def in_line(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
 ) -> Iterator[MachineLine]:
-    """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
+    """Join the wait queue for a machine of the user if `waits`; leave the queue on exit."""
     line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
     line.may_wait = not (vendor.is_rented or vendor.recovers)
     if waits and line.may_wait:
@@ -218,7 +218,7 @@ def in_line(
 
 @dataclass(frozen=True, kw_only=True)
 class Offered(ChosenMachine):
-    """The offers for a launch. `turn`: of one that has waited for them, which leaves it when it has rented."""
+    """The offers for a launch. `turn`: the turn of a waiting launch, to be left after renting."""
 
     turn: Turn | None = None
 
@@ -227,10 +227,9 @@ def offered(
     candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, name: Callable[[], str] | None,
     journal: Journal, settings: Settings, tell: Say, narrow: choose.Narrow = choose.as_found,
 ) -> Offered:  # fmt: skip
-    """Return the request that is taken and its offers, as `choose.among`, which takes `narrow`.
+    """Return the chosen request and offers, as `choose.among` does with `narrow`.
 
-    `name`: makes the name under which it waits until there are some; None = it does not wait.
-    Raises NoOffer, Withdrawn.
+    `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or Withdrawn.
     """
     turn: Turn | None = None
     told = set[str]()
@@ -265,13 +264,13 @@ def offered(
                 turns.check_in_line(journal, turn)
                 time.sleep(min(WAIT_S["local"], left_s))
             turns.check_in_line(journal, turn)
-    except BaseException:  # also Ctrl-C
+    except BaseException:  # including Ctrl-C
         if turn is not None:
             turns.leave(journal, turn)
         raise
 
 
 def _offer_of(requests: Sequence[Request]) -> str:
-    """Return what is waited for, in words: `an offer of 8 x H100 or 4 x H200`."""
+    """Return a description of the awaited offer: `an offer of 8 x H100 or 4 x H200`."""
     each = [f"{one.num_gpus} x {one.gpu}" if one.num_gpus and one.gpu else one.gpu or "a machine" for one in requests]
     return f"an offer of {' or '.join(dict.fromkeys(each))}"

@@ -1,6 +1,7 @@
-"""The time that is left of a run at work.
+"""The remaining time of an active run.
 
-In: rows of the run, its progress, the forecast of its launch (`infra.ledger.timings`). Out: low, expected and high.
+The input is the rows and progress of the run and the forecast at launch (`infra.ledger.timings`); the result is the
+low, expected and high estimate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,15 @@ from infra.settings import Settings
 def left_of(
     rows: Sequence[Op], progress: Mapping[str, Any], settings: Settings
 ) -> tuple[tuple[float, float, float], str] | None:
-    """Return low, expected and high of the seconds left of a run at work, and their basis; None where nobody knows.
+    """Return low, expected and high seconds left and their basis, or None without a forecast or progress.
 
-    `rows`: of the run, oldest first.
+    `rows`: journal rows of the run, oldest first.
     """
     steps, now = progress.get("steps") or (), progress.get("updated_at")
     if not steps or not now:
         return None
     timings = Timings.beside(settings.state_file)
-    # a step that was started again takes as long as was forecast
+    # A restarted step takes as long as the original forecast.
     pods = [op for op in rows if not op.detached]
     told = next((one for op in reversed(pods) if (one := timings.of(op.token)) and one.expected), None)
     if told is None:

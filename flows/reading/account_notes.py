@@ -1,4 +1,4 @@
-"""Notes of the packs on accounts with vendors, such as the last drill: shown below offers and runs."""
+"""The notes of packs on vendor accounts, such as the last drill, shown below offers and runs."""
 
 import time
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from store.packs import AccountNotes
 
 
 def of_accounts(settings: Settings, providers: Iterable[str]) -> dict[str, AccountNotes]:
-    """Return the notes of each pack that has some, by their name, on those of the providers that are accounts."""
+    """Return the account notes of all packs, by note name, for the providers that are vendor accounts."""
     own, _ = own_providers(settings)
     vendors, now = [one for one in providers if one in (*VENDORS, *own)], time.time()
     return {name: packs.load(where)(settings, vendors, now) for name, where in packs.entries("account_notes").items()}

@@ -1,4 +1,4 @@
-"""The logs of a run: brought to this machine from wherever they are, and which of them are meant."""
+"""The logs of a run: download to this machine, and selection of the log files to show."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from store.manifest import StoreError
 
 
 def is_gone(op: Op, settings: Settings) -> bool:
-    """Return whether it cannot be asked any more, so that its logs are here or in the store only.
+    """Return whether the pod can no longer be queried, so that only local and stored logs exist.
 
-    So it is where its inventory, or the key of its vendor, is on another machine.
+    A provider without its inventory or vendor key on this machine also counts as gone.
     """
     if op.is_live:
         return False
@@ -30,7 +30,10 @@ def is_gone(op: Op, settings: Settings) -> bool:
 
 
 def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
-    """Bring the logs home; tell whether what is there, and in the store, has to do: the pod is deaf or gone."""
+    """Copy the logs of the pod to this machine; return True if the pod is unreachable or gone.
+
+    In this case only the logs on this machine and in the store are available.
+    """
     if not op.address or is_gone(op, settings):
         return True
     try:
@@ -38,9 +41,9 @@ def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
         mirror.bring_logs(op, transport, RunHome.of(op.run, settings.homes))
         return False
     except SlipwayError as error:
-        if is_gone(journal.op(op.token), settings):  # meanwhile
+        if is_gone(journal.op(op.token), settings):  # ended meanwhile
             return True
-        is_nowhere = isinstance(error, UsageError)  # its machine has left the inventory, or cannot be used as it stands
+        is_nowhere = isinstance(error, UsageError)  # removed from the inventory, or unusable
         if is_nowhere and not op.is_live:
             return True
         if not (is_nowhere or isinstance(error, (Lost, TimedOut, Unreachable))):
@@ -50,17 +53,17 @@ def bring(op: Op, journal: Journal, settings: Settings, tell: Say) -> bool:
 
 
 def bring_from_store(op: Op, settings: Settings, tell: Say) -> None:
-    """Bring what the pod itself has brought to the store: it may be gone."""
+    """Copy the logs uploaded to the store by the courier of the pod; the pod may be gone."""
     if not op.store:
         return
     try:
         mirror.bring_logs_from_store(op, RunHome.of(op.run, settings.homes))
-    except StoreError as error:  # then the copies on this machine are used
+    except StoreError as error:  # fall back to the copies on this machine
         tell(f"{op.run}: {error}")
 
 
 def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
-    """Return the logs that there are, in the order of the steps; before one that was rotated its earlier part."""
+    """Return the existing logs in the order of the steps, each after the earlier part of a rotated log."""
     if file:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
@@ -69,7 +72,7 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
         return _with_earlier(path)
     try:
         names = ["environment", *(step.name for step in op.read_job().steps)]
-    except UsageError:  # the order of the steps is not known
+    except UsageError:  # the order of the steps is unknown
         names = sorted(one.stem for one in folder.glob("*.log") if not is_earlier_part(one))
     return [part for name in names if (path := folder / f"{name}.log").exists() for part in _with_earlier(path)]
 
@@ -80,6 +83,6 @@ def _with_earlier(path: Path) -> list[Path]:
 
 
 def choose_errors(folder: Path, step: str) -> list[Path]:
-    """Return the error logs, oldest first; of one step, when it is named: their first line says whose they are."""
+    """Return the error logs, oldest first; with `step`, only logs that name the step in the first line."""
     found = sorted(folder.glob("error-*.log"))
     return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]

@@ -1,4 +1,4 @@
-"""The measures of a model that `inv eval` has kept beside it in the store, with the format of each number."""
+"""The results of `inv eval` in the store, beside the model, with the number format of each measure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ FILE = "eval.json"
 
 
 def kept_as(name: str) -> str:
-    """Return the name in the store under which the measures of a model are."""
+    """Return the name in the store for the results of a model."""
     return f"evals/{name}"
 
 
 def kept(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
-    """Return the measures of that very model; {} when there are none."""
+    """Return the results for exactly this model; {} without results. Raise UsageError for an unreadable file."""
     store = Store(settings.store)
     found = store.check(kept_as(name))
     if found.problem or found.fingerprint != fingerprint:
@@ -36,7 +36,7 @@ def of_unit(measure: Mapping[str, Any], value: float) -> str:
 
 
 def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
-    """Return `[71.2 %, 80.1 %]`, `?` where there is no interval."""
+    """Return an interval as `[71.2 %, 80.1 %]`, or `?` without an interval."""
     if interval["low"] is None:
         return "?"
     return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"

@@ -1,11 +1,11 @@
-"""The time and cost of work on kinds of machines, before anything is planned and without an account.
+"""The time and cost of work on kinds of machines, before a plan exists and without an account.
 
     words: phase, profile, steps, tokens, flags of packs -> work_named -> NamedWork
     NamedWork, offers of one kind of machine             -> quote -> Quote: low, middle, high, and the evidence
 
-In: words, settings; offers of vendors, or the catalogue of prices. Out: phases of a recipe, and quotes by the estimator
-of plans (`infra.market.expected.estimate`), so that `cost --estimate`, `fit` and a plan show the same figures. What the
-phases go on from is not among them.
+The input is words, settings, and offers of vendors or the price catalogue. Quotes use the estimator of plans
+(`infra.market.expected.estimate`), so that `cost --estimate`, `fit` and a plan show the same figures. The inputs of the
+phases are not included.
 """
 
 import math
@@ -38,42 +38,42 @@ from trainer.records.phase_registry import PHASES
 
 @dataclass(frozen=True, kw_only=True)
 class NamedWork:
-    """The phases that words name."""
+    """The phases selected by the words of the user."""
 
     words: str
-    """The phases in words, and the recipe."""
+    """Description of the phases and the recipe."""
     phases: tuple[PhaseConfig, ...]
     machine: MachineSpec = MachineSpec()
-    """The machine that was named with the phases."""
+    """Machine requested with the phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quote:
-    """The time and cost of work on one kind of machine: low, middle, high."""
+    """The low, middle and high estimate of time and cost on one kind of machine."""
 
     gpu: str
-    """The kind that was asked for."""
+    """Requested GPU kind."""
     num_gpus: int
     estimate: Estimate | None
-    """None where the user knows the time."""
+    """Estimate of the time; None if the user gave the time."""
     seconds: tuple[float, float, float]
-    """Time of the work, without boot and set-up."""
+    """Time of the work in seconds, without boot and set-up."""
     offer: Offer | None
-    """The cheapest machine; None = nobody offers one."""
+    """Cheapest machine, or None without an offer."""
     median: int
-    """Micro-dollars per hour of the machine in the middle by price."""
+    """Median price in micro-USD per hour."""
     offers: int
     micro_usd: tuple[int, int, int] | None
-    """Cost with boot and set-up, at the lowest price; high is at the median."""
+    """Cost in micro-USD with boot and set-up: low and middle at the lowest price, high at the median price."""
 
 
 def work_named(
     phase: str, asked: Typed, settings: Settings, steps: int | None = None, tokens: float = 0.0
 ) -> NamedWork:  # fmt: skip
-    """Return the phases that words name, of the recipe that the settings or the variables name.
+    """Return the selected phases of the recipe in the settings or the variables.
 
-    asked: the flags that packs add to `inv cost`. tokens: the length of the one phase that is named. No hub is asked
-    for the published model of a profile. Raises UsageError.
+    asked: the flags that packs add to `inv cost`. tokens: length of the single named phase. The hub is not queried for
+    the published model of a profile. Raises UsageError.
     """
     flags = ["--phase", *packs.flags_added_to("cost")]
     spec = LaunchSpec(phase=phase or "sft", steps=steps, typed=frozenset({"steps"} if steps else ()))
@@ -100,7 +100,7 @@ def work_named(
 
 
 def _is_of_its_shape(init: str, profile: str) -> bool:
-    """Return whether the model to begin from is a published one that the recipe has the shape of."""
+    """Return whether `init` is a published model with the shape of the recipe."""
     shape = planning.profile_named(profile).phases["base"].model
     return any(
         init == address and shape == PROFILES[name]().phases["base"].model for name, address in PUBLISHED.items()
@@ -108,7 +108,7 @@ def _is_of_its_shape(init: str, profile: str) -> bool:
 
 
 def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
-    """Return the one phase at that length. Raises UsageError where tokens do not say its length."""
+    """Return the single phase resized to `tokens`. Raise UsageError if tokens do not define the length of the phase."""
     one = phases[-1]
     if len(phases) > 1 or not (one.reads_text and one.trains):
         said = "+".join(each.phase for each in phases)
@@ -121,9 +121,9 @@ def quote(
     work: Sequence[PhaseConfig] | float, kind: str, num_gpus: int, offered: Sequence[Offer], settings: Settings,
     nodes: int = 1, spot: bool = False,
 ) -> Quote:  # fmt: skip
-    """Return the quote for phases, or for so many seconds, on the machines of that kind among the offers.
+    """Return the quote for phases, or for a number of seconds, on machines of a GPU kind among the offers.
 
-    The time is that of the cheapest one. Raises UsageError for a kind of GPU whose speed no table has.
+    The time is an estimate for the cheapest machine. Raise UsageError for a GPU kind without a known speed.
     """
     request = Request(run="new", gpu=kind, num_gpus=num_gpus, spot=spot)
     fitting = satisfying(request, offered)
@@ -149,22 +149,22 @@ def quote(
 
 @dataclass(frozen=True, kw_only=True)
 class SeenOffers:
-    """Offers of today, or without an account the catalogue of prices."""
+    """The current offers, or the price catalogue without an account."""
 
     offers: tuple[Offer, ...]
     silent: tuple[str, ...] = ()
-    """Vendors that did not answer, and why."""
+    """Vendors that did not answer, with reasons."""
     dated: str = ""
-    """The dates of the catalogue's prices; "" = they are of today."""
+    """Dates of the catalogue prices; "" for current offers."""
 
 
 def offers_of(
     kinds: Sequence[tuple[str, int]], settings: Settings, provider: str = "", spot: bool = False
 ) -> SeenOffers:  # fmt: skip
-    """Return the offers of these kinds and numbers of GPUs by every vendor with a key, else the catalogue's."""
+    """Return the offers of all vendors with a key for these GPU kinds and counts, else the catalogue."""
     wanted = Request(run="new", gpu=",".join(f"{kind}:{count}" for kind, count in kinds), spot=spot)
     try:
-        asked = [one for one in market.sources(settings, provider) if one.name != "ssh"]  # own ones cost as they do
+        asked = [one for one in market.sources(settings, provider) if one.name != "ssh"]  # no market price
         if not asked:
             raise MissingKey("no vendor's key is set")
     except MissingKey as error:

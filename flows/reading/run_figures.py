@@ -1,4 +1,4 @@
-"""The figures of a run, wherever they are: on its pod, in artifacts, in a store, or at home of a pod that is gone."""
+"""The metrics of a run from any source: the pod, artifacts, the store, or the local copy of a finished pod."""
 
 import contextlib
 import math
@@ -20,17 +20,17 @@ from store.manifest import StoreError, kept_name
 from store.run_sync.run_folder import RunFolder
 
 Place = Callable[[str, str], bytes | None]
-"""Phase and file -> what it holds, None where it is not there; the phase "" is for a log."""
+"""Reader of metrics: (phase, file) -> content, or None for a missing file; the phase "" selects a log."""
 GPUS = "gpus.log"
 
 
 def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
-    """Yield the places where the figures of a run may be, the likeliest first.
+    """Yield readers for all sources of metrics of a run, the most likely source first.
 
-    One that cannot be asked is left out, which `tell` hears.
+    An unreachable source is skipped and reported to `tell`.
     """
     with _told(op, "its pod", tell):
-        # The pod is gone or will soon be, so only the copies here are read.
+        # A pod that is gone or ending is not queried; the local copies are used.
         is_gone = op.vendor in VENDORS and (not op.is_live or op.state == TERMINATING)
         if op.address and not is_gone and reports.there(op, reach := way(settings, op)):
             root = folder_of(op).root
@@ -47,7 +47,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
         making = makings.get(phase)
         return of_artifact(settings.store, making["name"], making["fingerprint"], file) if making else None
 
-    if credentials.kind(settings.store) == "":  # from a store elsewhere a whole model would be downloaded
+    if credentials.kind(settings.store) == "":  # a remote store would download the whole model
         yield artifact
     if op.store:
         with _told(op, f"its store {op.store}", tell):
@@ -70,9 +70,9 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
 
 
 def gpu_memory(spoken: Sequence[Place], scale: float) -> list[tuple[float, float]]:
-    """Return minutes since the GPUs were first asked, and the GB in use on the fullest at most; [] without GPUs.
+    """Return (minutes since the first sample, GB used on the fullest GPU) per sample; [] without GPUs.
 
-    scale: speed of the clock that counts the run's cost.
+    scale: speed of the clock for costs relative to the real clock.
     """
     content = next((found for place in spoken if (found := place("", GPUS))), b"")
     points: list[tuple[float, float]] = []
@@ -92,9 +92,9 @@ def _inside(phase: str, file: str) -> str:
 
 
 def of_artifact(store: str, name: str, fingerprint: str, file: str) -> bytes | None:
-    """Return a file of an artifact in a store of this machine, unverified: a model need not be read for it."""
+    """Return a file of an artifact in a local store without verification, which would read the whole model."""
     for one in (kept_name(name, fingerprint), name):
-        with contextlib.suppress(StoreError):  # it is not there yet
+        with contextlib.suppress(StoreError):  # not published yet
             if Store(store).manifest(one).fingerprint == fingerprint:
                 return read(Path(store) / one / file)
     return None
@@ -109,7 +109,7 @@ def _told(op: Op, what: str, tell: Say) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file, None where there is none."""
+    """Return the content of a file, or None for a missing file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

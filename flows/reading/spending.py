@@ -1,4 +1,4 @@
-"""Spending: the ledger's lines and monthly sums, with the vendors' latest bills where these are asked for."""
+"""The spending report: lines and monthly sums of the ledger, with current bills of vendors on request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,32 +18,32 @@ from infra.runs import run_rows
 from infra.settings import Settings
 
 ASK_S = 60.0
-LATE_S = 48 * 3600  # time after a pod's end in which a vendor may still correct a bill
+LATE_S = 48 * 3600  # period after the end of a pod in which a vendor may still correct the bill
 DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Spending in micro-dollars."""
+    """The spending in micro-USD."""
 
     lines: list[PodCost]
     months: dict[str, int]
-    """Sums by month, `2026-11`; {} where one month is asked for."""
+    """Sum by month, such as `2026-11`; {} for a report of a single month."""
     problems: list[str]
-    """Vendors that did not answer, each with the reason."""
+    """Vendors that did not answer, with reasons."""
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """The cost of a run, on all of its pods and nodes."""
+    """The cost of a run across all pods and nodes."""
 
     micro_usd: int
     curve: list[tuple[float, float]]
-    """Minutes and US dollars, as `timeline.cost_curve` has them; its last point is `micro_usd`."""
+    """Points (minutes, US dollars) from `timeline.cost_curve`; the last point equals `micro_usd`."""
 
 
 def of_run(op: Op, view: PodView, journal: Journal, settings: Settings) -> RunCost:
-    """Return the cost of the run of this row, whose newest pod is shown as `view`."""
+    """Return the cost of the run of this row; `view` is the current view of the newest pod."""
     run, now, scale = run_rows.run_of(op), read_clocks(), settings.clock_scale
     rows = [one for one in journal.ops() if run in (one.run, run_rows.run_of(one))]
     told = journal.told("vendor")
@@ -54,9 +54,9 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings) -> RunCo
 
 
 def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "", asks: bool = False) -> Spending:
-    """Return the spending of one run or all, in one month or ever; `asks`: vendors are asked for their bills.
+    """Return the spending of a run or all runs, in a month or in total; `asks`: query the bills of vendors first.
 
-    The pods of a run's nodes are its own.
+    The pods of all nodes count toward their run.
     """
     rows = [
         replace(op, run=run_rows.run_of(op)) for op in journal.ops() if not run or run in (op.run, run_rows.run_of(op))
@@ -74,9 +74,9 @@ def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "
 
 
 def by_day(lines: Sequence[PodCost], now: float) -> dict[str, int]:
-    """Return micro-dollars by day in UTC, the first one first: each pod's cost spread over the time that it was there.
+    """Return micro-USD by UTC day, oldest first; the cost of each pod is spread evenly over its lifetime.
 
-    Days on which nothing was spent, between two on which something was, are there as 0.
+    Days without spending between the first and the last day are included as 0.
     """
     sums: dict[int, float] = {}
     for one in lines:
@@ -96,7 +96,7 @@ def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
 
 
 def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[str]:
-    """Write down what the vendors say now of pods whose bill may have changed; who did not answer, and why."""
+    """Query vendors for bills that may have changed and record them; return unanswered queries with reasons."""
     markets, problems = offers.accounts(settings)
     told = journal.told("vendor")
     for market in markets:
@@ -115,5 +115,5 @@ def bill_of(market: Market, row: Op) -> int | None:
 
 
 def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
-    """Return whether the vendor may have something new to say."""
+    """Return whether the vendor may still report a new bill for the pod."""
     return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S

@@ -1,7 +1,7 @@
-"""The state of runs, for a table or a page. It reads; `due` says what whoever settles has to look after.
+"""The state of runs for a table or page. Read-only; `due` names the rows that a settling command must check.
 
-A run that stands in line for a machine has a row, too. `folded` makes one row of all runs of a group, and `unfolded` a
-row of each, also of those that wait for a pod or for money.
+A run in the wait queue for a machine also has a row. `folded` merges the runs of a group into one row; `unfolded`
+returns a row per run, including runs that wait for a pod or for money.
 """
 
 from collections import Counter
@@ -27,18 +27,18 @@ from infra.selection import registry
 from infra.settings import LOCAL, Settings, is_rented
 
 NONE: Mapping[str, RunGroup] = MappingProxyType({})
-# States of which one stands for a whole group, in this order.
+# The state of a group is the first of these states among the runs.
 AT_WORK = ("running", "lost", "planned", WAITING, observe.ENDING)
 
 
 def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
-    """Return all that is live and the last `ended`, newest first; `run` is among them, however long ago it ended.
+    """Return all live rows and the last `ended` finished rows, newest first; `run` is always included.
 
-    A pod that does not answer holds up nobody. Raises UsageError when there is no such run.
+    Unresponsive pods do not delay the result. Raise UsageError for an unknown run.
     """
     vendors = {}
     for name in {op.vendor for op in journal.ops()}:
-        with suppress(SlipwayError):  # such as an inventory that is gone: the rows say that it is not set up
+        with suppress(SlipwayError):  # such as a missing inventory: the rows report an unconfigured provider
             vendors[name] = registry.provider(settings, name)
     in_line, groups = waiting(journal), on_record(settings)
     known = {one.run for one in in_line} | groups.keys()
@@ -56,7 +56,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
 
 
 def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[PodView]:
-    """Return the rows; those of pods that were found past their limit just now say by how much, ended or not."""
+    """Return the rows with the excess added for pods found over their limit, live or ended."""
     found = {one.op.run: one for one in over}
     return [
         replace(view, over_limit_micro_usd=one.excess.micro_usd, over_limit_s=one.excess.time_s, heard_s=one.heard_s)
@@ -67,7 +67,7 @@ def with_excess(views: Sequence[PodView], over: Sequence[OverLimit]) -> list[Pod
 
 
 def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
-    """Return a row for each run of a group: as it is seen, else as its group has written down."""
+    """Return a row for each run of a group: the live view, else the record of the group."""
     seen = {view.run: view for view in views}
     return [
         seen.get(one.run)
@@ -80,9 +80,9 @@ def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
 def folded(
     views: Sequence[PodView], groups: Mapping[str, RunGroup], left: Mapping[str, str] = MappingProxyType({})
 ) -> list[PodView]:
-    """Return the rows with all runs of a group in one, where the first of them stood.
+    """Return the rows with all runs of a group merged into one row at the position of the first run.
 
-    left: by name the command that goes on with a group whose process is gone.
+    left: by group name, the command to resume a group with a dead process.
     """
     found: dict[str, PodView] = {}
     for view in views:
@@ -97,7 +97,7 @@ def folded(
 
 
 def _one_of(group: RunGroup, views: Sequence[PodView]) -> PodView:
-    """Return one row for the runs of a group."""
+    """Return a summary row for the runs of a group."""
     states = Counter(view.state for view in views)
     counts = ", ".join(f"{number} {state}" for state, number in states.most_common())
     waits = next((f"; {view.run}: {view.note}" for view in views if view.state == WAITING), "")
@@ -116,8 +116,8 @@ def _one_of(group: RunGroup, views: Sequence[PodView]) -> PodView:
 
 
 def waiting(journal: Journal) -> list[PodView]:
-    """Return the runs that stand in line for a machine of one's own, the one that came last first."""
-    there = {op.run for op in journal.ops(live=True)}  # its turn has come, and it is being started
+    """Return the runs in the wait queue for a machine of the user, the most recent first."""
+    there = {op.run for op in journal.ops(live=True)}  # already being started
     return [
         PodView(run=one.run, provider=one.vendor, state="waiting", note=turns.why_waiting(journal, one),
                 started_at=float(one.since))
@@ -127,7 +127,7 @@ def waiting(journal: Journal) -> list[PodView]:
 
 
 def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str, RunGroup] = NONE) -> list[PodView]:
-    """Return those of the run, or of the runs of the group, that is meant; all of them when none is."""
+    """Return the rows of a run, or of all runs of a group; all rows if `run` is ""."""
     if not run or run in [view.run for view in views]:
         return [view for view in views if run in ("", view.run)]
     if run in groups:
@@ -137,16 +137,16 @@ def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str
 
 
 def due(views: list[PodView], journal: Journal) -> list[str]:
-    """Return the tokens of live rows that `settle` may find ended: their work is over, or they may bill for nothing."""
+    """Return the tokens of live rows that `settle` may find ended: work is over, or the pod may bill without work."""
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle", observe.ENDING)}
     ended |= {view.run for view in views if view.state == observe.ENDING and not is_rented(view.provider)}
     rented = [view for view in views if is_rented(view.provider)]
-    ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
+    ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # may still bill
     return [op.token for op in journal.ops(live=True) if op.vendor == LOCAL or op.run in ended]
 
 
 def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the last record of the step that runs, or of the last one that did."""
+    """Return the last record of the current step, or of the last step that ran."""
     for step in reversed(progress.get("steps", ())):
         if step.get("record") and step["state"] != "waiting":
             return step["record"]
@@ -154,7 +154,7 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
-    """Return the row of a run at work with what is left of it, and whether its limits suffice, as far as is known."""
+    """Return the row of a running run with the remaining time and a warning if limits will not suffice, where known."""
     rows = journal.ops(run=view.run) if view.state == "running" else []
     found = left_of(rows, view.progress, settings) if rows else None
     if found is None:

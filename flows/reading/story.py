@@ -1,8 +1,8 @@
-"""The story of a run: its phases with their figures, wherever those are, for a report or a page.
+"""The story of a run for a report or page: the phases with their metrics.
 
-In: the name of a run, of an artifact, or a folder. Out: a `Story`. The figures of a run are looked for on its pod,
-then in the artifacts that its phases have become, then in what the pod's courier has left in the store, then in what
-was kept at home of a pod that is gone; the first place that has a file counts.
+The input is the name of a run or artifact, or a folder; the result is a `Story`. Metrics of a run are searched on the
+pod, in the artifacts of the phases, in the store files of the courier, and in the local copy of a finished pod; the
+first source with the file wins.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story
 
-FOREGROUND = "foreground"  # the name for `inv train`, which is no run of its own
-HERE = ROOT / "var" / "work" / "runs"  # its folder
+FOREGROUND = "foreground"  # name for `inv train`, which creates no run
+HERE = ROOT / "var" / "work" / "runs"  # folder of `inv train`
 
 
 def story_of(word: str, journal: Journal, settings: Settings, tell: Say) -> Story:
-    """Return the story of the run, the folder or the artifact that `word` means; "" = the last run.
+    """Return the story of the run, folder or artifact named by `word`; "" = the last run.
 
-    What cannot be read is told. Raises UsageError.
+    Unreadable sources are reported to `tell`. Raise UsageError for an unknown name.
     """
     if word == FOREGROUND:
         return of_folder(HERE, FOREGROUND)
@@ -59,7 +59,7 @@ def story_of(word: str, journal: Journal, settings: Settings, tell: Say) -> Stor
 
 
 def folders(folder: Path) -> dict[str, Path]:
-    """Return, by phase, what holds figures under a folder: an artifact, a run's folder or what is above it."""
+    """Return the folders with metrics by phase below an artifact, a run folder or a parent folder."""
     if (folder / "metrics.jsonl").is_file():
         return {str(manifest_of(folder).get("phase") or folder.name): folder}
     found = {
@@ -71,7 +71,7 @@ def folders(folder: Path) -> dict[str, Path]:
 
 
 def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) -> Story:
-    """Return the story of a folder. Raises UsageError when it holds no figures."""
+    """Return the story of a folder. Raise UsageError for a folder without metrics."""
     found = found or folders(folder)
     if not found:
         raise UsageError(f"{folder} holds no metrics.jsonl; name a run, an artifact of the store, or such a folder")
@@ -89,7 +89,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 
 
 def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Say) -> Story:
-    """Return the story of a run: its phases as its job has them, with the figures that can be had."""
+    """Return the story of a run: the phases in the job, with all available metrics."""
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = op.read_job()
     spoken = list(places(op, settings, tell))
@@ -108,7 +108,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
             measured(settings, one.config["making"]["name"], one.config["making"]["fingerprint"]),
         )
         for one in job.steps
-        if "keeping" in one.config  # a phase, of ours or of an extension
+        if "keeping" in one.config  # a built-in phase or a phase of an extension
     ]
     marks = [(at, words) for at, _, words in timeline.marks_of(op, view, journal)]
     cost = spending.of_run(op, view, journal, settings)
@@ -117,7 +117,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
-    """Return the results of `inv eval` for that very model."""
+    """Return the results of `inv eval` for exactly this model."""
     found = measures.kept(settings, name, fingerprint).get("measures", {})
     return [
         (key, f"{measures.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
@@ -127,7 +127,7 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
 
 
 def facts(view: PodView, micro_usd: int) -> Iterator[tuple[str, str]]:
-    """Yield what is told of a run beside its figures. `micro_usd`: its cost."""
+    """Yield (label, text) pairs of facts about a run; `micro_usd` is the cost of the run."""
     yield "state", view.state
     yield "provider", view.provider
     yield "cost", in_usd(micro_usd)
@@ -145,9 +145,9 @@ def lines_of(content: bytes | None, kinds: Mapping[str, type] = FIGURES) -> list
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact's final checkpoint.
+    """Return the manifest of the final checkpoint in an artifact.
 
-    {} of any other folder, or where it is damaged: figures are shown yet.
+    Return {} for other folders and for a damaged manifest, so that metrics are still shown.
     """
     found = sorted(folder.glob("step-*/MANIFEST.json"))
     with contextlib.suppress(OSError, outside.Unreadable):
@@ -156,7 +156,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def about_of(folder: Path) -> dict[str, Any]:
-    """Return the facts that its maker wrote about an artifact; {} where they are damaged."""
+    """Return the facts recorded in the manifest of an artifact; {} for a damaged manifest."""
     with contextlib.suppress(OSError, outside.Unreadable):
         return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
     return {}

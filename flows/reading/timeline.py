@@ -1,6 +1,7 @@
-"""The timeline of a run: marks for its curves, and its cost at each moment.
+"""The timeline of a run: marks for the curves, and the cost over time.
 
-In: its rows in the journal, and how it is shown now. Out: times with words; points of a curve. Asks nobody.
+The input is the journal rows of the run and the current view; the result is timed events and points of a curve. No
+vendor or pod is queried.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +15,11 @@ from infra.records import PodView
 from infra.runs.sight import folder_of
 
 SAVED, LOST, RECOVERED = "save", "lost", "recovered"
-Mark = tuple[float, str, str]  # UTC epoch seconds, a kind, words
+Mark = tuple[float, str, str]  # UTC epoch seconds, kind, text
 
 
 def marks_of(op: Op, view: PodView | None, journal: Journal) -> list[Mark]:
-    """Return the events of a run with their times: saved checkpoints, lost pods, recoveries."""
+    """Return the events of a run with times: saved checkpoints, lost pods, recoveries."""
     found = [(float(at), SAVED, f"{name} is in the store") for name, at in (view.in_store if view else {}).items()]
     found += [(float(at), SAVED, name) for name, at in _checkpoints_here(op)]
     rows = [one for one in journal.ops(run=op.run) if one.rank == 0 or one.detached]
@@ -33,10 +34,11 @@ def marks_of(op: Op, view: PodView | None, journal: Journal) -> list[Mark]:
 def cost_curve(
     rows: Sequence[Op], told: Mapping[str, tuple[int, int]], now: Clocks, scale: float
 ) -> list[tuple[float, float]]:
-    """Return minutes since the first pod was asked for, and the US dollars that all of them had cost by then.
+    """Return points (minutes since the first pod request, cumulative US dollars of all pods).
 
-    Both by the vendor's clock, which runs `scale` times as fast as ours. The last point is the sum of the ledger, to
-    which each pod adds evenly while it is there. `told`: as the journal has it. [] where nothing costs money.
+    Times use the clock of the vendor, which runs `scale` times as fast as the local clock. Each pod adds its ledger
+    cost evenly over its lifetime, so the last point equals the sum in the ledger. `told`: vendor bills in the journal.
+    [] for a free run.
     """
     costs = {one.token: one.micro_usd for one in ledger(rows, told, now, clock_scale=scale) if one.micro_usd}
     spans = [(*_span(op, now, scale), costs[op.token]) for op in rows if op.token in costs]
@@ -48,18 +50,18 @@ def cost_curve(
 
 
 def _by(at: float, begin: float, end: float, micro_usd: int) -> float:
-    """Return what a pod had cost by a moment."""
+    """Return the cost of a pod up to a time, in micro-USD."""
     return float(micro_usd) if at >= end else micro_usd * max(0.0, at - begin) / (end - begin)
 
 
 def _span(op: Op, now: Clocks, scale: float) -> tuple[float, float]:
-    """Return from when until when a pod cost, in seconds of the vendor's clock."""
+    """Return the start and end of the billed time of a pod, in seconds on the vendor's clock."""
     end = float(op.sent_at or op.intent_at) * scale + spend.since_request_s(op, now, scale)
     return end - spend.age_s(op, now, scale), end
 
 
 def _checkpoints_here(op: Op) -> Iterator[tuple[str, float]]:
-    """Yield the checkpoints that lie on a pod of this machine."""
+    """Yield the checkpoints on a local pod with their times."""
     if op.vendor != "local" or not op.address:
         return
     for manifest in sorted((folder_of(op).work / "checkpoints").glob("*/step-*/MANIFEST.json")):
