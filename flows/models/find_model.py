@@ -1,4 +1,4 @@
-"""The model that the user means by a name, a phase, a tag or a folder, and whether llama.cpp can compute with it."""
+"""The lookup of a model by name, phase, tag or folder, and the check for llama.cpp support."""
 
 import difflib
 import shlex
@@ -24,21 +24,21 @@ FOREIGN = "its tokenizer is not one of ours, and only those are written; llama.c
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
-    """Return the folder of the model that the user means; see `find_model`. Raises UsageError."""
+    """Return the folder of the requested model; see `find_model`. Raise UsageError."""
     return find_model(settings, model, tag, tell, first)[1]
 
 
 def find_model(
     settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()
 ) -> tuple[Artifact | None, Path]:
-    """Return the artifact that the user means by a model, None for a folder of theirs, and where it lies.
+    """Return the artifact of the requested model (None for a folder of the user) and the folder with the files.
 
-    first: where no model is named, the phases whose model is taken before that of the last usual one. Without a tag,
-    where the profile has none of them and nobody has chosen it, the newest one is meant, whatever its tag.
-    Raises UsageError that lists those there are.
+    first: phases to prefer over the last standard phase when no model is named. Without a tag, if the profile has no
+    such model and was not chosen by the user, return the newest model with any tag. Raise UsageError with the available
+    models.
     """
     store = Store(settings.store)
-    # Those of phases of extensions, too, which need not be named to talk to what they have made.
+    # Include phases of extensions, so that users can talk to the models without naming the phase.
     found = {one.name: one for one in store.artifacts() if one.name.partition("/")[0].endswith("_checkpoints")}
     whole = {name: one for name, one in found.items() if not one.problem}
     typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
@@ -50,7 +50,7 @@ def find_model(
     usual = f"{PHASES[USUAL].folder}/{tag}"
     for name in wanted:
         if name in whole:
-            if not model and wanted.index(name) > wanted.index(usual):  # the model that is meant is not there
+            if not model and wanted.index(name) > wanted.index(usual):  # a fallback: the usual model is missing
                 why = f"damaged ({found[usual].problem})" if usual in found else "not made yet"
                 what = (
                     "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
@@ -71,7 +71,7 @@ def find_model(
 
 
 def usual_tag(settings: Settings, phases: Sequence[str], found: Mapping[str, Artifact], tell: Say) -> str:
-    """Return the tag that is meant where none is given: the profile's, else that of the newest model of the phases."""
+    """Return the default tag: the tag of the profile, else the tag of the newest model of the phases."""
     usual = profile_named(settings.profile).name
     of_phases = {PHASES[phase].folder for phase in phases}
     models = [one for name, one in found.items() if name.partition("/")[0] in of_phases]
@@ -85,17 +85,17 @@ def usual_tag(settings: Settings, phases: Sequence[str], found: Mapping[str, Art
 
 
 def shape_of(folder: Path) -> ModelConfig:
-    """Return the shape of the model in a folder, or in `hf/` of it. Raises OSError, ValueError."""
+    """Return the shape of the model in `folder` or `folder/hf`. Raise OSError or ValueError."""
     return model_config(model_files.load(files_of(folder)))
 
 
 def gguf_problem(folder: Path, config: ModelConfig, kind: str = "") -> str:
-    """Return why the model in a folder cannot be a GGUF file; "" when it can. kind: "" = the usual one of its shape."""
+    """Return why a model cannot be exported as GGUF, or "". kind: GGUF type; "" = the default for the shape."""
     files = files_of(folder)
     problem = config.gguf_problem(kind or config.gguf_type)
     return problem or (FOREIGN if is_foreign(template_of(files)) or vocabulary.has_pieces(files) else "")
 
 
 def files_of(folder: Path) -> Path:
-    """Return the Hugging Face folder: `folder`, or `hf/` of a published artifact."""
+    """Return the Hugging Face folder: `folder` itself, or `hf/` in a published artifact."""
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder

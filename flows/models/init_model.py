@@ -1,8 +1,8 @@
-"""The model that `--init` names: a folder, a repository of the hub or an imported artifact, inspected before planning.
+"""The model in `--init`: a folder, a hub repository or an imported artifact, inspected before planning.
 
-In: `FOLDER`, `hf://user/repo[@revision]` or `imported/NAME`. Out: an `ImportSpec`; of the hub a few small files are
-read, the weights come where the steps run. An artifact tells the `ImportSpec` that it was made of, so that the plan
-finds that artifact without the folder.
+The input is `FOLDER`, `hf://user/repo[@revision]` or `imported/NAME`; the result is an `ImportSpec`. For a hub
+repository only small files are read here; the steps download the weights. An artifact records the `ImportSpec` of its
+import, so that the plan finds the artifact without the original folder.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from trainer.records import model_formats
 
 IMPORTED = "imported/"
 TIMEOUT_S = 20.0
-MOST_BYTES = 64 << 20  # of an answer of the hub: the list of the files of a model
+MOST_BYTES = 64 << 20  # maximum size of a hub response, such as a file list
 
 
 def look(init: str, settings: Settings) -> ImportSpec:
-    """Return the import that `--init` means. Raises UsageError when there is no model that our decoder can be."""
+    """Return the import for `--init`. Raise UsageError if the model is missing or unsupported by our decoder."""
     try:
         if init.startswith("hf://"):
             return on_hub(init, settings)
@@ -40,7 +40,7 @@ def look(init: str, settings: Settings) -> ImportSpec:
 
 
 def in_store(init: str, settings: Settings) -> ImportSpec:
-    """Return the import that made an artifact of the settings' store. Raises UsageError, ConfigError, StoreError."""
+    """Return the recorded import of an artifact in the store. Raise UsageError, ConfigError or StoreError."""
     found = Store(settings.store).check(init)
     if found.problem:
         raise UsageError(
@@ -57,9 +57,9 @@ def in_store(init: str, settings: Settings) -> ImportSpec:
 
 
 def in_folder(init: str) -> ImportSpec:
-    """Return the import of a folder: its shape, and a digest of its files. Raises UsageError."""
+    """Return the import of a folder: shape, tokenizer kind and a digest of the files. Raise UsageError."""
     folder = Path(init).expanduser().absolute()
-    folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
+    folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # one of our artifacts
     if not (folder / "config.json").is_file():
         return in_format(init, folder)
     names = {one.name: one for one in folder.iterdir()}
@@ -74,7 +74,7 @@ def in_folder(init: str) -> ImportSpec:
     if odd:
         raise UsageError(f"--init {init}: its files are of another model than its config.json: {'; '.join(odd[:3])}")
     content = hashlib.sha256()
-    for one in files:  # weights by size and time: hashing gigabytes would hold up every plan
+    for one in files:  # weights by size and mtime: hashing gigabytes would slow every plan
         stat = one.stat()
         small = one.suffix == ".json" and stat.st_size < 1 << 26
         content.update(one.name.encode())
@@ -106,7 +106,7 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def in_format(init: str, folder: Path) -> ImportSpec:
-    """Return the import of a folder in a format of a pack. Raises UsageError, ConfigError."""
+    """Return the import of a folder in a format supported by a pack. Raise UsageError or ConfigError."""
     name, file = model_formats.detect(folder)
     if not name:
         known = "".join(f"{one.about}, " for one in model_formats.installed().values())
@@ -124,7 +124,7 @@ def in_format(init: str, folder: Path) -> ImportSpec:
 
 
 def file_of_tokenizer(init: str, names: Collection[str]) -> str:
-    """Return the file that holds a model's tokenizer; "" for none. Raises UsageError for one that nobody here reads."""
+    """Return the tokenizer file of a model, or "" without a tokenizer. Raise UsageError for an unsupported file."""
     try:
         return vocabulary.file_of(names)
     except sentencepiece.UnknownKind as error:
@@ -132,7 +132,7 @@ def file_of_tokenizer(init: str, names: Collection[str]) -> str:
 
 
 def checked_tokenizer(init: str, file: str, raw: bytes, own_chat: bool) -> bool:
-    """Return whether a tokenizer is SentencePiece's kind. Raises UsageError for one that the import would refuse."""
+    """Return whether a tokenizer is of the SentencePiece kind. Raise UsageError for an unsupported tokenizer."""
     if file == sentencepiece.FILE:
         wrong, has_pieces = vocabulary.model_problem(raw), True
     elif not (wrong := vocabulary.import_problem(raw, SPECIALS, own_chat)):
@@ -144,19 +144,19 @@ def checked_tokenizer(init: str, file: str, raw: bytes, own_chat: bool) -> bool:
 
 
 def refuse_templates(init: str, templates: Mapping[str, str]) -> None:
-    """Raise UsageError for chat templates of which none is the usual one."""
+    """Raise UsageError if none of the chat templates is named `default`."""
     if "default" not in templates:
         names = ", ".join(sorted(templates))
         raise UsageError(f"--init {init}: the chat templates are {names}, and none of them is named default")
 
 
 def is_foreign(template: str) -> bool:
-    """Return whether a chat template is not ours; "" is no template."""
+    """Return whether a chat template is not ours; False for "" (no template)."""
     return bool(template) and ENDS_ANSWER not in template
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
-    """Return the import from the hub: a branch or tag is pinned to its current commit."""
+    """Return the import of a hub repository, with a branch or tag pinned to the current commit."""
     repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
     if repo.count("/") != 1:
         raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")
@@ -187,14 +187,14 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
 
 
 def get(path: str, init: str, settings: Settings) -> str:
-    """Return the hub's answer at `path`, a text. Raises UsageError, AuthError."""
+    """Return the response of the hub at `path` as text. Raise UsageError or AuthError."""
     return content_of(path, init, settings).decode(errors="replace")
 
 
 def content_of(path: str, init: str, settings: Settings) -> bytes:
-    """Return the hub's answer at `path`. Raises UsageError, AuthError.
+    """Return the response of the hub at `path` as bytes. Raise UsageError or AuthError.
 
-    init: as it was typed, for what is said of it.
+    init: the typed value, for error messages.
     """
     import httpx
 

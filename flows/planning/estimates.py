@@ -1,10 +1,11 @@
-"""Requests to the estimator: what the steps of a plan or of a recipe do, and on which kind of machine.
+"""The requests to the estimator: the work in the steps of a plan or recipe, and the kind of machine.
 
     plan, its machine -> of_plan -> the plan with its Estimate
     phases of a recipe, a kind of machine -> of_phases -> Estimate
 
-In: plans and phases, measured times beside the journal. Out: `Estimate`, by `infra.market.expected.estimate` alone.
-In a rehearsal a plan gets two: of this machine, where the simulation works, and of the rented one that is imitated.
+The input is plans, phases and measured times beside the journal; every `Estimate` comes from
+`infra.market.expected.estimate`. A plan in a rehearsal gets two estimates: for this machine, which runs the simulation,
+and for the imitated rented machine.
 """
 
 import functools
@@ -31,17 +32,18 @@ from trainer.config import ImportSpec, PhaseConfig
 from trainer.fingerprints import VERSIONS, digest
 from trainer.plan.estimates import PHASE_START_S, constant_s, operations, shape
 
-# seconds around the steps: of pods on this machine; on own machines; to build environments, and with a full cache
+# Seconds of overhead around the steps: on this machine; on other own machines; to build environments; with a full
+# cache.
 HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
-# FLOP/s of useful work of a core, measured with whole runs of the smoke profile on two cores: 0.9e11 of a Zen 4, 0.6e11
-# and more with AMX, 0.3e11 without units for bfloat16.
+# Useful FLOP/s per core, measured with whole runs of the smoke profile on two cores: 0.9e11 on a Zen 4, 0.6e11 and more
+# with AMX, 0.3e11 without bfloat16 units.
 CORE_FLOPS_PER_S, PLAIN_CORE_FLOPS_PER_S = 0.8e11, 0.3e11
-LOAD_S = 1.5 * SHORTEST_S  # for which the load of this machine is looked at
+LOAD_S = 1.5 * SHORTEST_S  # sampling time for the load of this machine
 LOAD_HOLDS_S = 20.0
 
 
 def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
-    """Return the plan with the estimate of its steps and of all the rest."""
+    """Return the plan with estimates for the steps and the overhead."""
     if plan.job is None:
         return plan
     past = Timings.beside(settings.state_file).past()
@@ -60,7 +62,7 @@ def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | Non
 def _of_imitated(
     plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None, past: Iterable[StepTime]
 ) -> Estimate | None:  # fmt: skip
-    """Return the estimate for the rented machine of a rehearsal; None where none is imitated."""
+    """Return the estimate for the rented machine that a rehearsal imitates, or None for other providers."""
     assert plan.job is not None
     if not vendor.is_rented:
         return None
@@ -69,22 +71,22 @@ def _of_imitated(
 
 
 def of_phases(phases: Sequence[PhaseConfig], machine: MachineKind, settings: Settings) -> Estimate:
-    """Return the estimate of phases of a recipe, without their inputs and without boot and set-up."""
+    """Return the estimate for phases of a recipe, without inputs, boot and set-up."""
     works = tuple(work_of_phase(one, one.phase, machine.name) for one in phases)
     past = Timings.beside(settings.state_file).past()
     return estimate(EstimateRequest(machine=machine, steps=works), past)
 
 
-# What is done.
+# The work.
 
 
 def works_of(job: Job, target: str, machine: str) -> tuple[StepWork, ...]:
-    """Return the work of a job's steps, as far as their time depends on it."""
+    """Return the work of all steps of a job, with the facts for a time estimate."""
     return tuple(_work_of(step, target, machine) for step in job.steps)
 
 
 def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
-    """Return the work of a phase of training."""
+    """Return the work of a training phase."""
     params = phase.model.num_params
     return StepWork(
         step=step, kind=_kind(phase.phase), machine=machine, shape=shape(phase), size=float(params),
@@ -95,11 +97,11 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
 
 def _work_of(step: Step, target: str, machine: str) -> StepWork:
     making = step.config.get("making")
-    if not making:  # a job of one's own: the same command is the same work
+    if not making:  # a user job: the same command counts as the same work
         return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name)
     try:
         phase = next(iter(phases_of([step])), None)
-    except ConfigError:  # the journal has the job of a run whose settings have other names by now
+    except ConfigError:  # the journal may hold a job in an older settings format
         phase = None
     if phase is not None:
         return replace(work_of_phase(phase, step.name, machine), kind=_kind(step.words[-1]))
@@ -120,7 +122,7 @@ def around(
 ) -> StepWork:
     """Return the work of a run besides its steps.
 
-    `is_found`: whether its environment exists; None = nobody knows. `is_cached`: it can be built without a download.
+    `is_found`: the environment exists; None = unknown. `is_cached`: the environment can be built without downloads.
     """
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
     guess_s = usual_s + (0.0 if is_found is not False else CACHED_S if is_cached else BUILD_S)
@@ -129,13 +131,13 @@ def around(
 
 
 def around_kind(vendor: str, is_found: bool | None) -> str:
-    """Return the kind of work around the steps at a vendor; building the environment makes a kind of its own."""
+    """Return the kind of work around the steps at a vendor; building the environment is a separate kind."""
     built = "" if is_found is None else f", environment {'found' if is_found else 'built'}"
     return f"around the steps, {vendor}{built}"
 
 
 def is_environment_there(job: Job, settings: Settings, vendor: Provider) -> bool | None:
-    """Return whether the environment is there; None where only the machine knows."""
+    """Return whether the environment exists, or None if only the remote machine knows."""
     if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
         return None
     return environment.find("train", ROOT, settings.environments, job.torch) is not None
@@ -145,7 +147,7 @@ def is_environment_there(job: Job, settings: Settings, vendor: Provider) -> bool
 
 
 def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> MachineKind:
-    """Return the kind of machine on which the work is done: in a rehearsal this one, as its pods are processes here."""
+    """Return the kind of machine for the work; in a rehearsal this machine, since pods are local processes."""
     if vendor.is_here or settings.rehearsal:
         found = this_machine(0 if settings.rehearsal else request.num_gpus)
         return found if request.nodes == 1 else replace(found, name=f"{request.nodes} nodes of {found.name}")
@@ -153,7 +155,7 @@ def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Of
 
 
 def elsewhere(request: Request, vendor: Provider, offer: Offer | None = None) -> MachineKind:
-    """Return the kind of another machine, of an offer or else as it was asked for."""
+    """Return the kind of a remote machine, from the offer or else from the request."""
     if request.num_gpus or (offer and offer.num_gpus):
         gpu = offer.gpu if offer and offer.gpu else request.gpu
         return machine_with(gpu, offer.num_gpus if offer and offer.num_gpus else request.num_gpus, request.nodes)
@@ -167,7 +169,7 @@ def elsewhere(request: Request, vendor: Provider, offer: Offer | None = None) ->
 
 
 def this_machine(num_gpus: int = 0) -> MachineKind:
-    """Return the kind of this machine: its GPUs, of which `num_gpus` work, or its CPUs with their load."""
+    """Return the kind of this machine: `num_gpus` of the GPUs, or the CPUs with their load."""
     found = [] if environment.torch_build() == "cpu" else [one["name"] for one in host.nvidia()[0]]
     if found:
         return replace(machine_with(found[0], max(1, num_gpus)), is_here=True)
@@ -187,9 +189,9 @@ def _cpus() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _others(held_for: int) -> float:
-    """Return the share of the CPUs that other processes use; 0 where the system does not say. Takes a moment.
+    """Return the share of the CPUs used by other processes, or 0 if unknown. Blocks for LOAD_S seconds.
 
-    held_for: changes when an earlier answer is too old.
+    held_for: cache key that changes every LOAD_HOLDS_S seconds.
     """
     load = OtherLoad()
     time.sleep(LOAD_S)

@@ -1,7 +1,7 @@
-"""The user's own code in a run: what its words name is read, told apart from ours, and written down with it.
+"""The user code of a run: extensions named on the command line are read, registered and recorded with the run.
 
-In: words of phases, of a source, of a reward, and the settings. Out: extensions that this process knows, which plans
-take in; texts. Nothing is run here.
+The input is the words for phases, sources and rewards, and the settings; the result is extensions registered in this
+process, which plans include, and source texts. No extension is executed here.
 """
 
 import difflib
@@ -22,18 +22,18 @@ STREAMS = ("stdin", "stdin.jsonl")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCode:
-    """An extension as a receipt has it."""
+    """The record of an extension in a receipt."""
 
     name: str
     word: str
     """File or module of the extension."""
     sha256: str
     kind: str
-    """The role in which it was used."""
+    """Role of the extension in the run."""
 
 
 def use_phases(words: str, settings: Settings) -> None:
-    """Register the phases that extensions add in this process. Raises UsageError, ConfigError."""
+    """Register the extension phases among `words` in this process. Raise UsageError or ConfigError."""
     listed = names(settings.extensions)
     ours = taken()
     for word in words.split("+"):
@@ -46,9 +46,9 @@ def use_phases(words: str, settings: Settings) -> None:
 
 
 def use_source(source: str, settings: Settings) -> dict[str, str]:
-    """Register the sources that extensions add in this process; return their texts by name. Raises UsageError.
+    """Register the extension sources in `source` in this process; return the texts by name. Raise UsageError.
 
-    A source that could be a misspelt one of them is none: whoever lists files says that there is no such file.
+    A misspelt extension name is not an error here: the file lookup reports a missing file later.
     """
     found = {}
     for part in sources_of(source):
@@ -59,7 +59,7 @@ def use_source(source: str, settings: Settings) -> dict[str, str]:
 
 
 def reward_text(word: str, settings: Settings) -> str:
-    """Return the text of what `--reward` names: a file, or an extension; "" for nothing. Raises UsageError."""
+    """Return the source text of the file or extension in `--reward`; "" without a reward. Raise UsageError."""
     if not word:
         return ""
     if not is_file(word) and (own := extensions.find("reward", word, settings)):
@@ -72,11 +72,11 @@ def reward_text(word: str, settings: Settings) -> str:
 
 
 def of_job(job: Mapping[str, Any], provider: str, settings: Settings, wanted: str = "") -> list[dict[str, str]]:
-    """Return the extensions that a job runs, and those that its machine comes from, for its receipt.
+    """Return the extensions in a job and the extensions behind its machine, for the receipt.
 
-    wanted: the filter of machines.
+    wanted: name of the machine filter.
     """
-    kinds: dict[str, str] = {}  # kind of each text
+    kinds: dict[str, str] = {}  # kind by source text
     for step in job.get("steps", ()):
         config = step.get("config", {})
         kind = "phase" if "keeping" in config else "source"
@@ -96,7 +96,7 @@ def of_job(job: Mapping[str, Any], provider: str, settings: Settings, wanted: st
 
 
 def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return in words which extensions of a run are otherwise today; [] where none is."""
+    """Return descriptions of recorded extensions with changed files; [] without changes."""
     found = []
     for one in recorded:
         word = one["word"]

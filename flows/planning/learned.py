@@ -1,11 +1,11 @@
-"""Learning from runs: the times of steps that are over.
+"""The measured times of finished steps, as input for later estimates.
 
     plan -> (launch) remember -> (it works: `flows.limits.time_left`) -> (it is over) gather -> Timings -> the next plan
 
-In: plans, rows of the journal, what pods have said of their progress. Out: files of `infra.ledger.timings`, by which
-`flows.planning.estimates` knows this machine, or this kind of GPU. A step's time is known by what it did (its program
-and the version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a command: without
-records, estimates are by the table, as on the first day.
+The input is plans, journal rows and the progress reports of pods; the result is files of `infra.ledger.timings`, from
+which `flows.planning.estimates` knows this machine or a kind of GPU. The key of a time is the work of the step (program
+and version, settings, amount) and the machine. Errors never fail a command: without records, estimates use the table,
+as on the first day.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ from infra.selection import registry
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
 
-BUILT_S = 5.0  # an environment that took longer than this to be had was built
-LOOKED_AT = 200  # newest rows that are read when times are gathered
+BUILT_S = 5.0  # a longer set-up counts as a build of the environment
+LOOKED_AT = 200  # number of newest rows to check
 
 
-# Before a run: what was expected.
+# Before a run: the forecast.
 
 
 def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Offer | None = None) -> None:
-    """Write down what was forecast of a run that begins; `offer`: where it costs money."""
+    """Save the forecast of a starting run; `offer`: the offer of a rented machine."""
     money = forecast_of(plan, offer, settings).micro_usd if offer and plan.job and plan.forecast else None
     timings = Timings.beside(settings.state_file)
-    with contextlib.suppress(OSError):  # a full disk: the run goes on, and its forecast is forgotten
+    with contextlib.suppress(OSError):  # full disk: the run continues without a saved forecast
         timings.save(
             RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=asked_at, works=plan.works,
                      expected=plan.forecast, micro_usd=money)
@@ -53,11 +53,11 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
         timings.prune()
 
 
-# After a run: what it really took.
+# After a run: the measured times.
 
 
 def gather(journal: Journal, settings: Settings) -> None:
-    """Write down the times of runs that are over and were not looked at yet."""
+    """Save the times of finished runs not processed yet."""
     timings = Timings.beside(settings.state_file)
     known, damaged = {one.token: one for one in timings.all()}, timings.known()
     rows = [op for op in journal.ops() if op.is_head and not (op.is_live or op.service or op.stays) and op.job]
@@ -76,12 +76,12 @@ def gather(journal: Journal, settings: Settings) -> None:
             ValueError,
             KeyError,
             TypeError,
-        ):  # it has left nothing that can be read, or the disk is full
+        ):  # no readable records, or a full disk
             continue
 
 
 def last_words(op: Op, settings: Settings) -> sight.Seen:
-    """Return progress and verdict of a pod that is over, from its folder or as they were brought home."""
+    """Return progress and verdict of a finished pod, from its folder or from the local copy."""
     if registry.provider(settings, op.vendor).is_here:
         return sight.words_of(op, way(settings, op)) if op.address else ({}, {})
     said = sight.of(op, reports.at_home(op, RunHome.of(op.run, settings.homes)))
@@ -92,15 +92,15 @@ def came(
     op: Op, progress: Mapping[str, Any], verdict: Mapping[str, Any], before: RunTimes | None, is_alone: bool,
     settings: Settings,
 ) -> RunTimes:  # fmt: skip
-    """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
+    """Return the times of a finished run. `is_alone`: no other pod has worked on the run."""
     job, vendor = op.read_job(), registry.provider(settings, op.vendor)
-    # what a rented pod restores from the store is in no plan, and counts among the time around the steps
+    # The restore step of a rented pod is in no plan and counts as time around the steps.
     job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
-    if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
+    if not works:  # started by a version without saved forecasts, or by a keeper
         machine = machine_of(op.read_request(), settings, vendor).name
-        # whether the environment was there shows below
+        # The measured set-up time below shows whether the environment existed.
         is_found = True if vendor.is_here or settings.rehearsal else None
         found = [*works_of(job, op.target, machine), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
@@ -134,7 +134,7 @@ def _is_measured(step: Mapping[str, Any]) -> bool:
 def _time_of(
     step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any
 ) -> StepTime:  # fmt: skip
-    """Return the time of a step that is done. `length`: how many steps of training it has, where it trains."""
+    """Return the time of a finished step. `length`: number of training steps, or None for other steps."""
     marks = tuple((float(at_s), min(1.0, share)) for at_s, share in step.get("marks") or ())
     went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # resumed from a checkpoint
     return StepTime(
@@ -149,7 +149,7 @@ def _time_of(
 
 
 def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
-    """Return the GPUs that a pod has shown, as `machine_of` has them; "" when it has shown none."""
+    """Return the GPUs that a pod has reported, in the format of `machine_of`; "" without a report."""
     names = [one["name"] for one in (progress.get("machine") or {}).get("gpus") or () if one.get("name")]
     if not names:
         return ""
@@ -158,7 +158,7 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
 
 
 def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
-    """Return the errors of forecasts: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
+    """Return the forecast errors of `run`, or of all runs, oldest first. Raise UsageError for an unknown run."""
     gather(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
     told, found = journal.told("vendor"), []

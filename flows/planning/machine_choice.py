@@ -1,12 +1,12 @@
-"""The choice of a rented machine for a plan: the cheapest offer whose GPUs hold every phase.
+"""The choice of a rented machine for a plan: the cheapest offer with enough GPU memory for every phase.
 
     phases of a plan, a request that leaves GPUs open, offers
         -> ChosenMachine: a request for one number of GPUs, its offers, the fact that decided
 
-In: the phases that are due, and what was typed or named by the recipe, which stands in the request. Out: the offers on
-which every phase fits by the estimate of `inv fit`, cheapest first, all with as many GPUs as the cheapest, so that one
-plan is right for each of them. `flows.runs.launch.prepare` narrows every survey of offers so, and plans again for the
-machine that is chosen. Memory decides before the price; where nothing fits, the refusal names the smallest change.
+The input is the pending phases and a request with the typed values and the values of the recipe. The result is the
+offers on which every phase fits by the estimate of `inv fit`, cheapest first, all with the GPU count of the cheapest,
+so that a single plan suits all of them. `flows.runs.launch.prepare` narrows every survey of offers this way and plans
+again for the chosen machine. Memory decides before price; if no offer fits, the refusal names the smallest change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from trainer.plan.estimates import least_bytes
 from trainer.plan.phase_needs import needs_of
 from trainer.plan.smaller import smaller
 
-NUMBERS = (1, 2, 4, 8)  # of GPUs in one machine, as clouds rent them out
+NUMBERS = (1, 2, 4, 8)  # GPU counts per machine in clouds
 OTHER = "another machine: --gpu, --num-gpus"
 PLACE = ("cloud", "region", "country", "city")
 S = TypeVar("S", bound=MachineSpec)
@@ -40,19 +40,22 @@ S = TypeVar("S", bound=MachineSpec)
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """The needs of a plan's phases, and what else decides about its machine."""
+    """The needs of the phases of a plan, and other constraints on the machine."""
 
     phases: tuple[PhaseConfig, ...]
     ask: Callable[[Request], Sequence[Offer]]
-    """Returns the offers of another request, for the smallest change. Raises NoOffer."""
+    """Query for the offers of a different request, to find the smallest change. Raises NoOffer."""
     named: str = ""
-    """The machine that a recipe names, in words; "" = none."""
+    """Description of the machine named by a recipe; "" = none."""
     any_number: bool = False
-    """True if offers with other numbers of GPUs stay beside the cheapest (`--all-configs`)."""
+    """True if offers with other GPU counts than the cheapest are kept (`--all-configs`)."""
 
     def narrow(self, request: Request, offers: Sequence[Offer]) -> ChosenMachine:
-        """Return the offers that hold the plan, and the request with their GPUs. Raises NoOffer where none does."""
-        if not self.phases:  # a job of one's own says itself what it needs
+        """Return the offers that hold the plan, and the request with their GPUs.
+
+        Raise NoOffer if no offer holds the plan, or UsageError if the user has fixed an unsuitable machine.
+        """
+        if not self.phases:  # a user job states its own needs
             return choose.as_found(request, offers)
         if request.without_gpu:
             raise UsageError(
@@ -61,7 +64,7 @@ class MachineChoice:
             )
         holding = self._holding(request, offers)
         if not holding:
-            is_fixed = request.num_gpus and (request.gpu or request.instance_type)  # such a machine never will
+            is_fixed = request.num_gpus and (request.gpu or request.instance_type)  # a fixed machine can never fit
             raise (UsageError if is_fixed else NoOffer)(self._refusal(request, offers))
         number = holding[0].num_gpus
         left = [one for one in holding if self.any_number or one.num_gpus == number]
@@ -70,9 +73,10 @@ class MachineChoice:
         )
 
     def asked(self, request: Request) -> Request:
-        """Return the request by which vendors are asked: for spot, with the fewest GPUs that may hold the plan.
+        """Return the request to send to vendors: for spot machines, with the fewest GPUs on which the plan may fit.
 
-        RunPod tells a spot price of one kind and number at a time: all of them would take longer than a survey waits.
+        RunPod returns a spot price per kind and count of GPUs, and querying all combinations would exceed the survey
+        timeout.
         """
         is_open = not (request.num_gpus or request.gpu or request.instance_type or self.any_number)
         if not (request.spot and is_open and self.phases):
@@ -82,7 +86,7 @@ class MachineChoice:
         return replace(request, num_gpus=next(iter(numbers), 0))
 
     def find(self, request: Request, candidates: Sequence[Provider], settings: Settings, tell: Tell) -> ChosenMachine:
-        """Return the choice among what these providers offer now. Raises what `choose.find` raises."""
+        """Return the choice among the current offers of these providers. Raise the errors of `choose.find`."""
         if taker := engine_of(candidates[0]):
             kinds = self.of_kinds(request, taker)
             return replace(kinds, offers=tuple(choose.find(candidates, kinds.request, settings, tell)))
@@ -90,7 +94,7 @@ class MachineChoice:
         return self.narrow(request, choose.find(candidates, request, settings, tell))
 
     def of_kinds(self, request: Request, taker: RunEngine) -> ChosenMachine:
-        """Return the request for an engine, which takes the cheapest of several kinds, where no kind is named."""
+        """Return the request for an engine, which takes the cheapest of all fitting GPU kinds if no kind is named."""
         if not self.phases or request.gpu or request.instance_type:
             return ChosenMachine(request=request, offers=())
         for number in (request.num_gpus,) if request.num_gpus else NUMBERS:
@@ -108,23 +112,23 @@ class MachineChoice:
 
     @property
     def fewest(self) -> int:
-        """Return the fewest GPUs with which every phase can run."""
+        """Return the smallest number of GPUs on which every phase can run."""
         return max(needs_of(one).fewest_gpus(one) for one in self.phases)
 
     def need(self, num_gpus: int, nodes: int) -> int:
-        """Return the memory that each GPU of so many has to have."""
+        """Return the required memory in bytes of each of `num_gpus` GPUs."""
         return max(least_bytes(one, num_gpus, nodes) for one in self.phases)
 
     def _holding(self, request: Request, offers: Sequence[Offer]) -> list[Offer]:
         return [one for one in _candidates(request, offers) if self._holds(one, request.nodes)]
 
     def _holds(self, offer: Offer, nodes: int) -> bool:
-        """Return whether the plan fits on it; memory that nobody tells counts as enough: the user has named the GPU."""
+        """Return whether the plan fits on an offer; unknown memory counts as enough, since the user named the GPU."""
         has = _memory(offer)
         return offer.num_gpus >= self.fewest and (not has or has >= self.need(offer.num_gpus, nodes))
 
     def _reason(self, request: Request, offers: Sequence[Offer], first: Offer) -> str:
-        """Return the fact that decided for the cheapest machine; "" where somebody has typed which it is."""
+        """Return the deciding fact for the cheapest machine, or "" if the user typed the machine."""
         machine = f"machine: {_words(first)} at {per_hour(first.micro_usd_per_hour)}"
         is_kind_open, is_number_open = not (request.gpu or request.instance_type), not request.num_gpus
         if not (is_kind_open or is_number_open):
@@ -147,7 +151,7 @@ class MachineChoice:
         return f"{machine}; {fact}; {OTHER}"
 
     def _refusal(self, request: Request, offers: Sequence[Offer]) -> str:
-        """Return why no offer holds the plan, and the smallest change by which one would."""
+        """Return why no offer holds the plan, and the smallest change to the request or plan."""
         among = _candidates(request, offers)
         if not among:
             kinds = ", ".join(dict.fromkeys(_words(one) for one in offers))
@@ -159,7 +163,7 @@ class MachineChoice:
         return f"{said}. The smallest change: {change}"
 
     def _shortage(self, gpu: str, number: int, request: Request, has: int = 0) -> str:
-        """Return what the phase that needs most needs of a machine that comes nearest, and what that has."""
+        """Return the memory need of the largest phase and the memory of the closest machine, as text."""
         if number < self.fewest:
             return f"it needs {self.fewest} GPUs in one machine, and {number} x {gpu} is the nearest"
         most = max(self.phases, key=lambda one: least_bytes(one, number, request.nodes))
@@ -167,7 +171,7 @@ class MachineChoice:
         return f"{most.phase} needs {size(need)} of memory on each of {count(number, 'GPU')}, and {gpu} has {size(has)}"
 
     def _other_machine(self, request: Request) -> str:
-        """Return the flags by which another machine on offer would hold the plan; "" where none does."""
+        """Return the flags for a different offered machine with room for the plan, or ""."""
         for other in _relaxed(request):
             try:
                 holding = self._holding(other, self.ask(other))
@@ -179,7 +183,7 @@ class MachineChoice:
         return ""
 
     def _smaller_plan(self, best: Offer, nodes: int) -> str:
-        """Return the options by which every phase fits on that offer."""
+        """Return the options with which every phase fits on this offer."""
         short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
         flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
         if not short or not all(flags):
@@ -197,7 +201,7 @@ def of_plan(
 
 
 def with_recipe(spec: S, profile: Profile) -> tuple[S, str]:
-    """Return the flags with the machine of the recipe where nobody has typed another one, and that machine in words."""
+    """Return the flags with the machine of the recipe where the user typed none, and a description of this machine."""
     of_recipe = profile.machine
     gpu = "" if spec.gpu or spec.instance_type else of_recipe.gpu
     has_number = spec.num_gpus or spec.all_configs or spec.instance_type or ":" in spec.gpu or spec.gpu == NO_GPU
@@ -210,9 +214,9 @@ def with_recipe(spec: S, profile: Profile) -> tuple[S, str]:
 
 
 def _candidates(request: Request, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers with GPUs that may be chosen: where no kind is named, those that trainings are known to run on.
+    """Return the offers with GPUs; without a named kind, only offers with GPUs known to work for training.
 
-    Parts of one GPU do not work together.
+    Without a named kind, offers with several slices of GPUs are excluded, since slices cannot work together.
     """
     if request.gpu or request.instance_type:
         return [one for one in offers if one.num_gpus]
@@ -224,7 +228,7 @@ def _candidates(request: Request, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def _with_gpus(request: Request, offers: Sequence[Offer], number: int) -> Request:
-    """Return the request for so many GPUs, of the kinds that are named in it, or that are left."""
+    """Return the request for `number` GPUs of the kinds in the request, else of the kinds in the offers."""
     kinds = [kind for kind, many in gpus.read_set(request.gpu) if many in (0, number)]
     if not (kinds or request.instance_type):
         kinds = list(dict.fromkeys(one.gpu for one in offers))
@@ -232,7 +236,7 @@ def _with_gpus(request: Request, offers: Sequence[Offer], number: int) -> Reques
 
 
 def _memory(offer: Offer) -> int:
-    """Return the memory of each GPU; 0 where neither the vendor nor our table tells."""
+    """Return the memory of each GPU in bytes; 0 if neither the vendor nor our table has the value."""
     return offer.gpu_memory_bytes or gpus.memory_bytes(offer.gpu)
 
 
@@ -241,7 +245,7 @@ def _words(offer: Offer) -> str:
 
 
 def _relaxed(request: Request) -> Iterator[Request]:
-    """Yield the request without one of its conditions on GPUs, price and place, then without any of them."""
+    """Yield the request without each single constraint on GPUs, price and place, then without all of them."""
     kinds = ",".join(kind for kind, _ in gpus.read_set(request.gpu))
     ways: list[dict[str, Any]] = [
         {"gpu": kinds, "num_gpus": 0}, {"gpu": "", "instance_type": ""}, {"max_micro_usd_per_hour": 0},
@@ -252,7 +256,7 @@ def _relaxed(request: Request) -> Iterator[Request]:
 
 
 def _flags(request: Request, other: Request, offer: Offer) -> str:
-    """Return the flags that make the one request the other, for that offer."""
+    """Return the flags to turn `request` into `other`, for this offer."""
     found = []
     if (request.gpu, request.instance_type) != (other.gpu, other.instance_type) and not other.gpu:
         found.append(f"--gpu {offer.gpu}")

@@ -1,7 +1,7 @@
-"""Check that a training run fits into memory before it starts, instead of at the out-of-memory killer.
+"""The check that a training run fits into memory before the start, instead of failing out of memory later.
 
-In: the phases that are due. Out: what is wrong, in words. For work that is done here; offers of vendors are sorted out
-by `infra.selection.preflight`.
+The input is the pending phases; the result is the problem in words. This check is for local work; offers of vendors are
+filtered by `infra.selection.preflight`.
 """
 
 import os
@@ -17,12 +17,12 @@ from trainer.plan.phase_needs import needs_of
 
 
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
-    """Return the configurations of those steps that train."""
+    """Return the configurations of the training steps."""
     return [load_phase(step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together]
 
 
 def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
-    """Return why the first of them does not fit here, by an estimate; "" when all do."""
+    """Return why the first phase that is too large does not fit on this machine, by an estimate; "" if all fit."""
     gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     there = min(gpus, default=0) or ram
@@ -41,6 +41,6 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
 
 
 def check(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> None:
-    """Raise UsageError when one of them does not fit here."""
+    """Raise UsageError if a phase does not fit on this machine."""
     if found := shortage(phases, num_gpus):
         raise UsageError(found)

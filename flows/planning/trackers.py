@@ -1,7 +1,8 @@
-"""The trackers of a run, in words: names of trackers of packs and extensions, or a Python file of the user's.
+"""The trackers of a run by name: trackers of packs and extensions, or Python files of the user.
 
-In: what `--track` or SLIPWAY_TRACK says, and the settings of each. Out: the sidecars of a job. Each tracker of a pack
-has an environment of its own, which its own process makes, so that nothing of it can fail the run.
+The input is the value of `--track` or SLIPWAY_TRACK and the settings of each tracker; the result is the sidecars of a
+job. Each tracker of a pack has a separate environment, created by the sidecar process, since a failure must not end the
+run.
 """
 
 import difflib
@@ -23,9 +24,9 @@ OFF = "none"
 
 
 def asked(words: str, settings: Settings) -> tuple[str, ...]:
-    """Return the names and files of the trackers that are asked for. Raises UsageError for an unknown one.
+    """Return the names and files of the requested trackers. Raise UsageError for an unknown tracker.
 
-    Without a word, the trackers whose own settings say that figures go there.
+    Without a request, return the trackers enabled by their own settings.
     """
     named = packs.named_trackers()
     meant = ",".join(name for name, one in named.items() if one.is_meant(settings))
@@ -53,7 +54,7 @@ def asked(words: str, settings: Settings) -> tuple[str, ...]:
 
 
 def steps(names: Sequence[str], work: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the sidecars of a job with these steps; () where none of them trains. Raises UsageError."""
+    """Return the sidecars for a job with these steps; () if no step trains. Raise UsageError."""
     configs = {one.name: _plain(one.config["spec"]) for one in work if "keeping" in one.config}
     if not configs:
         return ()
@@ -72,7 +73,7 @@ def _step(name: str, configs: dict[str, Any]) -> Step:
 
 
 def step_name(tracker: str) -> str:
-    """Return the name of a tracker's sidecar; for a file, in letters that any folder can have."""
+    """Return the name of the sidecar of a tracker; for a file, with characters safe for folder names."""
     stem = Path(tracker).name.removesuffix(".py") if is_file(tracker) else tracker
     return f"track-{re.sub('[^A-Za-z0-9_-]', '-', stem)}"
 
@@ -82,12 +83,12 @@ def _plain(spec: Any) -> Any:
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Return the settings for trackers, but for secrets. Raises UsageError for one that holds a secret."""
+    """Return the non-secret settings of trackers by variable. Raise UsageError for a value with a secret."""
     found = [pair for one in packs.named_trackers().values() for pair in one.variables(settings).items()]
     return {name: value for name, value in found if value}
 
 
 def notes(names: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Return where each tracker will keep the run, in words, where that is not obvious."""
+    """Return the locations of the run in the trackers, as text, for trackers with a note."""
     named = packs.named_trackers()
     return tuple(note for name in names if name in named and (note := named[name].note(settings)))

@@ -1,4 +1,4 @@
-"""Planning: the flags of a launch and the store as it is now become a plan."""
+"""The planner: turns the flags of a launch and the current store into a plan."""
 
 import difflib
 import functools
@@ -36,40 +36,40 @@ from trainer.recipes import PUBLISHED
 from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, checkpoint_folders, phases_sized
 
-SIZES = ("block_size", "batch_size", "grad_accum", "tokens")  # flags, and settings: see `Phase.sizes`
+SIZES = ("block_size", "batch_size", "grad_accum", "tokens")  # names of flags and settings; see `Phase.sizes`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work that is asked for, with what was looked up and decided for it."""
+    """The requested work, with the facts and decisions found for the plan."""
 
     spec: WorkSpec
     init: ImportSpec | None = None
-    """The model that `spec.init` names."""
+    """Model named by `spec.init`."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """Artifacts that were made elsewhere, by the name of what needs them."""
+    """Artifacts made elsewhere, by the name of the consumer."""
     made: str = ""
-    """Choice for artifacts that other code made: "keep", "remake"; "" = somebody is to be asked."""
+    """Choice for artifacts made by different code: "keep", "remake", or "" to ask the user."""
     stem: str = ""
-    """Name of the run in front of a number; "" = random words."""
+    """Prefix of the run name before a number; "" = random words."""
     names_tag: bool = False
-    """True if the tag stands in a job file, which may name what nothing is called yet; a typed one may be a slip."""
+    """True if the tag comes from a job file, which may name a new tag; an unknown typed tag may be a typo."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
-        """Return the work that the flags of a training ask for. Raises UsageError for an impossible one."""
+        """Return the work for the flags of a training. Raise UsageError for an impossible combination."""
         init = None
         if named := init_named(spec, settings):
-            # Reads models and tokenizers of other projects, which few trainings begin from.
+            # Import lazily: the module reads models and tokenizers of other projects, which few trainings start from.
             from flows.models import init_model
 
             init = init_model.look(named, settings)
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def draft(self, request: Request, settings: Settings) -> Request:
-        """Return the request with the fewest GPUs that the work can do with, where their number is open.
+        """Return the request with the smallest possible number of GPUs for the work if the number is open.
 
-        Its environments and its disk are those of a machine with GPUs already. Raises UsageError.
+        The draft already has the environments and disk of a GPU machine. Raise UsageError.
         """
         if request.num_gpus:
             return request
@@ -82,11 +82,11 @@ class Work:
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return the plan of `plan_for`."""
+        """Return the result of `plan_for` for this work."""
         return plan_for(self, settings, request, vendor, limits, offer)
 
     def wanted(self, settings: Settings) -> planning.Wanted:
-        """Return the same, as the plan takes it. Raises UsageError for senseless words."""
+        """Return the work in the format of the planner. Raise UsageError for invalid values."""
         spec = self.spec
         use_phases(spec.phase, settings)
         use_source(settings.source, settings)
@@ -125,12 +125,12 @@ class Work:
 
 
 def init_named(spec: WorkSpec, settings: Settings) -> str:
-    """Return the model to begin from: `hub` is the published one of the profile; "" = none."""
+    """Return the model to start from: `hub` selects the published model of the profile; "" = none."""
     return PUBLISHED.get(settings.profile, "") if spec.init == "hub" else spec.init
 
 
 def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:
-    """Return the sizes of phases, by flags or else by settings. Raises UsageError for a flag without its phase."""
+    """Return the sizes of phases, from flags or else settings. Raise UsageError for a flag without its phase."""
     typed = {name: value for name in SIZES if (value := getattr(spec, name)) is not None}
     taken = phases_sized()
     for name in typed:
@@ -144,7 +144,7 @@ def sizes_of(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dic
 
 
 def of_machine(devices: str, flag: str) -> str:
-    """Return the GPUs of the machine that a flag names, in order; "" for none. Raises UsageError."""
+    """Return the GPU numbers in a devices flag, in order; "" for none. Raise UsageError."""
     return turns.read_devices(devices, flag, "of the machine, counted from 0") if devices else ""
 
 
@@ -152,9 +152,9 @@ def plan_for(
     work: Work, settings: Settings, request: Request, vendor: Provider, limits: Limits,
     offer: Offer | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan: the artifacts, their inputs, and the job. `offer`: the rented machine for it, where it is known.
+    """Return the plan: the artifacts, their inputs, and the job. `offer`: the rented machine, if known.
 
-    Raises UsageError for senseless words.
+    Raise UsageError for invalid values.
     """
     torch, environments = environments_of(settings, request, vendor)
     wanted = work.wanted(settings)
@@ -177,7 +177,7 @@ def plan_for(
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
-    if plan.job and settings.rehearsal:  # the GPUs of a rehearsal do not exist
+    if plan.job and settings.rehearsal:  # a rehearsal has no real GPUs
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
         tracked = trackers.asked(work.spec.track, settings)
@@ -201,7 +201,7 @@ def plan_for(
 
 
 def sandbox_note(phases: Iterable[PhaseConfig]) -> str:
-    """Return what the plan says of a rented machine whose kernel is not known; "" where no phase needs a sandbox."""
+    """Return the note on a rented machine with an unknown kernel, or "" if no phase needs a sandbox."""
     names = [one.phase for one in phases if needs_of(one).sandbox(one)]
     if not names:
         return ""
@@ -212,13 +212,13 @@ def sandbox_note(phases: Iterable[PhaseConfig]) -> str:
 
 
 def places(settings: Settings) -> dict[str, str]:
-    """Return the variables that say where the stores are that a job speaks to."""
+    """Return the environment variables with the endpoints of the stores that a job uses."""
     names = [name for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def made_by_words(remake: bool, keep_made: bool) -> str:
-    """Return the choice of `--remake` and `--keep-made`, as `plan_for` takes it. Raises UsageError."""
+    """Return the choice of `--remake` and `--keep-made` for `Work.made`. Raise UsageError for both flags."""
     if remake and keep_made:
         raise UsageError("--remake and --keep-made contradict each other; give one of them")
     return "remake" if remake else "keep" if keep_made else ""
@@ -226,12 +226,12 @@ def made_by_words(remake: bool, keep_made: bool) -> str:
 
 @functools.cache
 def _check_writable(store: str) -> None:
-    """Raise StoreError now, and not after the training, where what is made cannot be written. Asked once."""
+    """Raise StoreError before the training, not after, if the store is not writable. Cached per store."""
     Store(store).check_writable()
 
 
 def identity_file(said: str) -> str:
-    """Return the path of conversations by hand, "" for none. Raises UsageError."""
+    """Return the absolute path of the `--identity` file, or "". Raise UsageError."""
     if not said:
         return ""
     path = Path(said).expanduser().absolute()
@@ -242,7 +242,7 @@ def identity_file(said: str) -> str:
 
 
 def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
-    """Raise UsageError for steps that read files of this machine where they would run on another one."""
+    """Raise UsageError for steps that read local files but would run on a different machine."""
     for step in steps:
         source = step.config["spec"].get("source", "")
         if step.words[-1] in ("talk", "import", "problems", "identity") and source and not source.startswith("hf://"):
@@ -253,7 +253,7 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
 
 
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
-    """Return the store's text of the source, and the steps that make it: none when it is there, however it was made."""
+    """Return the name of the text artifact in the store, and the steps to make a missing text artifact."""
     persona = planning.load_persona(ROOT / "data" / "persona.yaml")
     use_source(settings.source, settings)
     wanted = planning.Wanted(phases=("text",), profile=settings.profile, source=settings.source, persona=persona)
@@ -267,14 +267,14 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:
-    """Return the build of torch for such a machine, and the folder of its environments, "" for its own default."""
+    """Return the torch build for the machine and the folder of environments; "" = the default of the machine."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         return environment.torch_build(), str(settings.environments)
     return "cuda" if request.num_gpus else "cpu", ""
 
 
 def node_commands(plan: Plan) -> list[str]:
-    """Return the commands of each node for the steps that several nodes run together; [] for one node."""
+    """Return the commands of each node for distributed steps; [] for a single node."""
     nodes, job = plan.request.nodes, plan.job
     if nodes == 1 or job is None:
         return []
@@ -288,7 +288,7 @@ def node_commands(plan: Plan) -> list[str]:
 
 
 def inventory(uri: str) -> Inventory:
-    """Return the inventory of the store now, every file verified, with its readers."""
+    """Return the verified inventory of the store, with the owners of leases."""
     named, kept = Store(uri).everything()
     odd: list[str] = []
     held = references.readers(references.living(uri, time.time(), odd))
@@ -312,7 +312,7 @@ def _record(one: Artifact) -> HeldArtifact:
 
 
 def store_notes(there: Inventory) -> tuple[str, ...]:
-    """Return the size of the store, and leases in it that cannot be read, in words."""
+    """Return notes on the size of the store and on unreadable leases."""
     notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
     if not there.kept:
         return notes
@@ -321,7 +321,7 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
 
 
 def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, ...]:
-    """Return which text a plan trains on where nobody has named one; () where it makes or needs none."""
+    """Return a note on the default text of a plan if the user named no source; () if the plan uses no text."""
     if settings.sources["source"] != "default" or f"datasets/{settings.source}/text" not in {
         one.name for one in plan.artifacts
     }:
@@ -332,7 +332,7 @@ def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, .
 
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:
-    """Raise UsageError for a typed tag that stands neither for what is there nor for what `--phase` names."""
+    """Raise UsageError for a typed tag without a checkpoint in the store, unless the named phases create the tag."""
     of_phases = [name.split("/", 1) for name in there.artifacts if name.split("/")[0] in checkpoint_folders()]
     known = sorted({name for _, name in of_phases})
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):

@@ -1,4 +1,4 @@
-"""Flags that stand in a file as the fields of a record: names, types and defaults are those of the record."""
+"""The reader of flags in files: the fields of a record with the same names, types and defaults."""
 
 import difflib
 import math
@@ -10,16 +10,16 @@ from infra.errors import UsageError
 from infra.flags import Flag, flags_of
 
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-PHASES = "phases"  # in a file the options of phases stand nested below this
+PHASES = "phases"  # file key for nested phase options
 
 
 def known(record: type, but: Collection[str] = ()) -> dict[str, Flag]:
-    """Return the flags of a record that may stand in a file, by their spelling."""
+    """Return the flags of a record that are allowed in a file, by spelling."""
     return {one.spelled: one for one in flags_of(record) if one.name not in but}
 
 
 def check_keys(where: str, body: Any, keys: Collection[str]) -> None:
-    """Raise UsageError for what is no mapping, and for a key that is none of `keys`, with the nearest one."""
+    """Raise UsageError unless `body` is a mapping with known keys; suggest the closest key."""
     if not isinstance(body, Mapping):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     for key in body:
@@ -30,9 +30,9 @@ def check_keys(where: str, body: Any, keys: Collection[str]) -> None:
 
 
 def read(where: str, body: Any, record: type, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of the fields that a file gives, the options of phases as words. Raises UsageError.
+    """Return the field values given in a file, with phase options as words. Raise UsageError.
 
-    `spend_limit` and `spend-limit` are the same. An option of a phase may also stand by its path: `sft.optimizer.lr`.
+    `spend_limit` and `spend-limit` are the same. A phase option may also be given by path: `sft.optimizer.lr`.
     """
     flags = known(record, but)
     if not isinstance(body, Mapping):
@@ -60,7 +60,7 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def _value(where: str, one: Flag, value: Any) -> Any:
-    """Return a value as the flag has it; a number where text is wanted is taken for its text: `spend_limit: 12.50`."""
+    """Return a value in the type of the flag; a number for a text flag is converted to text: `spend_limit: 12.50`."""
     if one.is_many:
         many = value if isinstance(value, list) else [value]
         return tuple(str(word) for word in many)

@@ -1,4 +1,4 @@
-"""The flags of a launch and of whatever begins or goes on with a run."""
+"""The flags of a launch and of all commands to start or resume a run."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ STAGES = "Stages that are left out"
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
-    """A launch as somebody asks for it."""
+    """The flags of a launch request."""
 
     nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)
     wait: bool = flag(
@@ -53,7 +53,7 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
-    """A pod without work, as somebody asks for it."""
+    """The flags of a request for a pod without work."""
 
     wait: bool = flag(False, "rented: look again every minute until an offer matches", group=MACHINE)
     no_accept: bool = flag(False, "skip the check that the machine works", group=MACHINE)

@@ -1,7 +1,7 @@
-"""Options of phases in words: `sft.optimizer.lr=1e-3` as it is typed, or nested as a file has them.
+"""The parser of phase options: `sft.optimizer.lr=1e-3` on the command line, or nested in a file.
 
-Both become the same: the text of each option by its path. What the texts mean is told by the phase's record, which
-`trainer.records.phase_options` reads.
+Both forms become the text of each option by path. `trainer.records.phase_options` parses the texts by the record of the
+phase.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from infra.errors import UsageError
 
 
 def read(words: Sequence[str]) -> Mapping[str, str]:
-    """Return the text of each option by its path; of an option that is given twice, the last. Raises UsageError."""
+    """Return the text of each option by path; the last of repeated options wins. Raise UsageError."""
     found: dict[str, str] = {}
     for word in words:
         path, equals, text = word.partition("=")
@@ -23,7 +23,7 @@ def read(words: Sequence[str]) -> Mapping[str, str]:
 
 
 def flatten(where: str, nested: Any) -> list[str]:
-    """Return the words of the options that a file has under `phases`. Raises UsageError, with the place."""
+    """Return the options nested under `phases` in a file as words. Raise UsageError with the location."""
     return list(_words(where, "", nested))
 
 

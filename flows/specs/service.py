@@ -1,4 +1,4 @@
-"""The flags of a service: what is wanted of it, beside its file."""
+"""The flags of a service, in addition to the service file."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ REPLICAS = "Replicas"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSpec:
-    """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
+    """The flags of a service request; "" and None keep the current value or the value in the file."""
 
     name: str = flag("", "name of the service; an existing one is updated", word=True, also=("n",))
     model: str = flag(

@@ -1,7 +1,8 @@
-"""The variables of SkyPilot's job files, typed without a file: `inv launch -e MODEL=qwen3_4b -e STAGE=2`.
+"""The variables of SkyPilot job files, typed without a file: `inv launch -e MODEL=qwen3_4b -e STAGE=2`.
 
-In: the flags of a training, and the variables that were typed. Out: the flags that they mean. What has no effect on
-the work is refused with the command that does it: a variable of these names is never only handed to the job.
+The input is the flags of a training and the typed variables; the result is the equivalent flags. A variable without
+effect on the work is refused, with the command that supports the variable: a variable with a known name is never just
+passed to the job.
 """
 
 import re
@@ -27,7 +28,7 @@ OF_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 
 
 def applied(spec: W, given: Mapping[str, str]) -> W:
-    """Return a training without a job file as its variables mean it. Raises UsageError."""
+    """Return the flags of a training without a job file, with the variables applied. Raise UsageError."""
     for name, file in OF_FILES.items():
         if name in given:
             raise UsageError(f"-e {name}: {file} has that variable: ./inv launch {file} -e {name}={given[name]}")
@@ -53,7 +54,7 @@ def applied(spec: W, given: Mapping[str, str]) -> W:
 
 
 def of_hub(model: str) -> str:
-    """Return the hf:// address of a MODEL on the hub; "" for the name or the file of a profile."""
+    """Return the hf:// URI of a MODEL on the hub, or "" for the name or file of a profile."""
     if model.startswith("hf://"):
         return model
     is_there = OF_HUB.fullmatch(model) and not model.endswith((".yaml", ".yml"))

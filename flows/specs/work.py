@@ -1,4 +1,4 @@
-"""The flags of a training: what is to be made, of what, and how."""
+"""The flags of a training: the artifacts to make, their inputs, and the method."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SAVING = "Checkpoints and artifacts"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSpec(Typed):
-    """The work that somebody asks for, as flags; "" and None leave it to the profile and to the settings."""
+    """The flags of the requested work; "" and None select the values of the profile and the settings."""
 
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
     profile: str = flag(

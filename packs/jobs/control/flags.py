@@ -1,4 +1,4 @@
-"""The flags of the user's own jobs: what `--cmd` says without a file, and what a file leaves open."""
+"""The flags of a user job: the command without a job file, and values left open by a job file."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ ESTIMATES = "Estimates"
 
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
-    """A job that is no training of ours."""
+    """A user job, other than a Slipway training."""
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
     script: str = flag(
