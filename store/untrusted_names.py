@@ -16,7 +16,7 @@ FIGURES = re.compile(rf"work/runs/({_PART})/(metrics|samples)\.jsonl")
 LOG = re.compile(rf"logs/{_PART}\.(log|times)")
 MARK = re.compile(rf"state/marks/{_PART}\.json")
 _SIZE = re.compile(r"[0-9]{1,18}")
-LONGEST = 4096  # maximum length of a path
+LONGEST = 4096  # maximum characters of a path
 SHOWN = 3
 
 

@@ -68,7 +68,7 @@ class MountFolder:
         return [*new, *(name for name in self._same if name not in now)]
 
     def carry(self, last: bool = False) -> list[str]:
-        """Upload files unchanged since the last look, or all files if `last`; return the files left to upload."""
+        """Upload files unchanged since the last look, or all files if `last`; return the names still pending."""
         now = self._now()
         for name in self.pending():
             if name not in now:

@@ -2,7 +2,8 @@
 
 The parent names a module that calls `limited.answer_all`, an initial message and questions; questions and answers are
 bytes. The child has limits on memory, CPU time per question and file size, gets no secrets, and exits with its parent.
-A failure raises ChildFailed with the reason from the child or the exit status; the next question starts a new child.
+A failure raises ChildFailed with the reason from the child or the exit status. If the failure ended the child, the next
+question starts a new child.
 """
 
 import contextlib
