@@ -1,8 +1,8 @@
-"""The bootstrap of a bare machine, which may lack a copy of uv and the sources of packages.
+"""Bootstrap of a bare machine that may lack uv and the package index settings of this machine.
 
-In: the transport to a pod. Out: `state/packages.json` of the pod, and our own uv in the machine's cache, sent once,
-when it fits and the machine has none that it can use. Where neither is the case the pod fetches uv with pip, else pip
-does the work: see `infra/agent/environments/environment.py`.
+`bring` writes `state/packages.json` of the pod and sends the local uv once into the machine's cache, when the platforms
+match and the machine has no usable uv. Otherwise the pod installs uv with pip, or falls back to pip: see
+`infra/agent/environments/environment.py`.
 """
 
 import configparser
@@ -25,7 +25,8 @@ from infra.transport.protocol import Transport
 ASK_S = 30.0
 SLOWEST_BYTES_PER_S = 50_000
 FOLDER = "~/.cache/slipway/tools"
-# Ask in one exchange for the system, its libc, our copy of uv, and the version of every uv of its own.
+# One request writes the package settings and returns the system, its libc, whether a copy of uv was sent before, and
+# the version of every installed uv.
 ASK = """
 mkdir -p -- "${1%/*}" && cat > "$1.draft" && mv -f "$1.draft" "$1" || exit 1
 uname -sm; getconf GNU_LIBC_VERSION 2>/dev/null || echo other
@@ -59,9 +60,10 @@ finally:
 
 
 def bring(transport: Transport, pod: PodFolder) -> str:
-    """Make `pod` ready for set-up; what is to be told about that. May be repeated: what is there is not sent again.
+    """Prepare `pod` for environment set-up and return a message about uv.
 
-    Raises SlipwayError when the machine cannot be asked, UsageError when pip's configuration here cannot be read.
+    Safe to repeat: a uv that an earlier call sent is not sent again. Raises SlipwayError when the machine cannot be
+    queried, and UsageError when the local pip configuration cannot be read.
     """
     uv = _ours()
     place = f"{FOLDER}/uv-{uv[1][:16]}" if uv else ""
@@ -86,7 +88,7 @@ def bring(transport: Transport, pod: PodFolder) -> str:
 
 
 def _ours() -> tuple[Path, str] | None:
-    """Return uv of the environment that runs this, and its sha256."""
+    """Return the path of uv in the running environment and the sha256 of the file, or None without uv."""
     path = Path(sysconfig.get_path("scripts")) / "uv"
     return (path, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else None
 
@@ -100,7 +102,7 @@ def _send(transport: Transport, uv: Path, sha: str, place: str) -> str:
     size = uv.stat().st_size
     words = [transport.python, "-IS", "-c", TAKE, place, sha]
     done = transport.run(words, stdin=_packed(uv), timeout_s=ASK_S + size / SLOWEST_BYTES_PER_S)
-    if done.exited != 0:  # set-up works without it, only slower
+    if done.exited != 0:  # Environment set-up works without uv, only slower.
         return f"uv was sent and is not used: {(done.stderr.strip() or f'exit code {done.exited}').splitlines()[-1]}"
     return f"uv sent, {size / 1e6:.0f} MB"
 

@@ -1,7 +1,7 @@
-"""The channels of commands on another machine: what goes to a command, and what comes from it between the marks.
+"""Channels of remote commands: stdin, framed output, exit code and termination.
 
-In: a channel of `ssh_connection`, the frame of the command, and pieces for its stdin. Out: its output, its exit code,
-and the number of its process, by which it can be ended.
+A channel of `ssh_connection` carries the framed script and the pieces for stdin; the caller gets the output between the
+marks, the exit code and the process id with which the command can be killed.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from infra.transport.ssh_connection import Link, hush
 from infra.transport.streams.bounded import CHUNK, KeptStream, StreamEnd
 from infra.transport.streams.framing import Frame, NoFrame, login_line, shown
 
-ENDED_S = 2.0  # time from the end of a program's output to the news of its exit
+ENDED_S = 2.0  # seconds from the end of the output to the exit status
 KILL_S = 2.0
-# End the process group of a shell, $1. Where a wrapper has started the shell, that leads no group: then the shell and
-# what it has started.
+# Kill the process group of shell $1. A shell that a wrapper started leads no group: kill the shell and all its
+# descendants instead.
 KILL = """
 kill -s KILL -- -$1 2>/dev/null && exit 0
 all=$(ps -A -o pid= -o ppid= 2>/dev/null || ps -o pid,ppid)
@@ -35,7 +35,7 @@ done
 
 
 class NoEnd(Exception):
-    """A command has ended, or its connection, without a word of its end."""
+    """A command or its connection ended without an exit code."""
 
 
 class Framed:
@@ -47,65 +47,65 @@ class Framed:
 
     @property
     def talk(self) -> bytes:
-        """Return the beginning of what the shell has printed by itself."""
+        """Return the beginning of the login shell's own output, outside of the marks."""
         return self.out.talk + self.err.talk
 
     def receive_stderr(self, kept: KeptStream) -> None:
-        """Take what there is on stderr. Raises Exceeded, NoFrame."""
+        """Read the available stderr into `kept`. Raises Exceeded, NoFrame."""
         while self._channel.recv_stderr_ready():
             if found := self.err.feed(self._channel.recv_stderr(CHUNK)):
                 kept.add(found)
 
     def listen(self, out: KeptStream, err: KeptStream, deadline: float) -> None:
-        """Gather stdout and stderr until the command has ended. Raises TimeoutError, Exceeded, NoFrame."""
+        """Collect stdout and stderr until the command ends. Raises TimeoutError, Exceeded, NoFrame."""
         channel, arrived = self._channel, _Wake()
         channel.in_buffer.set_event(arrived)
         channel.in_stderr_buffer.set_event(arrived)
         while True:
             arrived.forget()
-            is_last = channel.eof_received or channel.closed  # asked before reading: what came before it is there
+            is_last = channel.eof_received or channel.closed  # checked before the read, to miss no data
             while channel.recv_ready():
                 if found := self.out.feed(channel.recv(CHUNK)):
                     out.add(found)
             self.receive_stderr(err)
-            # Where a wrapper has joined stderr with stdout, stderr has no marks.
+            # A wrapper may merge stderr into stdout; stderr then has no marks.
             if is_last or (self.out.is_over and self.err.is_over):
                 break
             if not arrived.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
-        # sshd counts a session until its shell has ended: the next command would be refused.
+        # sshd counts a session until its shell has exited, and would refuse the next command.
         wait_s = ENDED_S if self.out.is_over else max(0.0, deadline - time.monotonic())
         if not channel.status_event.wait(wait_s) and not self.out.is_over:
             raise TimeoutError
 
     @property
     def code(self) -> int:
-        """Return the exit code of the command that has ended. Raises NoEnd."""
+        """Return the exit code of the ended command. Raises NoEnd without an exit code."""
         if self.out.code is None:
             raise NoEnd
         return self.out.code
 
     def why_not(self) -> str:
-        """Return why nothing of a command has run, "" where it may have run: the connection broke, or it was killed."""
+        """Return why the command did not start, or "" when it may have run (lost connection, killed shell)."""
         if self.out.is_open or self._channel.exit_status < 0:
             return ""
         return f"its login shell did not run it (exit code {self._channel.exit_status}){says(self.talk)}"
 
 
 def says(talk: bytes) -> str:
-    """Return what a shell has printed by itself, as the end of a sentence."""
+    """Return the login shell's own output as the end of a sentence, or "" without output."""
     return f"; it printed: {shown(talk)}" if shown(talk) else ""
 
 
 def begin(link: Link, channel: Any, frame: Frame, script: str, pieces: Iterable[bytes] = ()) -> Iterable[bytes]:
-    """Begin a script between the marks of the frame; return what its stdin is to be sent."""
+    """Start a script between the marks of the frame and return the pieces to send to stdin."""
     line = login_line(frame.around(script))
     link.send(channel, "exec", line.line)
     return itertools.chain([line.head], pieces) if line.head else pieces
 
 
 def kill(link: Link, process: int | None) -> None:
-    """End the process group of a command, if its machine still listens."""
+    """Kill the process group of a command if the machine still responds; do nothing for None."""
     if process is not None:
         line = login_line(f"set -- {process}\n{KILL}").line
         with contextlib.suppress(TimeoutError, *broken()), link.session(KILL_S) as channel:
@@ -114,7 +114,7 @@ def kill(link: Link, process: int | None) -> None:
 
 
 def lost(link: Link, where: str, name: str, why: str) -> Lost:
-    """Return the error of a command whose connection broke after it was sent."""
+    """Return the error for a command whose connection broke after sending: Silent or Lost."""
     return (Silent if link.silent else Lost)(
         f"{where}: {name}: {silence(link) or why}; it was sent and may have run, or may still be"
         " running: check before you repeat it"
@@ -122,19 +122,19 @@ def lost(link: Link, where: str, name: str, why: str) -> Lost:
 
 
 def silence(link: Link) -> str:
-    """Return that the machine gives no sign of life, "" where it does."""
+    """Return a message about missing signs of life, or "" for a link that is not silent."""
     return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
 
 
 def broken() -> tuple[type[BaseException], ...]:
-    """Return the errors of paramiko when a connection is gone."""
+    """Return the exception types that paramiko raises on a lost connection."""
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
 
 
 class Duplex:
-    """The stdin and stdout of a program on another machine."""
+    """The stdin and stdout of a remote program."""
 
     def __init__(self, channel: Any, frame: Frame) -> None:
         self._channel = channel
@@ -142,36 +142,36 @@ class Duplex:
         self.shutdown_write = channel.shutdown_write
 
     def recv(self, num_bytes: int) -> bytes:
-        """Return received bytes; b"" at the end, also when that is the end of the connection."""
+        """Return up to `num_bytes` received bytes; b"" at the end of the output or of the connection."""
         found = b""
         try:
             while not found and not self._framed.out.is_over and (piece := self._channel.recv(num_bytes)):
                 found = self._framed.out.feed(bytes(piece))
         except NoFrame:
             return b""
-        except broken():  # it tells the machine that there is room again
+        except broken():  # recv also sends a window update, which fails on a lost connection
             return b""
         return found
 
     def sendall(self, piece: bytes) -> None:
-        """Send it all. Raises OSError when nobody takes it."""
+        """Send all bytes. Raises BrokenPipeError when the connection or the channel is closed."""
         try:
             self._channel.sendall(piece)
         except broken() as error:
             raise BrokenPipeError(str(error)) from None
 
     def hush(self) -> None:
-        """Wake whoever reads from it or writes to it; nothing more goes through."""
+        """Wake all threads that read from or write to the channel, and block further traffic."""
         hush(self._channel)
 
     def has_ended(self) -> bool:
-        """Return whether the program has left by itself, as far as the machine has said so within a moment."""
+        """Return whether the program exited by itself; waits up to ENDED_S for the exit status."""
         return self._framed.out.is_over or bool(
             self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0
         )
 
     def stderr(self) -> str:
-        """Return the end of the received stderr."""
+        """Return the end of the received stderr, or the reason why the command did not start."""
         said = StreamEnd(TAIL_BYTES)
         with contextlib.suppress(NoFrame):
             self._framed.receive_stderr(said)
@@ -179,7 +179,7 @@ class Duplex:
 
 
 class Feeder:
-    """A writer of a channel's stdin while its output is read; then it ends it."""
+    """A thread that writes the stdin of a channel while another thread reads the output."""
 
     def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
         self.error: BaseException | None = None
@@ -188,7 +188,7 @@ class Feeder:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread, or close stdin at once when no pieces are given."""
         if self._pieces == ():
             self._channel.shutdown_write()
             return
@@ -196,7 +196,7 @@ class Feeder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for the writer, whose channel was hushed."""
+        """Join the thread; call `hush` on the channel first."""
         if self._thread is not None:
             self._thread.join()
 
@@ -205,7 +205,7 @@ class Feeder:
         while True:
             try:
                 piece = next(pieces, None)
-            except Exception as error:  # an error of the producer: it is raised where the command was run
+            except Exception as error:  # An error of the producer is raised by the caller that ran the command.
                 self.error = error
                 hush(self._channel)
                 return
@@ -214,14 +214,14 @@ class Feeder:
                     self._channel.shutdown_write()
                     return
                 self._channel.sendall(piece)
-            except broken():  # the command left without reading all, or the connection is gone: its exit code tells
+            except broken():  # unread input or a lost connection; the exit code tells which
                 return
 
 
 class _Wake(threading.Event):
-    """An event set by paramiko when anything arrives, cleared by us alone.
+    """An event that paramiko sets on arriving data and only this module clears.
 
-    The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at once.
+    The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at the same time.
     """
 
     def clear(self) -> None:

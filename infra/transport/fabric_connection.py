@@ -1,8 +1,8 @@
-"""Fabric's connections to machines of ours: opened with one key only, pinned to one host key, watched while they live.
+"""Fabric connections to machines, each with one private key, one pinned host key and a liveness check.
 
-In: an address and the machine's own known_hosts file. Out: a `fabric.Connection`, which runs, puts and gets as Fabric's
-documentation says. A dropped link gives no error of its own, so the machine is asked for a sign of life, and a
-connection that stays silent is closed, which wakes whoever waits on it.
+`PodConnection` takes an address and the machine's own known_hosts file, and works like any `fabric.Connection`. A
+dropped link raises no error by itself, so a thread pings the machine, and a second thread closes a silent connection,
+which wakes all waiting callers.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ TICK_S = 0.5
 
 
 class _Counted(socket.socket):
-    """A socket that counts what arrives, so that silence can be told from work."""
+    """A socket that counts received data, so that the watcher can detect silence."""
 
     heard = 0
 
@@ -41,12 +41,12 @@ class _Counted(socket.socket):
 
 
 class PodConnection(fabric.Connection):  # type: ignore[misc]
-    """A connection to one machine, opened by its first use and again when it was lost.
+    """A connection to one machine that opens on first use and reopens after a loss.
 
-    Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be opened.
+    Opening raises Unreachable, StrangeHost, AuthError or UsageError.
     """
 
-    # Declared here, since Fabric takes an attribute that the class does not know for a setting.
+    # Fabric treats an attribute that the class does not declare as a setting.
     name = ""
     folder = ""
     address: Any = None
@@ -55,12 +55,12 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
     _closed: Any = None
 
     def __init__(self, address: Address, known_hosts: Path, name: str = "", folder: str = "", **more: Any) -> None:
-        """Take an address; `name` and `folder` are the pod's, `more` is for `paramiko.SSHClient.connect`."""
+        """Store the address; `name` and `folder` belong to the pod, `more` goes to `paramiko.SSHClient.connect`."""
         super().__init__(
             address.host,
             user=address.user,
             port=address.port,
-            # no configuration file of the user or the system is read
+            # Ignore the ssh configuration files of the user and the system.
             config=fabric.Config(ssh_config=SSHConfig(), lazy=True),
             connect_timeout=OPEN_S,
             connect_kwargs={
@@ -70,14 +70,14 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         )  # fmt: skip
         self.name, self.folder, self.address, self.known_hosts = name or address.host, folder, address, known_hosts
         self.client.set_log_channel("slipway.paramiko")
-        logging.getLogger("slipway.paramiko").disabled = True  # it prints tracebacks; what matters is raised
+        logging.getLogger("slipway.paramiko").disabled = True  # paramiko logs tracebacks; relevant errors are raised
         self.client.set_missing_host_key_policy(PinFirst(known_hosts))
 
     def _identity(self) -> tuple[Any, ...]:
-        return (*super()._identity(), self.name)  # two pods may be on one machine
+        return (*super()._identity(), self.name)  # two pods may share one machine
 
     def open(self) -> Any:
-        """Open the connection unless it is open."""
+        """Open the connection; do nothing if the connection is open."""
         if self.is_connected:
             return None
         check_key(self.address)
@@ -102,14 +102,14 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         return opened
 
     def close(self) -> None:
-        """Close the connection, which ends what waits on it."""
+        """Close the connection and thereby end all waiting calls."""
         if self._closed is not None:
             self._closed.set()
         super().close()
         self.client.close()
 
     def _give_up(self, error: BaseException) -> None:
-        """Raise in our words what kept the connection from being opened."""
+        """Translate an error of opening into StrangeHost, AuthError or Unreachable; return for other errors."""
         where = f"ssh {self.user}@{bracketed(self.host)}:{self.port}"
         alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
         self.client.close()
@@ -124,16 +124,16 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
 
     def _ask(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
-        """Ask for an answer every PING_S, whatever else is sent.
+        """Ping the machine every PING_S, independent of other traffic.
 
-        paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
+        Outgoing traffic postpones paramiko's own keep-alive, so that a client that only sends would never get a reply.
         """
         while transport.is_active() and not closed.wait(PING_S):
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: its next use raises
+            with contextlib.suppress(SSHException, EOFError, OSError):  # The connection is lost: the next use raises.
                 self._ping(transport)
 
     def _ping(self, transport: Any) -> None:
-        """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
+        """Send a global request that sshd must answer; the refusal of the unknown request counts as a reply."""
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -141,19 +141,22 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         transport._send_user_message(message)
 
     def _watch(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
-        """Close the connection after SILENT_S of silence, counted in ticks: while this process sleeps none passes."""
+        """Close the connection after SILENT_S without received data.
+
+        The loop counts ticks instead of clock time, so that a suspended process does not count its sleep as silence.
+        """
         heard, quiet_s = -1, 0.0
         while transport.is_active() and not closed.wait(TICK_S):
             quiet_s = quiet_s + TICK_S if connected.heard == heard else 0.0
             heard = connected.heard
             if quiet_s >= SILENT_S:
                 self.silent = True
-                with contextlib.suppress(OSError):  # the connection broke just now
+                with contextlib.suppress(OSError):  # the connection broke meanwhile
                     connected.shutdown(socket.SHUT_RDWR)
 
 
 class LocalConnection(fabric.Connection):  # type: ignore[misc]
-    """A pod of this machine, dealt with as if it were elsewhere: commands begin in the user's home folder."""
+    """A pod on this machine with the interface of a remote one; commands start in the user's home folder."""
 
     name = ""
     folder = ""
@@ -170,30 +173,30 @@ class LocalConnection(fabric.Connection):  # type: ignore[misc]
         return True
 
     def open(self) -> None:
-        """Do nothing: it is here."""
+        """Do nothing: a local pod needs no connection."""
 
     def close(self) -> None:
-        """Do nothing: it is here."""
+        """Do nothing: a local pod needs no connection."""
 
     def run(self, command: str, **kwargs: Any) -> Any:
-        """Run a command on this machine, as `PodConnection.run` does elsewhere."""
+        """Run a command on this machine; the counterpart of `PodConnection.run`."""
         with self.cd(str(Path.home())) if not self.command_cwds else contextlib.nullcontext():
             return self._run(self.config.runners.local(self), command, **kwargs)
 
     def sudo(self, command: str, **kwargs: Any) -> Any:
-        """Run a command on this machine as root, as `PodConnection.sudo` does elsewhere."""
+        """Run a command on this machine as root; the counterpart of `PodConnection.sudo`."""
         return self._sudo(self.config.runners.local(self), command, **kwargs)
 
     def put(self, local: Any, remote: str | None = None, preserve_mode: bool = True) -> Any:
-        """Copy a file, or what a file-like object holds, to a path; a relative one is below the home folder."""
+        """Copy a file or the content of a file-like object to `remote`, relative to the home folder."""
         return self._copied(local, remote, local, os.path.join(Path.home(), remote or ""), preserve_mode)
 
     def get(self, remote: str, local: Any = None, preserve_mode: bool = True) -> Any:
-        """Copy the file at a path to another one, or into a file-like object."""
+        """Copy the file `remote`, relative to the home folder, to a local path or into a file-like object."""
         return self._copied(local, remote, os.path.join(Path.home(), remote), local or "", preserve_mode)
 
     def _copied(self, local: Any, remote: Any, source: Any, target: Any, preserve_mode: bool) -> Any:
-        """Copy as paramiko's transfers do: a folder as the target takes the file under its own name."""
+        """Copy as paramiko's transfers do: into a target folder under the source's file name."""
         if hasattr(target, "write"):
             target.write(Path(source).read_bytes())
         elif hasattr(source, "read"):
@@ -215,5 +218,5 @@ def _dial(address: Address) -> _Counted:
     except OSError as error:
         raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
     counted = _Counted(plain.family, plain.type, plain.proto, fileno=plain.detach())
-    counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko writes small packets and leaves it off
+    counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko sends small packets without it
     return counted

@@ -1,9 +1,9 @@
-"""One command on many machines at the same time, through Fabric's groups.
+"""One command on many machines at the same time, through Fabric groups.
 
-In: connections, a command line. Out: what each machine says, piece by piece, and how the command ended there.
-
-The command is tied to us: it ends, with its process group, when its stdin does, which is when it is told to, when its
-time is up, or when whoever began it is gone. What it has left in the background when it ended by itself goes on.
+`run` takes connections and a command line, passes the output of each machine to a callback piece by piece, and returns
+one `CommandOutcome` per machine. The remote command is tied to the stdin of its session: a wrapper kills the process
+group when stdin closes, that is on request, at the timeout, or when the calling process is gone. Background processes
+of a command that exited by itself keep running.
 """
 
 import contextlib
@@ -28,17 +28,16 @@ from infra.transport.protocol import SILENT_S
 from infra.transport.streams.framing import Frame, FramedStream, login_line
 from infra.units import size
 
-Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
+Listen = Callable[[str, bool, str], None]  # machine name, is stderr, piece of text
 
 GRACE_S = 2  # seconds from SIGTERM to SIGKILL, on the machine
 READ_BYTES = 1 << 16
-KEPT_BYTES = 16 << 20  # of what a command says on one machine, where outcomes hold it
-END_S = 8.0  # time until a machine has confirmed that the command has ended there
-TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes: as of timeout(1), of a shell, and of ssh(1)
-# $1: the command; $2: the folder it begins in, "" for the home. The shell outlives the first signal, so that it can
-# tell how the command ended, and says nothing of it itself. What a command that ended by itself has left in the
-# background is left alone; of one that was told to end, nothing is.
-# The end that is added tells `$code`.
+KEPT_BYTES = 16 << 20  # limit of kept output per machine (stdout and stderr)
+END_S = 8.0  # seconds to wait for a machine's confirmation that the command ended
+TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes of timeout(1), of a shell for SIGKILL, and of ssh(1)
+# $1: the command; $2: its working folder, "" for the home. The shell survives the first signal in order to report the
+# command's exit code, and prints nothing by itself. Background processes survive a command that exited by itself, and
+# are killed with a command that was terminated. The code appended to this script reports `$code`.
 TIED = f"""
 [ -z "$2" ] || cd -- "$2" || exit 1
 exec 3<&0 </dev/null 4>&2 2>/dev/null
@@ -55,25 +54,25 @@ AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutcome:
-    """The end of a command on one machine."""
+    """The result of a command on one machine."""
 
     name: str
     exit_code: int | None = None
-    """Exit code; over 128: killed by that signal. None: the command did not begin there, or its end is not known."""
+    """Exit code; over 128: killed by that signal. None: the command did not start, or its exit code is unknown."""
     problem: str = ""
-    """Reason why the end is not known, or why it was ended; "" = the command ended by itself."""
+    """Reason for an unknown exit code or for a termination; "" = the command exited by itself."""
     seconds: float = 0.0
     stdout: str = ""
     stderr: str = ""
 
     @property
     def code(self) -> int:
-        """Return the exit code that it counts as."""
+        """Return the effective exit code: FAILED if unknown, TIMED_OUT after a termination, else `exit_code`."""
         return FAILED if self.exit_code is None else TIMED_OUT if self.problem else self.exit_code
 
 
 class _Work:
-    """The command on one machine."""
+    """The state of the command on one machine."""
 
     def __init__(self, name: str, line: str, frame: Frame, listen: Listen, keeps: bool) -> None:
         self.name, self.line, self.frame, self.keeps = name, line, frame, keeps
@@ -84,37 +83,37 @@ class _Work:
         self.num_kept = 0
         self.is_over = threading.Event()
         self.exit_code: int | None = None
-        self.close_stdin: Callable[[], object] | None = None  # None: it has not begun
+        self.close_stdin: Callable[[], object] | None = None  # None: not started
 
     def fits(self, piece: str) -> bool:
-        """Count a piece of output that is to be kept, and return whether all of them are within KEPT_BYTES."""
+        """Count a piece of output and return whether the total is within KEPT_BYTES."""
         self.num_kept += len(piece.encode(errors="replace"))
         return self.num_kept <= KEPT_BYTES
 
     def end(self) -> None:
-        """Tell the machine to end the command. When it has not begun, it does not begin any more."""
+        """Close the command's stdin, which terminates the command; prevent the start of a pending command."""
         self.is_told = True
         if self.close_stdin is not None:
-            with contextlib.suppress(OSError, EOFError):  # it has ended, or the connection has
+            with contextlib.suppress(OSError, EOFError):  # the command or the connection has ended
                 self.close_stdin()
 
 
 class _Stream:
-    """A file object for Fabric that passes on what is written."""
+    """A file object for Fabric that passes all writes to a callback."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
 
     def flush(self) -> None:
-        """Do nothing: what is written is handed over at once."""
+        """Do nothing: writes are passed on immediately."""
 
 
 class _Tied:
-    """The common part of runners here and elsewhere: `_Remote` and `_Local` mix it into Fabric's."""
+    """The mixin shared by `_Remote` and `_Local`, the Fabric runners for remote machines and this machine."""
 
     work: _Work
     code: Callable[[int], int | None]
-    """Returns the exit code of what Fabric gives; None when it is not known."""
+    """Returns the exit code for Fabric's exit status, or None if the code is unknown."""
 
     def run(self, command: str, **kwargs: Any) -> Any:
         work = self.work
@@ -134,13 +133,13 @@ class _Tied:
 
     def began(self, close_stdin: Callable[[], object]) -> None:
         self.work.close_stdin = close_stdin
-        if self.work.is_told:  # meanwhile
+        if self.work.is_told:  # termination was requested during the start
             self.work.end()
 
     def _handle_output(self, buffer_: list[str], hide: bool, output: Any, reader: Any) -> None:
         for piece in self.read_proc_output(reader):  # type: ignore[attr-defined]
             output.write(piece)
-            if not self.work.keeps:  # a command that talks for days would fill the memory
+            if not self.work.keeps:  # unbounded output would fill the memory
                 continue
             if self.work.fits(piece):
                 buffer_.append(piece)
@@ -149,7 +148,7 @@ class _Tied:
                 self._end_it()
 
     def kill(self) -> None:
-        """End it when its time is up."""
+        """Terminate the command at its timeout."""
         self.work.has_timed_out = True
         self._end_it()
 
@@ -187,16 +186,16 @@ class _Remote(_Tied, Remote):  # type: ignore[misc]
         return _between(self._err, lambda: super(_Remote, self).read_proc_stderr(num_bytes))
 
     def code(self, exited: int) -> int | None:
-        if self._out.code is not None:  # a wrapper may leave with another one
+        if self._out.code is not None:  # a wrapper may change the exit status
             return self._out.code
         if exited != -1:
             return exited
-        is_told = self.context.is_connected and not self.work.is_given_up  # its shell was killed, sshd says
+        is_told = self.context.is_connected and not self.work.is_given_up  # sshd reports a killed shell
         return KILLED if is_told else None
 
 
 def _between(stream: FramedStream, read: Callable[[], bytes]) -> bytes:
-    """Return the next bytes between the marks of a stream, b"" at the end of the stream."""
+    """Return the next bytes between the marks of a stream, or b"" at the end of the stream."""
     while piece := read():
         if found := stream.feed(piece):
             return found
@@ -209,7 +208,7 @@ class _Local(_Tied, Local):
         self.work, self.read_chunk_size = work, READ_BYTES
 
     def start(self, command: str, shell: str, env: Any) -> None:
-        # A session of its own: a signal to its process group must not reach us, nor one to ours it.
+        # A separate session isolates the process groups: signals to either group do not reach the other.
         self.process = subprocess.Popen(["sh", "-c", command], env=env, start_new_session=True, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         assert self.process.stdin is not None
@@ -229,11 +228,12 @@ def run(
     machines: Sequence[PodConnection | LocalConnection], command: str, listen: Listen, *, sudo: bool = False,
     timeout_s: float | None = None, keeps: bool = False, interrupted: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> list[CommandOutcome]:  # fmt: skip
-    """Run a command line on all machines at once; return how it ended on each, in their order.
+    """Run a command line on all machines in parallel and return the outcomes in machine order.
 
-    It begins in the folder of each connection, without stdin. `sudo`: as root, where that takes no password. `listen`
-    gets the output as it comes, from several threads. `keeps`: outcomes hold it, too. When this is interrupted the
-    command is ended everywhere first, and `interrupted` gets the names of the machines that did not confirm that.
+    The command starts without stdin, in the folder of each connection. `sudo` runs the command as root and requires
+    passwordless sudo. Several threads call `listen` with output as it arrives. `keeps` also stores the output in the
+    outcomes. On an interrupt, the function first terminates the command on all machines and passes the names of
+    machines without confirmation to `interrupted`.
     """
     works = {machine: _work(machine, command, listen, sudo=sudo, keeps=keeps) for machine in machines}
     for machine, work in works.items():
@@ -249,7 +249,7 @@ def run(
 
 
 def _work(machine: PodConnection | LocalConnection, command: str, listen: Listen, *, sudo: bool, keeps: bool) -> _Work:
-    """Return the work of a machine; on another one its output stands between marks."""
+    """Return the `_Work` of a machine; only remote output is framed by marks."""
     frame = Frame()
     is_here = isinstance(machine, LocalConnection)
     opening, closing = ("", "exit $code") if is_here else (frame.opening, frame.closing(stderr=4))
@@ -260,7 +260,7 @@ def _work(machine: PodConnection | LocalConnection, command: str, listen: Listen
 
 @contextlib.contextmanager
 def _ending(works: Sequence[_Work], interrupted: Callable[[Sequence[str]], None]) -> Iterator[None]:
-    """End the command everywhere when this block is left by an exception."""
+    """Terminate the command on all machines when an exception leaves the block."""
     try:
         yield
     except BaseException:

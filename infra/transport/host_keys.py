@@ -1,6 +1,6 @@
-"""The identity of a machine, and ours to it: its pinned host key, and our private key for it.
+"""Pinned host keys of machines, and checks of the private keys for them.
 
-A machine is pinned at first contact, in a file of its own. From then on it is that key or nothing.
+First contact pins the machine's host key in a known_hosts file per machine. Later connections accept this key only.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from infra.errors import SlipwayError, UsageError
 from infra.records import Address
 from store import local_files
 
-ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
+ALIAS = "pod"  # host name in every pod's known_hosts: the address may change, the host key may not
 
 
 class StrangeHost(SlipwayError):
-    """Another host key than the pinned one: nothing was sent."""
+    """The host key differs from the pinned one: nothing was sent."""
 
 
 def check_key(address: Address) -> None:
-    """Raise UsageError when its private key is not here, or others than its owner may read it, as `ssh` does."""
+    """Raise UsageError if the private key is missing or readable by other users, as `ssh` does."""
     where, key = f"ssh {address.user}@{address.host}", Path(address.key)
     if not key.is_file():
         raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
@@ -36,7 +36,7 @@ def check_key(address: Address) -> None:
 
 
 class PinFirst:
-    """The policy of paramiko for a host that has no pin yet."""
+    """A paramiko policy that pins the key of a host without a pin."""
 
     def __init__(self, known_hosts: Path) -> None:
         self.known_hosts = known_hosts
@@ -50,9 +50,9 @@ class PinFirst:
 
 
 def pinned(known_hosts: Path) -> Any:
-    """Return the host key in a pod's known_hosts; None when there is no file yet.
+    """Return the host key in a pod's known_hosts, or None without the file.
 
-    Raises UsageError when it is damaged.
+    Raises UsageError for a damaged file.
     """
     from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
@@ -68,8 +68,8 @@ def pinned(known_hosts: Path) -> Any:
 
 
 def pin_first(known_hosts: Path, key: Any) -> Any:
-    """Pin `key` unless there is a pin; of two that do so at once, one wins. Returns the pin."""
+    """Pin `key` unless a pin exists, and return the pin. Concurrent callers all get the first pin."""
     known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileExistsError):  # someone else was first
+    with contextlib.suppress(FileExistsError):  # a concurrent caller pinned first
         local_files.create(known_hosts, f"{ALIAS} {key.get_name()} {key.get_base64()}\n".encode(), mode=0o600)
     return pinned(known_hosts)

@@ -1,8 +1,8 @@
-"""Large files over SSH: what is on the receiving side already is not sent again, also of an attempt that was cut off.
+"""Transfer of large files over SSH, resumed from the bytes that the receiver already has.
 
-In: a transport, a file on one side, a draft on the other. Out: the draft holds what the file does, and its sha256 is
-the caller's to check. rsync does it where both sides have it; else the file goes in pieces, which are compared by their
-sums. Both ways leave the same bytes.
+`fetch` and `put` make a draft on the receiving side equal to the file on the other side; the caller checks the sha256.
+The transfer uses rsync if both sides have a usable version, else 32 MiB pieces that are compared by checksum. Both
+methods leave the same bytes.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from infra.transport.ssh import Ssh
 from infra.units import size as in_words
 from store.backoff import Backoff
 
-LARGE_BYTES = 32 << 20  # a file that is larger is worth asking what there is of it
+LARGE_BYTES = 32 << 20  # files above this size are compared with the receiver's draft before sending
 PIECE_BYTES = 32 << 20
 ASK_S = 60.0
-SLOWEST_BYTES_PER_S = 100_000  # slowest connection
+SLOWEST_BYTES_PER_S = 100_000  # assumed minimum throughput
 SLOWEST_DISK_BYTES_PER_S = 10e6
 BACKOFF = Backoff(0.5, longest_s=10.0, certain=0.0)
 FULL = "No space left on device"
@@ -69,10 +69,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Way:
-    """The way in which large files go to and from a machine."""
+    """The transfer method for large files to and from one machine."""
 
     program: str = ""
-    """Path of rsync there; "" = files go in pieces."""
+    """Path of rsync on the machine; "" = transfer in pieces."""
     compress: bool = False
     why: str = ""
 
@@ -85,7 +85,7 @@ _ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
 
 
 def way(transport: Transport) -> Way:
-    """Return the way for large files to and from that machine, which is asked once."""
+    """Return the transfer method for a machine; the machine is queried once per transport."""
     assert isinstance(transport, Ssh)
     if transport not in _ways:
         _ways[transport] = _choose(transport)
@@ -104,15 +104,15 @@ def _choose(transport: Ssh) -> Way:
 
 
 def applies(transport: Transport, size: int) -> bool:
-    """Return whether a file of that size goes to or from that machine in this way."""
+    """Return whether a file of `size` bytes is transferred by this module: SSH only, above LARGE_BYTES."""
     return isinstance(transport, Ssh) and size > LARGE_BYTES
 
 
 def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Meter) -> None:
-    """Make `draft` here what the first `size` bytes of a file there are. It may hold a part of them, or others.
+    """Make the local `draft` equal to the first `size` bytes of the remote file `source`.
 
-    Raises Lost when the connection is cut, then `draft` holds more than before; FileNotFoundError; OSError for a full
-    disk, then there is no draft any more.
+    `draft` may hold a part of these bytes, or different ones. Raises Lost when the connection breaks, with the progress
+    kept in `draft`; FileNotFoundError for a missing source; and an error for a full disk after removing `draft`.
     """
     assert isinstance(transport, Ssh)
     draft.parent.mkdir(parents=True, exist_ok=True)
@@ -128,12 +128,12 @@ def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Mete
         if FULL in str(error):
             draft.unlink(missing_ok=True)
         raise
-    if draft.stat().st_size > size:  # it has grown there
+    if draft.stat().st_size > size:  # the remote file grew meanwhile
         os.truncate(draft, size)
 
 
 def put(transport: Transport, path: Path, draft: str, size: int, meter: Meter) -> None:
-    """Make `draft` there what the first `size` bytes of a file here are; otherwise as `fetch`."""
+    """Make the remote `draft` equal to the first `size` bytes of the local file; errors as in `fetch`."""
     assert isinstance(transport, Ssh)
     chosen = way(transport)
     meter.ways.add(chosen.name)
@@ -150,7 +150,10 @@ def put(transport: Transport, path: Path, draft: str, size: int, meter: Meter) -
 
 
 def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Callable[[str], object]) -> T:
-    """Repeat what goes on where it was cut off, until it is done, or nothing has come for `patience_s`."""
+    """Retry a resumable transfer until success, or until no bytes arrived for `patience_s` seconds.
+
+    Retries Lost, Unreachable and TimedOut with backoff, and reports each retry to `tell`.
+    """
     since, seen, failures = time.monotonic(), meter.num_bytes, 0
     while True:
         try:
@@ -167,7 +170,7 @@ def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Call
 
 
 def _fetch_by_rsync(transport: Ssh, chosen: Way, source: str, draft: Path, size: int, meter: Meter) -> None:
-    """Fetch with rsync; of a file that is longer than promised, fetch the promised part in pieces."""
+    """Fetch with rsync; fetch the first `size` bytes in pieces if the remote file is longer."""
     if draft.exists() and draft.stat().st_size > size:
         os.truncate(draft, size)
     try:
@@ -200,7 +203,7 @@ def _put_pieces(transport: Ssh, path: Path, draft: str, size: int, meter: Meter)
     here = list(_sums(path, size))
     todo = [number for number, sha in enumerate(here) if number >= len(there) or there[number] != sha]
     if held > size and not todo:
-        todo = [len(here) - 1]  # this shortens it, too
+        todo = [len(here) - 1]  # sending the last piece also truncates the draft
     for number in todo:
         start = number * PIECE_BYTES
         num_bytes = min(PIECE_BYTES, size - start)
@@ -219,7 +222,7 @@ def _parts(path: Path, start: int, num_bytes: int, meter: Meter) -> Iterator[byt
 
 
 def _sums(path: Path, size: int) -> Iterator[str]:
-    """Yield the sha256 of each piece of a file here that is whole."""
+    """Yield the sha256 of each complete piece of a local file."""
     with path.open("rb") as file:
         for start in range(0, size, PIECE_BYTES):
             left, sha = min(PIECE_BYTES, size - start), hashlib.sha256()
@@ -232,7 +235,7 @@ def _sums(path: Path, size: int) -> Iterator[str]:
 
 
 def _sums_there(transport: Ssh, path: str, size: int) -> tuple[int, list[str]]:
-    """Return the size of a file there, and the sha256 of each of its complete pieces."""
+    """Return the size of a remote file and the sha256 of each complete piece; (0, []) for a missing file."""
     words = [transport.python, "-IS", "-c", SUMS, path, str(size), str(PIECE_BYTES)]
     held, *sums = _run(transport, words, ASK_S + size / SLOWEST_DISK_BYTES_PER_S).stdout.split() or ["0"]
     return int(held), sums

@@ -1,4 +1,4 @@
-"""A meter of the traffic over a connection, which also holds it to a rate when there is one."""
+"""Traffic meter of a connection with an optional rate limit."""
 
 import threading
 import time
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Meter:
-    """The number of bytes moved, of times the connection was cut, and the ways of transfer."""
+    """Counters of a transfer: moved bytes, interruptions, and the transfer methods used."""
 
     bytes_per_s: float | None = None
     num_bytes: int = 0
     cuts: int = 0
     kept_bytes: int = 0
-    """Bytes that were on the receiving side already, of an interrupted attempt or an older version."""
+    """Bytes that the receiving side already had, from an interrupted attempt or an older version."""
     ways: set[str] = field(default_factory=set)
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
@@ -22,7 +22,7 @@ class Meter:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, num_bytes: int) -> None:
-        """Add what was moved; wait for as long as the rate wants."""
+        """Add `num_bytes` to the count and sleep as long as the rate limit requires."""
         with self._turn:
             self.num_bytes += num_bytes
             if self.bytes_per_s is None:

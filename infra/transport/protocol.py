@@ -1,6 +1,6 @@
-"""The transport to a machine: run words there, put and get files.
+"""`Transport`, the protocol for commands and files on a machine, and `ThisMachine`, the local implementation.
 
-One protocol; here the implementation for the machine in front of the user.
+`infra.transport.ssh.Ssh` implements the same protocol over SSH.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from infra.units import size as in_words
 from store import local_files
 
 READ_BYTES = 8 << 20
-# Limit of what a command says on stdout, of what the command says on stderr, and of a file that is read whole.
+# Default limit of a command's stdout, of a command's stderr, and of a file that is read as a whole.
 LIMIT_BYTES = 16 << 20
-TAIL_BYTES = 1 << 16  # kept of the words of a program that may speak for days
-OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
-TAIL_S = 1.0  # time from the end of a program to the end of what it said
-SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
+TAIL_BYTES = 1 << 16  # kept end of the output of a long-running program
+OPEN_S = 10.0  # timeout of each phase: TCP, banner, key exchange, authentication
+TAIL_S = 1.0  # seconds from the end of a program to the end of its output
+SILENT_S = 12.0  # a dead connection is detected within 15 s, including scheduling delays
 
 HERE = "this machine"
 
-# Lists the files of a folder that patterns find, with their sizes: words of `sh -c`. A transport without a shell knows
-# the script, and the patterns of a pod's logs, by these very texts.
+# `sh -c` script that lists the files matching the patterns $2 in the folder $1, with their sizes, up to $3 bytes. A
+# transport without a shell recognizes this script and the log patterns by their exact text.
 LIST = r"""cd -- "$1" 2>/dev/null || exit 0
 for file in $2; do
     if [ -f "$file" ] && [ ! -L "$file" ]; then printf '%d %s\0' "$(wc -c < "$file")" "$file"; fi
@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    exited: int  # negative: ended by that signal
+    exited: int  # negative: killed by that signal
     stdout: str
     stderr: str
 
 
 class TimedOut(SlipwayError):
-    """The command took too long, and was ended with its process group, if it could be reached."""
+    """The command exceeded its timeout and was killed with its process group, if reachable."""
 
 
 class TooLarge(SlipwayError):
-    """A file is larger, or a command says more, than the caller takes; the command was ended."""
+    """A file or the output of a command exceeds the caller's limit; the command was killed."""
 
     def __init__(self, where: str, what: str, limit_bytes: int) -> None:
         super().__init__(f"{where}: {what}: more than the limit of {in_words(limit_bytes)} came; the rest was not read,"
@@ -64,21 +64,21 @@ class TooLarge(SlipwayError):
 
 
 class Unreachable(SlipwayError):
-    """No connection could be made, so nothing was sent."""
+    """The connection could not be opened, so nothing was sent."""
 
 
 class Lost(SlipwayError):
-    """The connection broke after the command was sent: it may have run, or run still."""
+    """The connection broke after the command was sent: the command may have run, or may still run."""
 
 
 class Silent(Lost):
-    """The connection was lost by timeout (no keep-alive replies); do not try again at once."""
+    """The connection timed out (no keep-alive replies); do not retry at once."""
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """Return the words of a shell that run a program, which is told to end when its stdin does.
+    """Return shell words that run a program and terminate the program when stdin closes.
 
-    The shell leaves with the program's exit code.
+    The shell exits with the program's exit code.
     """
     script = """
 exec 3<&0
@@ -92,7 +92,7 @@ exit $code"""
 
 
 def twice(action: Callable[[], T]) -> T:
-    """Retry once when the connection was cut in the midst of it: for what looks before it repeats itself."""
+    """Run an action and retry once after `Lost`, but not after `Silent`; the action must be safe to repeat."""
     try:
         return action()
     except Silent:
@@ -108,11 +108,11 @@ class Transport(Protocol):
 
     @property
     def agent(self) -> str:
-        """Return the module by which the agent is started, stopped and asked there."""
+        """Return the module that starts, stops and queries the agent on the machine."""
 
     @property
     def talk(self) -> bytes:
-        """Return the beginning of what the login shell there printed by itself around the last command."""
+        """Return the beginning of the login shell's own output around the last command."""
 
     def run(
         self,
@@ -124,37 +124,37 @@ class Transport(Protocol):
         env: Mapping[str, str] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
-        """Run one program to its end; `env` comes on top of what the machine has. Raises TimedOut, Lost, SlipwayError.
+        """Run one program to the end, with `env` added to the machine's environment.
 
-        Raises TooLarge when it says more than `limit_bytes` on stdout, or on stderr. What `stdin` raises while it is
-        drawn is raised here.
+        Raises TimedOut, Lost or SlipwayError, and TooLarge if stdout or stderr exceeds `limit_bytes`. Exceptions of the
+        `stdin` iterator propagate.
         """
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
-        """Replace the file at once and durably; folders are made."""
+        """Replace the file atomically and durably; create missing parent folders."""
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         """Return the content of a regular file. Raises FileNotFoundError, TooLarge."""
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        """Return the bytes of a regular file from there on, READ_BYTES at most; empty at its end.
+        """Return at most READ_BYTES of a regular file, from `offset`; empty at the end of the file.
 
         Raises FileNotFoundError.
         """
 
     def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
-        """Forward that port of the machine to here, on loopback only (0: any port); gives the port here."""
+        """Forward the machine's `remote_port` to a local loopback port (0: any free port); yield the local port."""
 
     def alongside(
         self, words: Sequence[str], cwd: str | Path | None = None
     ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
-        """Run that program there within it; it is ended with it, or when whoever began it is gone.
+        """Run a program on the machine during the block; the program ends with the block or with the caller's process.
 
-        Gives a look at how it has ended and what it said last, None while it runs.
+        Yields a function that returns None while the program runs, then the exit code and the end of the output.
         """
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
-        """Run a shell, or one program, on the user's terminal; return its exit code."""
+        """Run a shell, or the program `words`, on the user's terminal and return the exit code."""
 
 
 class ThisMachine:
@@ -173,7 +173,7 @@ class ThisMachine:
         env: Mapping[str, str] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
-        with tempfile.TemporaryFile() as source:  # no pipe: two are read already
+        with tempfile.TemporaryFile() as source:  # a file, since two pipes are read already
             if stdin is not None:
                 source.writelines((stdin,) if isinstance(stdin, bytes) else stdin)
                 source.seek(0)
@@ -243,7 +243,7 @@ class ThisMachine:
                 yield look
             finally:
                 assert child.stdin is not None
-                child.stdin.close()  # it ends
+                child.stdin.close()  # the program ends with its stdin
                 child.wait()
                 reader.join(TAIL_S)
 
@@ -252,7 +252,7 @@ class ThisMachine:
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a program that has not ended by itself, with its process group."""
+    """Kill the process group of a program that still runs, and close the pipes."""
     if child.returncode is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

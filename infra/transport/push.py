@@ -1,8 +1,8 @@
-"""A push: the code of a checkout onto a pod, over whatever transport reaches it.
+"""Push of a checkout's code onto a pod, over any transport.
 
-Two exchanges with `infra/agent/receive.py`, which is sent along: what the pod does not know to hold already is asked
-for by path, then inspected for secrets, hashed, and streamed in one go. A file that neither side has seen change since
-the last push is only listed. When nothing changed the second exchange is left out.
+A push takes two requests to `infra/agent/receive.py`, which is sent along: the listing of files, answered by the paths
+that the pod does not know to hold -> one stream with the inspected and hashed files. Files that neither side has seen
+change since the last push are only listed. Without changes the second request is omitted.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ from store import outside
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
-MEMORY_BYTES = 256 << 20  # memory for a million files
+MEMORY_BYTES = 256 << 20  # list of a million files
 MEMORY_VALUES = 16_000_000
-ANSWER_BYTES = 64 << 20  # paths that differ: of half a million files
+ANSWER_BYTES = 64 << 20  # differing paths of half a million files
 _CHUNK = 1 << 16
-PATIENCE_S = 120.0  # while a large file is sent and the connection is gone
+PATIENCE_S = 120.0  # seconds of retries while a large file cannot be sent
 SLOWEST_DISK_BYTES_PER_S = 10e6
 BASIS = """[ -e "$2" ] || [ ! -f "$1" ] || [ -L "$1" ] || { mkdir -p "${2%/*}" && cp -- "$1" "$2"; }"""
 
@@ -57,14 +57,14 @@ def push(
     meter: Meter | None = None,
     anyway: Sequence[str] = (),
 ) -> Pushed:
-    """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
+    """Copy the code of `root` into `dest`: the files that git would keep, minus secrets, which are returned as refused.
 
-    `file`: it is to hold this one file of `root`, and nothing else. `anyway`: files that the user has named to be sent
-    although they look like secrets.
-    Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no longer there is
-    removed; what the pod made itself stays; unchanged files are not touched. May be repeated after any error.
+    `file` limits the push to this file of `root`; `dest` then holds only this file. `anyway` names files that the user
+    sends although they look like secrets. `dest` must lie beside the marker of the pod with `token`. The push removes
+    files of an earlier push that no longer exist in `root`, keeps files that the pod made, and does not touch unchanged
+    files. Safe to repeat after any error.
 
-    Large files go ahead, to where an attempt that was cut off is gone on with; `meter` counts them.
+    Large files are sent first and resume an interrupted attempt; `meter` counts their bytes.
 
     Raises UsageError for a refusal on either side.
     """
@@ -81,7 +81,7 @@ def _push(
     where = {"dest": str(dest), "token": token}
     found: dict[str, os.stat_result] = {}
 
-    def question() -> Iterator[bytes]:  # drawn while the pod's side is starting
+    def question() -> Iterator[bytes]:  # consumed while the pod's interpreter starts
         found.update({only: os.lstat(root / only)} if only else shipment.survey(root))
         yield _packed({"listing": [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]})
 
@@ -97,7 +97,7 @@ def _push(
         elif sha == held:
             keep.append(entry)
         elif entry[2] != "link" and large_files.applies(machine, seen.st_size):
-            number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # two files may hold the same
+            number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # two files may have the same content
             large.append([*entry, f"{sha}.{number}", seen.st_size])
         else:
             send.append([*entry, seen.st_size])
@@ -120,9 +120,9 @@ def _push(
 
 
 def adopt(machine: Transport, dest: str | Path, token: str) -> str:
-    """Fill `dest` with what the newest push on that machine has brought to a folder of that name, in any pod there.
+    """Fill `dest` with the content of the newest push on the machine into a folder of the same name, in any pod.
 
-    Return the pod's folder that it comes from, "" where there has been none. Raises UsageError for a refusal.
+    Returns the source pod's folder, or "" without such a push. Raises UsageError for a refusal.
     """
     return str(twice(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})],
                                        BASE_S))["of"])  # fmt: skip
@@ -131,7 +131,7 @@ def adopt(machine: Transport, dest: str | Path, token: str) -> str:
 def differences(
     machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", anyway: Sequence[str] = ()
 ) -> list[str]:
-    """Return the paths that a push of the same would send or remove, as the files are at this moment."""
+    """Return the paths that a push with these arguments would send or remove now."""
     inspector = FileInspector.of(root.resolve(), anyway)
     found: dict[str, os.stat_result] = {}
 
@@ -149,7 +149,7 @@ def differences(
 
 
 def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
-    """Return the sha256 by path of what the last push left in `dest`; empty when there was none."""
+    """Return the sha256 by path of the last push into `dest`, or an empty dict without a push."""
     try:
         raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY, MEMORY_BYTES)
         memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
@@ -163,7 +163,7 @@ def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
 
 def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:
     code = Path(receive.__file__).read_bytes()
-    # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
+    # Isolated mode without `site` halves the start-up, and settings of the pod cannot change the executed code.
     words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
     stdin = itertools.chain([code + json.dumps(where).encode() + b"\n"], request)
     done = machine.run(words, stdin=stdin, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
@@ -175,9 +175,9 @@ def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes
 
 
 def _send_large(machine: Transport, path: Path, dest: Path, name: str, draft: str, size: int, meter: Meter) -> None:
-    """Bring a file to where the pod takes it from: made of what the pod has under its name, and what differs.
+    """Upload a large file to its draft on the pod, based on the pod's current version of the file.
 
-    Raises UsageError when it has another size by now.
+    Raises UsageError if the local size changed meanwhile.
     """
     draft = f"{dest.parent}/{draft}"
     words = ["sh", "-c", BASIS, "sh", f"{dest}/{name}", draft]
@@ -200,7 +200,7 @@ def _stamp(seen: os.stat_result) -> list[int]:
 
 
 def _contents(root: Path, files: list[tuple[str, int]], level: int) -> Iterator[bytes]:
-    """Yield one zlib stream of the files, in pieces. Raises UsageError when one no longer has its size."""
+    """Yield one zlib stream of the files, in chunks. Raises UsageError if the size of a file has changed."""
     deflate = zlib.compressobj(level)
     held: list[bytes] = []
     num_held = 0

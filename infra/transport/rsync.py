@@ -1,7 +1,7 @@
-"""rsync over the connection that is open: it sends what differs, and goes on where it was cut off.
+"""rsync over an open SSH connection: sends only differences and resumes interrupted transfers.
 
-In: a transport, a file on either side. Out: the file on the other side, made of what was there and what came. rsync
-thinks that it starts a remote shell; `rsync_shell.py` hands its pipes to us, and they are joined with a channel.
+`copy` makes a file on one side equal to the file on the other side. rsync starts `rsync_shell.py` as its remote shell;
+the script passes rsync's pipes to this process, which joins them with a channel of the connection.
 """
 
 import os
@@ -22,14 +22,14 @@ from infra.transport.meter import Meter
 from infra.transport.protocol import Lost
 from infra.transport.ssh import Ssh
 
-OLDEST = (3, 1)  # with `--secluded-args` and an `--inplace` that takes what is there into account
-OLDEST_FAST = (3, 2)  # from here on `--compress` agrees on zstd or lz4, which cost little
-IDLE_S = 60  # the other end of a broken connection leaves after that
+OLDEST = (3, 1)  # first version with `--secluded-args` and an `--inplace` that reuses existing data
+OLDEST_FAST = (3, 2)  # from this version `--compress` negotiates zstd or lz4, which are cheap
+IDLE_S = 60  # the remote rsync exits after this time on a broken connection
 ASK_S = 30.0
 CHUNK = 1 << 17
-SAID_BYTES = 1 << 16  # read of the words of rsync
-TOO_LARGE = ("is over max-size", "File too large")  # as rsync says, and the kernel
-# Run a program that writes no file longer than $1 blocks of 512 bytes.
+SAID_BYTES = 1 << 16  # limit of rsync's messages that are read
+TOO_LARGE = ("is over max-size", "File too large")  # messages of rsync and of the kernel
+# Run a program that cannot write files longer than $1 blocks of 512 bytes.
 BOUNDED = ["sh", "-c", 'ulimit -f "$1" && shift && exec "$@"', "sh"]
 PROBE = """
 for one in rsync ~/.local/bin/rsync /usr/local/bin/rsync; do
@@ -42,7 +42,7 @@ _VERSION = re.compile(r"rsync +version v?(\d+)\.(\d+)")
 
 
 def here() -> tuple[int, int] | None:
-    """Return the version of rsync on this machine; None when there is none that can be used."""
+    """Return the version of the local rsync, or None without a usable rsync."""
     path = shutil.which("rsync")
     if not path:
         return None
@@ -51,7 +51,7 @@ def here() -> tuple[int, int] | None:
 
 
 def there(transport: Ssh) -> tuple[str, tuple[int, int] | None]:
-    """Return the program on that machine and its version; ("", None) when there is none that can be used."""
+    """Return the path and version of the machine's rsync, or ("", None) without a usable rsync."""
     said = transport.run(["sh", "-c", PROBE], timeout_s=ASK_S).stdout
     version = _version(said)
     return (said.split()[0], version) if version else ("", None)
@@ -64,20 +64,20 @@ def _version(said: str) -> tuple[int, int] | None:
 
 
 class LongerThanPromised(SlipwayError):
-    """The file there is longer than the caller takes; the target holds what fits."""
+    """The remote file exceeds the caller's limit; the target holds a prefix of the file."""
 
 
 def copy(
     transport: Ssh, program: str, source: str, target: str, meter: Meter, compress: bool, limit_bytes: int | None = None
 ) -> None:  # fmt: skip
-    """Run rsync; of the two paths, the one on the other machine begins with `rsync_shell.HOST` and a colon.
+    """Run rsync from `source` to `target`; the remote path starts with `rsync_shell.HOST` and a colon.
 
-    `program`: rsync there. `limit_bytes`: of a file that comes from there. Raises Lost when the connection was cut:
-    then it may be run again, and goes on. Raises LongerThanPromised.
+    `program` is the remote rsync. `limit_bytes` limits a file that is received. Raises Lost when the connection breaks
+    (a repeated call resumes the transfer), LongerThanPromised, and SlipwayError for other failures of rsync.
     """
     ours, theirs = socket.socketpair()
     shell = shlex.join([sys.executable, "-IS", rsync_shell.__file__, str(theirs.fileno())])
-    # The other side may send more than its list of files says, so that the kernel holds our rsync to the limit, too.
+    # An untrusted sender may exceed the announced size, so the kernel limits the local rsync's file size too.
     bound = [] if limit_bytes is None else [*BOUNDED, str(limit_bytes // 512 + 1)]
     most = [] if limit_bytes is None else [f"--max-size={limit_bytes}", "--info=skip"]
     words = [*bound, "rsync", *most,
@@ -105,9 +105,9 @@ def copy(
 
 
 def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]", meter: Meter) -> tuple[bool, str]:
-    """Join rsync with the machine. Returns whether the connection was cut, and what was said on stderr there."""
+    """Connect rsync with the machine; return whether the connection broke, and the remote stderr."""
     command, pipes, _, _ = socket.recv_fds(owner, 1 << 20, 2)
-    if len(pipes) != 2:  # it left before it needed its shell
+    if len(pipes) != 2:  # rsync exited before starting its shell
         return False, ""
     source, sink = pipes
     for one in pipes:
@@ -120,17 +120,17 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
             try:
                 while piece := channel.recv(CHUNK):
                     meter.count(len(piece))
-                    if not is_taken(sink, piece):  # our rsync has left: its exit code tells why
+                    if not is_taken(sink, piece):  # the local rsync has exited: its exit code tells why
                         break
                 else:
                     is_cut = not channel.has_ended()
                     if is_cut:
-                        child.kill()  # it would wait for the rest of the output
+                        child.kill()  # rsync would wait for the rest of the output
             finally:
                 channel.hush()
                 os.close(sink)
                 sink = -1
-                owner.close()  # the shell ends, and then rsync
+                owner.close()  # ends the shell and then rsync
                 upward.join()
             return is_cut, channel.stderr()
     finally:
@@ -147,22 +147,22 @@ def _pump_up(source: int, channel: Any, meter: Meter) -> None:
             meter.count(len(piece))
             channel.sendall(piece)
         channel.shutdown_write()
-    except (OSError, EOFError, SSHException):  # the machine does not listen any more: what it has said tells why
-        while os.read(source, CHUNK):  # until rsync has left
+    except (OSError, EOFError, SSHException):  # the machine stopped reading: its output tells why
+        while os.read(source, CHUNK):  # until rsync exits
             pass
 
 
 def is_taken(sink: int, piece: bytes) -> bool:
-    """Write all of it, and tell whether there is somebody who reads."""
+    """Write the whole piece; return False if the reader has closed the pipe."""
     rest = memoryview(piece)
     try:
         while rest:
             rest = rest[os.write(sink, rest) :]
-    except (BrokenPipeError, ConnectionResetError):  # the latter where it left something unread
+    except (BrokenPipeError, ConnectionResetError):  # ConnectionResetError: closed with unread data
         return False
     return True
 
 
 def place(path: str | Path) -> str:
-    """Return a path of the other machine as rsync is told it."""
+    """Return a remote path in rsync's notation."""
     return f"{rsync_shell.HOST}:{path}"

@@ -1,7 +1,7 @@
-"""The files of a checkout that go to a pod: what git would keep, minus secrets.
+"""Selection of a checkout's files for a pod: the files that git would keep, minus secrets.
 
-A secret is known by its name or by its content, all of which is read (`scan`). Source files are never held back for
-their name alone. A refused file goes only if the user names it, and git, where there is a checkout, tracks it.
+A secret is detected by its file name or by its content; the whole content is scanned (`scan`). A name alone never
+excludes a source file. A refused file is sent only if the user names the file and, in a git checkout, git tracks it.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ class FileRefusal:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The files of a push: what goes, and what stays behind; paths are relative to `root`."""
+    """The files of a push and the refused files; paths are relative to `root`."""
 
     root: Path
-    files: Mapping[str, str]  # path of a file, or of a link to a place inside the root -> sha256
+    files: Mapping[str, str]  # path of a file, or of a link to a target inside the root -> sha256
     refused: tuple[FileRefusal, ...]
 
 
 @dataclass(frozen=True)
 class SendWeight:
-    """The number and the size of the files that would be sent, and the files that stay behind."""
+    """The number and total size of the files to send, and the refused files."""
 
     files: int
     bytes: int
@@ -47,29 +47,29 @@ class SendWeight:
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """The plan of a push, before it does anything."""
+    """The plan of a push that has not started."""
 
     files: int
     bytes: int
-    largest: tuple[tuple[str, int], ...]  # path, bytes; ten at most
-    new: tuple[str, ...]  # not on the pod yet, or changed since the last push
-    gone: tuple[str, ...]  # on the pod by an earlier push, and here no more
+    largest: tuple[tuple[str, int], ...]  # (path, bytes), at most ten
+    new: tuple[str, ...]  # missing on the pod, or changed since the last push
+    gone: tuple[str, ...]  # on the pod from an earlier push, deleted locally
     refused: tuple[FileRefusal, ...]
     ignored_files: int
     ignored_bytes: int
 
 
 def survey(root: Path) -> dict[str, os.stat_result]:
-    """Return the files that git would keep, by path relative to `root`, with lstat; deleted files are left out.
+    """Return the lstat of the files that git would keep, by path relative to `root`, without deleted files.
 
-    Raises UsageError when there is nothing, when `root` can be no project, or when git fails in a checkout.
+    Raises UsageError for an empty result, for a `root` that cannot be a project, and for a failure of git.
     """
     root = root.resolve()
-    if Path.home().resolve().is_relative_to(root):  # with all hidden folders of the home
+    if Path.home().resolve().is_relative_to(root):  # would include all hidden folders of the home
         raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
     for path in sorted(git_files.listed(root) if git_files.is_checkout(root) else _walked(root)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # listed by git, deleted but not committed
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted, but listed by git
             found[path] = os.lstat(f"{root}/{path}")
     if not found:
         raise UsageError(f"{root}: no file to send")
@@ -77,10 +77,10 @@ def survey(root: Path) -> dict[str, os.stat_result]:
 
 
 def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
-    """Return what would be sent of a folder, or of that file in it; every file is inspected, none is sent.
+    """Return the weight of a push of `root`, or of its single file `file`; inspect all files and send none.
 
-    Raises UsageError where there is nothing that could be sent, or a file cannot be read. Where all are secrets, the
-    weight is that of no file.
+    Raises UsageError if no file is fit to send, or a file cannot be read. If all files are secrets, the weight counts
+    zero files.
     """
     real = root.resolve()
     if real == Path("/dev") or real.parts[1:2] in (("proc",), ("sys",)):
@@ -103,13 +103,13 @@ def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
 def mode(seen: os.stat_result) -> int | str:
     """Return the mode of a file on a pod: "link", or its permissions.
 
-    Of those only "runs" and "does not" are told apart.
+    Permissions are reduced to 0o755 for executable files and 0o644 for others.
     """
     return "link" if stat.S_ISLNK(seen.st_mode) else 0o755 if seen.st_mode & 0o100 else 0o644
 
 
 def pack(root: Path, anyway: Sequence[str] = ()) -> Shipment:
-    """Return the files to send. Raises UsageError when there is nothing to send, or git fails in a checkout."""
+    """Return the files to send. Raises UsageError if no file can be sent, or if git fails in a checkout."""
     root = root.resolve()
     inspector = FileInspector.of(root, anyway)
     contents, refused = {}, []
@@ -127,7 +127,7 @@ def pack(root: Path, anyway: Sequence[str] = ()) -> Shipment:
 def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) -> SyncPlan:
     """Return the plan of a push of `root` to a pod that holds `known` (sha256 by path).
 
-    Raises UsageError as pack does.
+    Raises UsageError as `pack` does.
     """
     packed = pack(root, anyway)
     sizes = {path: os.lstat(packed.root / path).st_size for path in packed.files}
@@ -145,7 +145,7 @@ def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) ->
 
 
 def _ignored(root: Path) -> list[int]:
-    """Return the sizes in bytes of what is not even looked at."""
+    """Return the sizes in bytes of the files that a push ignores."""
     if git_files.is_checkout(root):
         paths: Iterable[str] = git_files.listed(root, "--others", "--ignored")
     else:

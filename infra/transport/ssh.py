@@ -1,7 +1,7 @@
-"""A machine reached by SSH: the verbs of `Transport` over one connection, for all threads.
+"""`Ssh`, the `Transport` to a machine over one SSH connection that all threads share.
 
-A command that may have run is never sent again: what is raised then is `Lost`, and the caller looks before it repeats.
-Values of `env` go through the channel's stdin; they are on no command line, here or there.
+A command that may have run is never sent again: `Lost` is raised, and the caller checks before a retry. Values of `env`
+travel through the channel's stdin and appear on no command line of either machine.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, Who
 from infra.transport.streams.framing import Frame, NoFrame, login_line
 from infra.transport.streams.port_forward import relay
 
-FILE_S = 120.0  # to put or get one file
+FILE_S = 120.0  # timeout to put or get one file
 PULSE_S = 1.0
-_ABSENT, _IRREGULAR = 44, 45  # exit codes
+_ABSENT, _IRREGULAR = 44, 45  # exit codes of the scripts below
 
 
 class Ssh:
-    """The transport over SSH. It connects at the first call and again when it was lost.
+    """The SSH transport; connects at the first call and reconnects after a loss.
 
-    `known_hosts` is this pod's alone.
+    `known_hosts` is a file for this pod only.
     """
 
     python = "python3"
@@ -60,7 +60,7 @@ class Ssh:
         self.address = address
         self.known_hosts = known_hosts
         self.talk = b""
-        """The beginning of what the login shell there printed by itself around the last command."""
+        """Beginning of the login shell's own output around the last command."""
         self._link: Link | None = None
         self._opening = threading.Lock()
 
@@ -85,9 +85,9 @@ class Ssh:
         env: Mapping[str, str] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
-        """Run words as in Transport.
+        """Run words as `Transport.run` does.
 
-        Raises TimedOut and TooLarge (it was killed there), Lost, Unreachable, StrangeHost, AuthError.
+        Raises TimedOut and TooLarge (both after killing the command), Lost, Unreachable, StrangeHost, AuthError.
         """
         script, out, err = _script(words, cwd), WholeStream(limit_bytes), WholeStream(limit_bytes)
         try:
@@ -100,7 +100,8 @@ class Ssh:
         folder, name = os.path.split(str(path))
         draft = shlex.quote(os.path.join(folder, f".{name}.{secrets.token_hex(4)}.draft"))
         place = shlex.quote(str(path))
-        # The count, since a connection that breaks looks like the end of the file. Not every `sync` takes a name.
+        # The byte count detects a broken connection, which looks like the end of the file. Some versions of `sync` take
+        # no file name.
         steps = [
             "umask go-w", f"mkdir -p -- {shlex.quote(folder or '.')}", "umask 077", f"cat > {draft}",
             f'[ "$(wc -c < {draft})" -eq {len(content)} ]', f"chmod {mode:o} {draft}",
@@ -110,7 +111,7 @@ class Ssh:
         self._checked(script, f"put {path}", LIMIT_BYTES, content)
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        # One byte more, by which a file of that size is told from a larger one.
+        # One byte more than the limit distinguishes a file of exactly that size from a larger file.
         head = f"head -c {limit_bytes + 1} < {shlex.quote(str(path))}"
         return self._checked(_regular(path, head), f"get {path}", limit_bytes)
 
@@ -120,7 +121,7 @@ class Ssh:
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
-        """Forward a port. Raises UsageError when it is taken here; nothing is opened there before the first caller."""
+        """Forward a port; connect to the remote port per caller. Raises UsageError if the local port is in use."""
 
         @contextlib.contextmanager
         def dial() -> Iterator[Any]:
@@ -139,7 +140,7 @@ class Ssh:
         over = threading.Event()
 
         def pulse() -> Iterator[bytes]:
-            while not over.wait(PULSE_S):  # a write also tells whether anybody reads
+            while not over.wait(PULSE_S):  # each write also detects a closed reader
                 yield b"."
 
         def run() -> Result:
@@ -155,19 +156,19 @@ class Ssh:
                 over.set()
 
     def connection(self, name: str, folder: str) -> Any:
-        """Return a `fabric.Connection` of its own to this machine, not open yet; `name` and `folder` are the pod's."""
+        """Return a separate, unopened `fabric.Connection` to this machine; `name` and `folder` belong to the pod."""
         return connection(self.address, self.known_hosts, name=name, folder=folder)
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         if not shutil.which("ssh"):
             raise UsageError("there is no ssh on this machine; install openssh-client")
-        self._open(time.monotonic() + OPEN_S)  # it pins the host key, which the line below insists on
+        self._open(time.monotonic() + OPEN_S)  # pins the host key, which `line` requires
         return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
 
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
-        """Return the command of OpenSSH's that connects as we do: this key, this host key, nothing forwarded."""
+        """Return the OpenSSH command for this machine: same private key, same host key, nothing forwarded."""
         options = {**self.options, "BatchMode": "yes", "PasswordAuthentication": "no"}
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         key = self.address.key.replace("%", "%%")
@@ -183,7 +184,7 @@ class Ssh:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return OpenSSH's options by which a session is with this machine and no other, and stays private."""
+        """Return the OpenSSH options that restrict a session to this machine and forward nothing."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         return {
             "IdentitiesOnly": "yes", "IdentityAgent": "none", "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS,
@@ -194,7 +195,7 @@ class Ssh:
 
     @contextlib.contextmanager
     def duplex(self, script: str) -> Iterator["Duplex"]:
-        """Run a shell script, and yield its stdin and stdout. With the block its session ends."""
+        """Run a shell script and yield its stdin and stdout; the session ends with the block."""
         with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
             frame = Frame()
             try:
@@ -224,7 +225,7 @@ class Ssh:
         return out.value()
 
     def _open(self, deadline: float) -> Link:
-        """Return the connection, made when there is none that lives."""
+        """Return the live connection; open a new one if necessary."""
         if not self._opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TimedOut(f"{self._where}: no connection in time")
         try:
@@ -237,7 +238,7 @@ class Ssh:
 
     @contextlib.contextmanager
     def _session(self, deadline: float) -> Iterator[tuple[Link, Any]]:
-        """Yield a channel; a connection that was lost while nobody looked is made anew, once."""
+        """Yield a channel; reconnect once if the connection was lost while idle."""
         with contextlib.ExitStack() as stack:
             for is_last in (False, True):
                 link = self._open(deadline)
@@ -247,7 +248,7 @@ class Ssh:
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
                 except broken() as error:
-                    link.close()  # a thread of it may not have heard yet that it is gone
+                    link.close()  # a reader thread may not have noticed the loss
                     if is_last or link.silent:
                         raise Unreachable(f"{self._where}: {silence(link) or error}") from None
             yield link, channel
@@ -256,15 +257,15 @@ class Ssh:
         self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float,
         out: KeptStream, err: KeptStream, env: Mapping[str, str],
     ) -> int:  # fmt: skip
-        """Return the exit code of a shell script (negative: a signal); `out` and `err` take what the script says.
+        """Return the exit code of a shell script (negative: a signal); `out` and `err` collect the output.
 
-        `name` is what errors call the script. Raises Exceeded when `out` or `err` do; then the script was ended.
+        `name` identifies the script in errors. Raises Exceeded when `out` or `err` does; the script is killed first.
         """
         deadline, frame = time.monotonic() + timeout_s, Frame()
         pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin
         if env:
             exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
-            # Byte by byte, so that what follows is left to the command.
+            # dd reads byte by byte, so that the rest of stdin is left to the command.
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
             pieces = itertools.chain([exports], pieces)
         with self._session(deadline) as (link, channel):
@@ -303,11 +304,11 @@ class Ssh:
 
 
 def _script(words: Sequence[str], cwd: str | Path | None) -> str:
-    """Return the line of a shell that runs a program in a folder."""
+    """Return the shell line that runs a program in a folder."""
     return shlex.join(words) if cwd is None else f"cd -- {shlex.quote(str(cwd))} && {shlex.join(words)}"
 
 
 def _regular(path: str | Path, script: str) -> str:
-    """Return a script that reads a file, and leaves before that where the path leads to nothing, or to a pipe."""
+    """Return a script that reads a regular file; other paths exit with _ABSENT or _IRREGULAR."""
     place = shlex.quote(str(path))
     return f"[ -e {place} ] || exit {_ABSENT}; [ -f {place} ] || exit {_IRREGULAR}; {script}"

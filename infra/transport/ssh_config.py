@@ -1,4 +1,4 @@
-"""The user's `~/.ssh/config`: what it says of an alias, as `ssh` itself reads it."""
+"""Host aliases of the user's `~/.ssh/config`, resolved by `ssh -G`."""
 
 import shlex
 import shutil
@@ -18,18 +18,18 @@ class Resolved:
     host: str
     user: str
     port: int
-    keys: tuple[Path, ...]  # in the order of preference; they need not exist
+    keys: tuple[Path, ...]  # in order of preference; may not exist
 
 
 def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[str]:
-    """Yield the names after `Host` that have no wildcard, included files too, except for `but`."""
+    """Yield the `Host` names without wildcards in `config` and included files, except in the file `but`."""
     if depth > MOST_INCLUDES or not config.is_file() or config == but:
         return
     for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         try:
             words = shlex.split(rest, comments=True)
-        except ValueError:  # a quote that is not closed: ssh will say so
+        except ValueError:  # unclosed quote: ssh reports the error
             continue
         if key.lower() == "host":
             yield from (word for word in words if not set(word) & set("*?!"))
@@ -42,9 +42,9 @@ def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[s
 
 
 def resolve(alias: str, config: Path) -> Resolved:
-    """Resolve an alias.
+    """Resolve an alias to host, user, port and keys.
 
-    Raises UsageError: ssh is missing, refuses the file, or reaches the machine in a way that we cannot.
+    Raises UsageError if ssh is missing, if ssh rejects the file, or if the alias needs a proxy.
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, and ssh, which reads it, is missing; write its address")

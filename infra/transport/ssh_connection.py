@@ -1,6 +1,6 @@
-"""One SSH connection to a pod, for many threads: a channel for each command, and a bound on how many there are.
+"""One SSH connection to a pod for many threads: one channel per command, with limits on channels and packets.
 
-In: an address and the pod's own known_hosts file. Out: channels. See `fabric_connection` for how it is opened.
+`Link` takes an address and the pod's own known_hosts file. `fabric_connection` opens the connection.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from typing import Any
 from infra.records import Address
 from infra.transport.protocol import OPEN_S
 
-REFUSED_S = 0.02  # time until a refused session is requested again
-SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
-LONGEST_PACKET_BYTES = 1 << 18  # as OpenSSH takes
-GREETING_BYTES = 1 << 18  # of lines in front of the version of the other side
-SLACK_BYTES = 1 << 16  # beyond the window of a channel
+REFUSED_S = 0.02  # seconds before a refused session is requested again
+SESSIONS = 8  # concurrent sessions; sshd allows ten by default, and a shell may need one
+LONGEST_PACKET_BYTES = 1 << 18  # limit of OpenSSH
+GREETING_BYTES = 1 << 18  # limit of the lines before the server's version
+SLACK_BYTES = 1 << 16  # tolerance beyond the channel window
 
 
 _LOADING = threading.Lock()
 
 
 class _Port:
-    """A channel whose shutdown wakes who reads from it, as a socket's does."""
+    """A channel whose shutdown wakes readers, like the shutdown of a socket."""
 
     def __init__(self, channel: Any) -> None:
         self.recv, self.sendall, self._channel = channel.recv, channel.sendall, channel
@@ -38,7 +38,7 @@ class _Port:
 
 
 class Link:
-    """An open connection. Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be made."""
+    """An open connection. The constructor raises Unreachable, StrangeHost, AuthError or UsageError."""
 
     def __init__(self, address: Address, known_hosts: Path) -> None:
         self._free = threading.BoundedSemaphore(SESSIONS)
@@ -49,7 +49,7 @@ class Link:
 
     @property
     def silent(self) -> bool:
-        """Return whether it was closed since the machine gave no sign of life."""
+        """Return whether the connection was closed because the machine stopped responding."""
         return bool(self._connection.silent)
 
     @property
@@ -58,7 +58,7 @@ class Link:
 
     @contextlib.contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
-        """Yield a channel for one command. Raises TimeoutError, or what paramiko raises when the connection is gone."""
+        """Yield a channel for one command. Raises TimeoutError, or paramiko's error for a lost connection."""
         deadline = time.monotonic() + max(0.1, timeout_s)
         if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
@@ -70,9 +70,9 @@ class Link:
 
     @contextlib.contextmanager
     def port(self, number: int) -> Iterator[Any]:
-        """Yield a port of the pod's loopback, used as a socket.
+        """Yield a socket-like channel to a port on the pod's loopback interface.
 
-        Raises what paramiko raises when nothing answers there.
+        Raises paramiko's error if no server listens on the port.
         """
         here = there = ("127.0.0.1", number)
         with self._closing(self.transport.open_channel("direct-tcpip", there, here, timeout=OPEN_S)) as channel:
@@ -85,8 +85,8 @@ class Link:
             try:
                 return self.transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
             except SSHException as error:
-                # sshd has not yet counted off a session that was closed just now. Its reason is told to one thread of
-                # those refused at once, so that the kind of the error says nothing.
+                # sshd may still count a session that was closed just now. paramiko reports sshd's reason to only one of
+                # several refused threads, so the error type carries no information.
                 if not self.is_alive:
                     raise
                 if time.monotonic() > deadline:
@@ -95,7 +95,7 @@ class Link:
 
     @contextlib.contextmanager
     def _closing(self, channel: Any) -> Iterator[Any]:
-        """Tell the pod that the channel is closed, once nobody sends on it any more: see `_transport`."""
+        """Send CLOSE to the pod after the channel's last user has finished: see `_transport`."""
         from paramiko import SSHException
         from paramiko.common import cMSG_CHANNEL_CLOSE
 
@@ -103,12 +103,12 @@ class Link:
             yield channel
         finally:
             hush(channel)
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone, and the channel too
+            with contextlib.suppress(SSHException, EOFError, OSError):  # connection and channel are lost
                 self.transport._send_user_message(_message(cMSG_CHANNEL_CLOSE, channel))
             self.transport._unlink_channel(channel.chanid)
 
     def send(self, channel: Any, kind: str, *fields: str) -> None:
-        """Send a request about a channel without waiting: the answer is in what the channel does next."""
+        """Send a channel request without waiting for a reply; the channel's later behavior shows the result."""
         from paramiko.common import cMSG_CHANNEL_REQUEST
 
         message = _message(cMSG_CHANNEL_REQUEST, channel)
@@ -124,9 +124,10 @@ class Link:
 
 
 def connection(address: Address, known_hosts: Path, **more: Any) -> Any:
-    """Return a connection of Fabric's, not open yet.
+    """Return an unopened Fabric connection.
 
-    The libraries are imported in one thread: their modules import each other, and two at once get halves of them.
+    A lock serializes the imports: the libraries' modules import each other, and concurrent imports get half-initialized
+    modules.
     """
     with _LOADING:
         from infra.transport.fabric_connection import PodConnection
@@ -134,7 +135,7 @@ def connection(address: Address, known_hosts: Path, **more: Any) -> Any:
 
 
 def hush(channel: Any) -> None:
-    """Wake whoever reads from a channel or writes to it; nothing more goes through."""
+    """Wake all readers and writers of a channel, and block further traffic."""
     with channel.lock:
         channel._set_closed()
 
@@ -149,11 +150,11 @@ def _message(kind: bytes, channel: Any) -> Any:
 
 
 def _transport(*words: Any, **flags: Any) -> Any:
-    """Return a paramiko Transport that leaves the last word on a channel to the channel's user, and holds to bounds.
+    """Return a paramiko Transport that leaves CLOSE replies to the channel's user and enforces size limits.
 
-    By itself it answers a CLOSE at once, from its own thread; what another thread sends at that moment on the same
-    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection. And it keeps
-    what an untrusted machine sends, however long a packet is, and whatever window the machine was given.
+    By default, paramiko's own thread answers CLOSE at once. A message that another thread sends on the channel at that
+    moment then arrives after CLOSE, refers to a channel unknown to sshd, and ends the whole connection. paramiko also
+    buffers data of an untrusted machine regardless of packet length and channel window.
     """
     from paramiko import Transport
     from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
@@ -172,7 +173,7 @@ def _transport(*words: Any, **flags: Any) -> Any:
 
 
 def _feed(channel: Any, feed: Callable[[Any], None], message: Any) -> None:
-    """Hand data to a channel. Raises SSHException, which ends the connection, beyond the window of the channel."""
+    """Pass data to a channel. Raises SSHException, which ends the connection, beyond the channel's window."""
     feed(message)
     if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size + SLACK_BYTES:
         raise _rogue("more than the window of the channel")

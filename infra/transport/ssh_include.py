@@ -1,7 +1,7 @@
-"""The names of pods for the system's `ssh`: a file of `Host` blocks, and the line of ~/.ssh/config that includes it.
+"""An ssh configuration file with a `Host` block per pod, included by the user's ~/.ssh/config.
 
-In: a name, a token, the address of a pod and the file with its host key. Out: the text of the file. Editors, rsync and
-notebooks read it as ssh does. A block insists on the pod's own host key, since addresses are used again.
+Each block is built from a pod's name, token, address and known_hosts file, so that ssh, editors, rsync and notebooks
+reach pods by name. A block requires the pod's own host key, since vendors reuse addresses.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid o
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
-PLAIN = {  # options that a user's `Host *` must not change: which machine it is, by which key, no forwarding
+PLAIN = {  # options that a user's `Host *` must not change: target machine, key, no forwarding
     "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PodNames:
-    """The file of one journal."""
+    """The ssh configuration file of one journal."""
 
     path: Path
 
@@ -36,42 +36,42 @@ class PodNames:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether somebody has asked for it."""
+        """Return whether the file exists, that is, whether a user has requested it."""
         return self.path.is_file()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep others from changing it meanwhile; what it is made of is read within."""
+        """Hold the lock of the file; read the inputs of a change within the block."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with local_files.held(self.path.with_name(f"{self.path.name}.lock"), mode=0o600):
             yield
 
     def read(self) -> dict[str, str]:
-        """Return the blocks that it holds, by the tokens of their pods."""
+        """Return the blocks of the file, by pod token."""
         with contextlib.suppress(FileNotFoundError):
             return {found[2]: found[0] for found in _BLOCK.finditer(self.path.read_text(encoding="utf-8"))}
         return {}
 
     def write(self, blocks: Mapping[str, str]) -> None:
-        """Write these blocks, unless they are what it holds."""
+        """Write the blocks, unless the file already holds exactly them."""
         text = "\n".join([HEAD, *blocks.values()]).encode()
         if not self.is_wanted or self.path.read_bytes() != text:
             local_files.replace(self.path, text, mode=0o600)
 
     def remove(self) -> bool:
-        """Remove it; return whether it was there."""
+        """Remove the file and return whether it existed."""
         was_there = self.path.exists()
         self.path.unlink(missing_ok=True)
         return was_there
 
     @property
     def line(self) -> str:
-        """Return the line that includes it."""
+        """Return the `Include` line for this file."""
         return f"Include {_quoted(self.path)}"
 
 
 def block(name: str, token: str, way: Ssh) -> str:
-    """Return the block of a pod. Raises UsageError for a path that ssh's files cannot hold."""
+    """Return the block of a pod. Raises UsageError for a path that an ssh configuration cannot hold."""
     _quoted(way.known_hosts)
     told = {
         "HostName": way.address.host.replace("%", "%%"),
@@ -85,7 +85,7 @@ def block(name: str, token: str, way: Ssh) -> str:
 
 
 def is_included(config: Path, line: str) -> bool:
-    """Return whether the line stands in the user's file where it holds for every host."""
+    """Return whether `config` includes the file of `line` before any `Host` or `Match`, so for every host."""
     for one in _lines(config):
         if _SCOPE.match(one):
             return False
@@ -95,7 +95,7 @@ def is_included(config: Path, line: str) -> bool:
 
 
 def include(config: Path, line: str) -> None:
-    """Insert the line at the top of the user's file, which is made where there is none. Nothing else in it changes."""
+    """Insert the line at the top of the user's ssh config; create a missing file and keep all other lines."""
     place = _place(config)
     with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
         if not is_included(config, line):
@@ -103,7 +103,7 @@ def include(config: Path, line: str) -> None:
 
 
 def leave_out(config: Path, line: str) -> bool:
-    """Remove the line from the user's file again; return whether it was there."""
+    """Remove the line from the user's ssh config; return whether the line was present."""
     place = _place(config)
     if not place.exists():
         return False
@@ -117,7 +117,7 @@ def leave_out(config: Path, line: str) -> bool:
 
 
 def _place(config: Path) -> Path:
-    """Return the real path of the user's file, which may be a link into a folder of dotfiles."""
+    """Return the real path of the user's ssh config, which may be a symbolic link into a dotfiles folder."""
     config.parent.mkdir(mode=0o700, exist_ok=True)
     return config.resolve()
 

@@ -1,4 +1,4 @@
-"""Names of Unix sockets, which systems keep short."""
+"""Short names for Unix sockets, whose path length systems limit."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-LONGEST_PATH = 90  # longest name of a Unix socket in bytes: systems allow about a hundred
+LONGEST_PATH = 90  # bytes; systems allow about a hundred
 
 
 @contextlib.contextmanager
 def short(path: Path) -> Iterator[str]:
-    """Yield a name of a Unix socket that is short enough for the system, by way of a link where `path` is not."""
+    """Yield a path to the Unix socket within LONGEST_PATH; a longer `path` is reached via a temporary symlink."""
     if len(os.fsencode(path)) <= LONGEST_PATH:
         yield str(path)
         return
