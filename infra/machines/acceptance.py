@@ -1,9 +1,9 @@
-"""The acceptance test of a machine: whether it is the one that was promised, and works.
+"""Acceptance test of a machine: checks the promised hardware and basic function before any work starts.
 
     examine(transport, request, thresholds) -> Report
 
-It runs in the first minute, before any work. What could not be measured is `unknown` and what cannot be measured yet is
-`later`; neither refuses a machine. What was promised and is not there, or measured and too little, does.
+The test runs in the first minute of a machine. A check with a failed measurement is `unknown`, and a check that must
+wait is `later`; neither rejects the machine. Missing promised hardware and measurements below a threshold do.
 """
 
 import json
@@ -22,21 +22,21 @@ from infra.transport.protocol import Transport
 
 SLACK_S = 15.0
 FOLDER = "~/.slipway"
-LEAST_DOWNLOAD_BYTES = 1 << 20  # fewer bytes would measure the latency, not the bandwidth
+LEAST_DOWNLOAD_BYTES = 1 << 20  # smaller downloads measure latency, not bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The minimum that a machine must reach, and the time that each check may take."""
+    """Minimum values that a machine must reach, and the time limit of each check."""
 
     cuda: str = "13.0"
     """CUDA version that the pinned torch is built for; a driver serves every CUDA of its major version."""
     disk_write_bytes_per_s: float = 50e6
     free_bytes: float = 10e9
     clock_offset_s: float = 30.0
-    """Largest offset of the clock; certificates and signed requests fail beyond some minutes."""
+    """Largest clock offset; certificates and signed requests fail beyond a few minutes."""
     url: str = ""
-    """Address of a file that is downloaded for a few seconds; "" = no download."""
+    """URL of a test download that lasts a few seconds; "" = no download."""
     download_bytes_per_s: float = 2e6
     disk_s: float = 6.0
     download_s: float = 10.0
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def failure(self) -> str:
-        """Return everything that is bad, in words; "" = nothing is."""
+        """Return all failed checks as text; "" = no check failed."""
         return "; ".join(f"{one.name}: {one.detail}" for one in self.checks if one.state == "bad")
 
 
@@ -84,9 +84,9 @@ def examine(
     transport: Transport, request: Request, thresholds: Thresholds, *, python: str = "python3", folder: str = FOLDER,
     pythons: tuple[str, ...] = (),
 ) -> Report:  # fmt: skip
-    """Examine the machine at the other end. `pythons`: interpreters there that may have torch.
+    """Examine the machine behind `transport`; `pythons` are remote interpreters that may have torch.
 
-    Raises SlipwayError when the machine does not answer at all.
+    Raises SlipwayError when the machine does not answer.
     """
     facts = ask(transport, python, "facts")
     limits_s = {"disk_s": thresholds.disk_s, "download_s": thresholds.download_s, "matmul_s": thresholds.matmul_s}
@@ -100,7 +100,7 @@ def examine(
 def judge(
     facts: Mapping[str, Any], seen: Mapping[str, Any], asked: tuple[float, float], request: Request, least: Thresholds
 ) -> Report:
-    """Return the report from what `host.py` and `examine.py` said; `asked` is when that began and ended here."""
+    """Build the report from the answers of `host.py` and `examine.py`; `asked` holds local start and end times."""
     checks = [
         *(_gpus(facts, request), _driver(facts, seen["cuda"], request, least), _matmul(seen["matmul"], request)),
         _least("disk write", seen["disk_write"], least.disk_write_bytes_per_s, 1e6, "MB/s"),
@@ -117,7 +117,7 @@ def _wants_gpus(request: Request) -> bool:
 
 
 def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
-    """Check that there are as many GPUs as promised, of that kind and size."""
+    """Check the number, kind and memory size of the GPUs against the request."""
     gpus = facts["gpus"]
     there = f"{len(gpus)} x {gpus[0]['name']}" if gpus else "none"
     if not _wants_gpus(request):
@@ -161,7 +161,7 @@ def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request,
 
 
 def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
-    """Check the products: a GPU that multiplies wrongly, or not at all, is no GPU."""
+    """Check the matrix products: reject a GPU with a wrong product or without any result."""
     if not _wants_gpus(request):
         return Check("matmul", "ok", "no GPU was asked for")
     if "error" in matmul:
@@ -179,9 +179,10 @@ def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
 
 
 def _clock(seen: Mapping[str, Any], asked: tuple[float, float], least: Thresholds) -> Check:
-    """Check the clock.
+    """Check the clock of the machine.
 
-    The offset lies between what it is if the words took no time to get there, and if the answer took none back.
+    The true offset lies between two bounds: one assumes that the request took no time, the other that the answer took
+    none.
     """
     earliest, latest = seen["ended_at"] - asked[1], seen["began_at"] - asked[0]
     offset_s, unsure_s = (earliest + latest) / 2, abs(latest - earliest) / 2

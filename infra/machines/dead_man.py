@@ -1,10 +1,10 @@
-"""The dead-man timer of a rented container: a shell script in the container's start command that ends the pod.
+"""Dead-man timer of a rented container: a shell script in the start command that deletes the pod at a deadline.
 
-In: the deadline that was fixed when the pod was rented, and the vendor's calls by which the pod deletes itself. Out: a
-start command that starts the timer in a session of its own and then runs the image's own start script, whose sshd and
-keys are needed. The timer works before SSH does and without the guard. The deadline stands in the command, so that a
-container that is started again on an empty disk keeps the deadline; a file on the disk may move it. No secret is in
-the command: the key is a variable that the vendor gives to the container's first process.
+The start command contains the deadline fixed at renting and the vendor's API calls for self-deletion. The command
+starts the timer in its own session and then runs the image's start script, which provides sshd and the keys. The timer
+needs neither SSH nor the guard. A container that restarts on an empty disk keeps the deadline of its command; a file on
+the disk may move the deadline. The command contains no secret: the vendor passes the key as a variable to the
+container's first process.
 """
 
 import base64
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from infra.agent.job import Call
 from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, LIMIT, MARGIN_S, whole
 
-START_SCRIPT = "/start.sh"  # of RunPod's images: starts sshd with PUBLIC_KEY
-LOOK_S = 15  # seconds between two looks at the deadline
-AGAIN_S = 60  # seconds between two rounds of calls
-CALL_S = 20  # seconds for one call
+START_SCRIPT = "/start.sh"  # in RunPod's images: starts sshd with PUBLIC_KEY
+LOOK_S = 15  # seconds between two checks of the deadline
+AGAIN_S = 60  # seconds between two rounds of API calls
+CALL_S = 20  # timeout of one call in seconds
 _NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 
 TIMER = """\
@@ -45,7 +45,8 @@ while :; do
     sleep {again_s}
 done
 """
-# `curl` reads the request from its stdin, so that no process list shows the key; `wget` cannot. Each prints the status.
+# `curl` reads the request from stdin, so that the process list never shows the key; `wget` cannot do so. Each branch
+# prints the HTTP status.
 ASK = """\
 ask() { # METHOD URL BODY HEADER...
     method=$1 url=$2 body=$3
@@ -75,21 +76,22 @@ print(urllib.request.urlopen(request, timeout=CALL_S).status)'
 
 
 def deadline(begins_at: float, limit_s: float, scale: float) -> int:
-    """Return when the timer of a pod that begins to bill at `begins_at` is due: at its limit, and the guard's margin.
+    """Return the UTC epoch second at which the timer of a pod fires: spend or time limit plus the guard's margin.
 
-    `scale`: how much faster than the container's clock the vendor's runs, 1 except in a rehearsal.
+    `begins_at` is the start of billing. `scale` is the speed of the vendor's clock relative to the container's clock, 1
+    except in a rehearsal.
     """
     return math.ceil(begins_at + (limit_s + MARGIN_S) / scale)
 
 
 def start_command(ends_at: int, limit_s: float, calls: Sequence[Call], start_script: str = START_SCRIPT) -> str:
-    """Return the start command of a container, in one line of words that no quoting can change.
+    """Return a container's start command as one line that survives any quoting.
 
-    `ends_at`: UTC epoch seconds by the container's clock; `limit_s`: the limit that it stands for, by the vendor's
-    clock. `calls`: of the pod's self-termination, tried in turn.
+    `ends_at` is in UTC epoch seconds of the container's clock; `limit_s` is the underlying limit by the vendor's clock.
+    `calls` are the API calls for self-termination, tried in turn.
     """
     timer = timer_script(ends_at, limit_s, calls)
-    # The second one takes the place of the first where there is no setsid, and once where the first is killed.
+    # The second copy of the timer replaces the first one without setsid, and restarts once after a kill of the first.
     script = (
         f"(setsid sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1 || "
         f"sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1) &\nexec {shlex.quote(start_script)}\n"
@@ -113,7 +115,7 @@ def _line(call: Call) -> str:
 
 
 def _word(template: str) -> str:
-    """Return a shell word in which the variables of a template are those of the shell."""
+    """Return a shell word that expands the template's `{NAME}` placeholders as shell variables."""
     parts = _NAME.split(template)  # text, name, text, name, ...
     return "".join(
         f'"${{{part}}}"' if number % 2 else shlex.quote(part) for number, part in enumerate(parts) if part or not number

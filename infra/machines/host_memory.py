@@ -1,6 +1,6 @@
-"""The memory of machines: their facts, what was seen of them last, and which ones have failed.
+"""Memory of machines: their facts, the time of the last look, and recent failures.
 
-It is one JSON file beside the journal, by machine (`ssh:pool/host`). Losing it costs a look, nothing more.
+One JSON file beside the journal, keyed by machine (`ssh:pool/host`). A lost file only costs a new look at the machines.
 """
 
 import json
@@ -28,17 +28,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """The facts about one machine; times are UTC epoch seconds."""
+    """Remembered facts about one machine; times are UTC epoch seconds."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # the answer of `infra/agent/host.py facts`
     seen_at: float | None = None
-    failure: str = ""  # reason why it was given back; "" = it was not
+    failure: str = ""  # reason for giving the machine back; "" = no failure
     failed_at: float | None = None
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The memory of an installation, in `path`."""
+    """The machine memory of an installation, stored in `path`."""
 
     path: Path
 
@@ -47,7 +47,7 @@ class HostMemory:
         return HostMemory(journal.with_name(f"{journal.stem}-hosts.json"))
 
     def all(self) -> dict[str, Known]:
-        """Return everything, by machine. Raises SlipwayError when the file is damaged."""
+        """Return the facts of all machines, by machine. Raises SlipwayError for a damaged file."""
         try:
             read = outside.load(self.path)
             return {machine: Known(**known) for machine, known in read.items()}
@@ -60,15 +60,15 @@ class HostMemory:
         return self.all().get(machine, Known())
 
     def see(self, machine: str, facts: Mapping[str, Any]) -> None:
-        """Remember what a machine has."""
+        """Store the facts of a machine with the current time."""
         self._change(machine, facts=dict(facts), seen_at=time.time())
 
     def blame(self, machine: str, failure: str) -> None:
-        """Remember that a machine failed, and was given back; it is not offered until that is forgotten."""
+        """Store the failure of a machine that was given back; `forgive` removes the entry."""
         self._change(machine, failure=failure, failed_at=time.time())
 
     def blamed(self, within_s: float) -> dict[str, Known]:
-        """Return those that failed so lately, by name."""
+        """Return the machines that failed within the last `within_s` seconds, by name."""
         since = time.time() - within_s
         return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
 
@@ -84,7 +84,7 @@ class HostMemory:
 
 
 def known_as(offer: Offer) -> str:
-    """Return the name under which a machine, or an offer of a vendor's, is remembered when it fails."""
+    """Return the name under which failures of a machine, or of a vendor's offer, are stored."""
     return f"{offer.provider}:{offer.place or offer.offer_id}"
 
 
@@ -96,9 +96,10 @@ def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, 
 def run_script(
     transport: Transport, python: str, script: bytes, *words: str, timeout_s: float = ASK_S
 ) -> dict[str, Any]:
-    """Return the one JSON object that a Python script prints on the machine.
+    """Run a Python script on the machine and return the JSON object that the script prints.
 
-    TimedOut, Lost: it may have done its work. Any other SlipwayError: it has failed, or was never begun.
+    After TimedOut or Lost the script may have done its work. After any other SlipwayError the script failed or never
+    started.
     """
     done = transport.run([python, "-", *words], stdin=script, timeout_s=timeout_s)
     if done.exited == 127:
@@ -106,16 +107,17 @@ def run_script(
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
     if done.exited != 0:
         raise SlipwayError(f"{python} ended with exit code {done.exited} and said: {said}")
-    try:  # a start-up file of the shell may have printed something before
+    try:  # a start-up file of the shell may have printed earlier lines
         return outside.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
         raise Lost(f"{python} did not answer as expected; it said: {said}") from None
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
-    """Return the results in order, all made in parallel; where one failed or is late, the error stands in its place.
+    """Run `function` on all items in parallel and return the results in order, with errors in place of results.
 
-    So does a mistake of ours, by its name and with its trace as the cause: one bad answer must not cost the others.
+    Late items get a SlipwayError. An unexpected exception becomes a SlipwayError with the exception's name and the
+    original as its cause, so that one bad answer does not lose the others.
     """
     results: list[R | SlipwayError] = [SlipwayError(f"no answer in {deadline_s:g} s") for _ in items]
 
@@ -124,7 +126,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
             results[index] = function(items[index])
         except SlipwayError as error:
             results[index] = error
-        except Exception as error:  # otherwise it would look like one that is late
+        except Exception as error:  # without this handler the item would count as late
             told = results[index] = SlipwayError(f"{type(error).__name__}: {error}")
             told.__cause__ = error
 

@@ -1,4 +1,4 @@
-"""The inventory of own machines: SkyPilot's `ssh_node_pools.yaml` as it is, and a few keys more.
+"""Inventory of the user's own machines: SkyPilot's `ssh_node_pools.yaml` with additional keys.
 
     hetzner:
       user: root                        # for every host of the pool, unless the host says otherwise
@@ -9,9 +9,9 @@
         - ip: 5.6.7.9
           gpu: RTX 6000 Ada
 
-An alias of the user's ssh config brings its own user and key, whatever the pool says, as in SkyPilot.
-In: the file. Out: one Host per machine. An entry that is unknown or unclear is an error of that entry, with file, pool
-and host, and of no other entry.
+`load` reads the file into one Host per machine. An alias of the user's ssh config brings its own user and key and
+overrides the pool's, as in SkyPilot. An invalid entry becomes an error with file, pool and host, and leaves all other
+entries usable.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine. None: the file does not say; then what was seen there counts."""
+    """One machine. None: the file does not say; observed facts apply instead."""
 
     pool: str
-    name: str  # name in the file, with the port where that is not 22
+    name: str  # name in the file, with the port unless 22
     address: Address
     gpu: str = ""
     num_gpus: int | None = None
@@ -60,20 +60,20 @@ class Host:
     micro_usd_per_hour: int = 0
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     python: str = "python3"
-    token: str = ""  # token of the rented pod that this machine is, whose own marker takes nothing of it
+    token: str = ""  # token of the rented pod on this machine; the pod's own marker occupies none of the GPUs
 
     @property
     def place(self) -> str:
-        """Return `pool/host`, the name in leases, offers and the memory of hosts."""
+        """Return `pool/host`, the machine's name in leases, offers and the memory of hosts."""
         return f"{self.pool}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """An entry of an inventory that cannot be used."""
+    """An inventory entry with an error."""
 
     pool: str
-    name: str  # of the host, as far as it is known; "" = the entry is a whole pool, or a whole cluster
+    name: str  # host name, if known; "" = a whole pool or cluster
     why: str  # with file, pool and host
 
     @property
@@ -81,20 +81,20 @@ class Unusable:
         return f"{self.pool}/{self.name}" if self.name else self.pool
 
     def is_meant(self, word: str) -> bool:
-        """Return whether a word names this entry, or may name a host of its pool."""
+        """Return whether `word` names this entry, or may name a host of this pool."""
         pool, _, _ = word.partition("/")
         return word in (self.place, self.name) or (not self.name and pool == self.pool)
 
 
 @dataclass(frozen=True)
 class OwnMachines:
-    """The machines of a file, in its order, and the entries that cannot be used."""
+    """The machines of an inventory file, in file order, and the entries with errors."""
 
     hosts: tuple[Host, ...] = ()
     unusable: tuple[Unusable, ...] = ()
 
     def find(self, word: str) -> Host:
-        """Return the machine called `pool/host`, or `host` where only one is. Raises UsageError."""
+        """Return the machine called `pool/host`, or `host` if unambiguous. Raises UsageError."""
         found = [host for host in self.hosts if word in (host.place, host.name)]
         if len(found) == 1:
             return found[0]
@@ -106,7 +106,7 @@ class OwnMachines:
         raise UsageError(f"no machine is called {word!r}; available: {', '.join(near) or 'none'}")
 
     def select(self, word: str) -> tuple[Host, ...]:
-        """Return the machines of a pool, or one machine; all for "". Raises UsageError."""
+        """Return the machines of a pool, or one machine; all machines for "". Raises UsageError."""
         pools = sorted({host.pool for host in self.hosts})
         if not word or word in pools:
             return tuple(host for host in self.hosts if word in ("", host.pool))
@@ -117,19 +117,19 @@ class OwnMachines:
             raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
 
     def unusable_in(self, word: str) -> tuple[Unusable, ...]:
-        """Return the entries that cannot be used, of one pool or of that name; all for ""."""
+        """Return the entries with errors in the pool or with the name `word`; all such entries for ""."""
         return tuple(one for one in self.unusable if word in ("", one.pool, one.place, one.name))
 
 
 def refuse_unusable(unusable: Sequence[Unusable], word: str) -> None:
-    """Raise UsageError where a word names an entry that cannot be used: with its reason."""
+    """Raise UsageError with the reason if `word` names an entry with an error."""
     for one in unusable:
         if one.is_meant(word) or word == one.pool:
             raise UsageError(one.why)
 
 
 def tell_unusable(unusable: Sequence[Unusable]) -> None:
-    """Write each entry that cannot be used into the log, once per process: the other entries are used."""
+    """Log a warning for each entry with an error, once per process."""
     for one in unusable:
         if one.why not in _told:
             _told.add(one.why)
@@ -137,9 +137,9 @@ def tell_unusable(unusable: Sequence[Unusable]) -> None:
 
 
 def load(path: Path, home: Path | None = None) -> OwnMachines:
-    """Return the machines of the file, in its order. `home` is where `.ssh` lies.
+    """Load an inventory file; `home` is the folder that contains `.ssh`.
 
-    Raises UsageError for a file that is missing, or no inventory at all.
+    Raises UsageError for a missing file, or for a file that is no inventory.
     """
     from infra import strict_yaml
 
@@ -170,11 +170,11 @@ def load(path: Path, home: Path | None = None) -> OwnMachines:
 
 
 def reach(word: str, pools: Path, home: Path | None = None) -> Host:
-    """Return the machine that a word means: one of the inventory, an alias of the ssh config, or [user@]host[:port].
+    """Return the machine for a word: a name in the inventory, an alias of the ssh config, or [user@]host[:port].
 
-    An IPv6 address stands in brackets: [2001:db8::7]:22. Raises UsageError.
+    Write IPv6 addresses in brackets: [2001:db8::7]:22. Raises UsageError.
     """
-    with contextlib.suppress(UsageError):  # no inventory, or no such machine in it
+    with contextlib.suppress(UsageError):  # no inventory, or no such machine in the inventory
         return load(pools, home).find(word)
     found = _REACH.fullmatch(word)
     if found is None:
@@ -190,7 +190,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
 
 
 def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
-    """Return the entries of a pool. Raises UsageError for a pool of which no entry can be used."""
+    """Return the entries of a pool. Raises UsageError if the whole pool is unusable."""
     where = f"{path}: pool {pool}"
     if not isinstance(pool, str):
         raise UsageError(f"{where}: its name must be text; put it in quotes")
@@ -208,7 +208,7 @@ def _entries(path: Path, pool: Any, body: Any) -> list[Any]:
 
 
 def _name_of(entry: Any) -> str:
-    """Return the name of an entry that cannot be used, as far as it has one."""
+    """Return the printable name of an unusable entry, or "?"."""
     name = entry.get("ip") if isinstance(entry, dict) else entry
     return name if isinstance(name, str) and name.isprintable() else "?"
 
@@ -249,9 +249,9 @@ def _host(
 
 
 def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
-    """Return the address from the ssh config for an alias, else from the file.
+    """Return the address for an inventory entry: from the ssh config for an alias, else from the entry.
 
-    A port in the file overrides both.
+    A port in the entry overrides both sources.
     """
     port = whole_of(said, "port", 1, 65535)
     if said["ip"] in known:
@@ -272,14 +272,14 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
 
 
 def refuse_readable(key: Path) -> None:
-    """Raise UsageError for a private key that others can read, as `ssh` itself does."""
+    """Raise UsageError for a private key that other users can read, as `ssh` does."""
     mode = key.stat().st_mode & 0o777
     if mode & 0o077:
         raise UsageError(f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}")
 
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
-    """Raise UsageError for what is no mapping, or has other keys than the known ones."""
+    """Raise UsageError for a value that is no mapping, and for unknown keys."""
     if not isinstance(body, dict):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     for key in body:
@@ -290,7 +290,7 @@ def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
 
 
 def text_of(said: Mapping[str, Any], key: str) -> str:
-    """Return the text under a key, "" where there is none. Raises UsageError."""
+    """Return the text under a key, or "" without the key. Raises UsageError."""
     value = said.get(key)
     if value is not None and (not isinstance(value, str) or not value.isprintable()):
         raise UsageError(f"{key} is {value!r}; it must be text")
@@ -298,7 +298,7 @@ def text_of(said: Mapping[str, Any], key: str) -> str:
 
 
 def whole_of(said: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
-    """Return the whole number under a key, None where there is none. Raises UsageError."""
+    """Return the integer under a key, or None without the key. Raises UsageError outside of `least`..`most`."""
     value = said.get(key)
     if value is not None and (type(value) is not int or not least <= value <= most):
         raise UsageError(f"{key} is {value!r}; it must be a whole number from {least} to {most}")
@@ -306,7 +306,7 @@ def whole_of(said: Mapping[str, Any], key: str, least: int, most: int) -> int | 
 
 
 def _size(said: Mapping[str, Any], key: str) -> int | None:
-    """Return the bytes of `64`, `64GB` or `60GiB`."""
+    """Return the bytes of `64`, `64GB` or `60GiB`, or None without the key."""
     value = said.get(key)
     if value is None:
         return None
@@ -317,7 +317,7 @@ def _size(said: Mapping[str, Any], key: str) -> int | None:
 
 
 def price_of(value: Any) -> int:
-    """Return a price in micro-dollars."""
+    """Return a price in micro-USD; None counts as 0. Raises UsageError outside of 0 to 10,000 USD."""
     amount = Decimal(str(value or 0)) if value is None or type(value) in (int, float) else Decimal("nan")
     if not amount.is_finite() or not 0 <= amount <= 10_000:
         raise UsageError(f"usd_per_hour is {value!r}; it must be a number from 0 to 10000")

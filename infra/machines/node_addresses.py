@@ -1,9 +1,9 @@
-"""The addresses by which the nodes of a run reach each other: tried, not assumed.
+"""Addresses by which the nodes of a run reach each other, verified by connection attempts.
 
-    transports -> Meeting: an address of every node that all others have reached, and two free ports on node 0
+    transports -> meet -> for every node an address that all other nodes reached, and two free ports on node 0
 
-Every node lists its addresses, then all listen and call each other at once for a few seconds. Who answers must say the
-word of this meeting: the same private address may well exist on several machines.
+Every node lists its addresses; then all nodes listen and call each other for a few seconds. An answer counts only with
+the shared key of this attempt, because several machines may have the same private address.
 """
 
 import json
@@ -18,17 +18,17 @@ from infra.machines.host_memory import ASK_S, at_once, run_script
 from infra.transport.protocol import ThisMachine, Transport
 
 SCRIPT = Path(__file__).parents[1] / "agent" / "meet.py"
-CALL_S = 8.0  # time for which the nodes try to reach each other
+CALL_S = 8.0  # seconds during which the nodes try to reach each other
 
 
 def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[NodeGroup]:
-    """Return the group of every node, by rank; `names` is what errors call them.
+    """Return the group of every node, by rank; errors refer to nodes by `names`.
 
-    Raises SlipwayError that says who cannot reach whom.
+    Raises SlipwayError with the unreachable pairs of nodes.
     """
     is_here = all(isinstance(transport, ThisMachine) for transport in transports)
     listed = _all(transports, names, [("look", "here" if is_here else "there")] * len(transports))
-    word = secrets.token_hex(16)  # not the key of the group: it stands on a command line
+    word = secrets.token_hex(16)  # not the group's key: this word appears on a command line
     if is_here:
         chosen = [next(iter(one["addresses"].items())) for one in listed]
     else:
@@ -49,10 +49,10 @@ def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> lis
 def choose(
     listed: Sequence[Mapping[str, str]], reached: Sequence[Mapping[str, Sequence[str]]], names: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return (address, interface) of every node, one that all others have reached.
+    """Return (address, interface) of every node, each reached by all other nodes.
 
-    listed: interface by address, of each node; reached: by the rank of another as text, which of its addresses have
-    answered. Raises SlipwayError.
+    `listed` holds each node's interfaces by address. `reached` holds, for each node, the answering addresses by the
+    rank of the called node, as text. Raises SlipwayError.
     """
     chosen = []
     for rank, addresses in enumerate(listed):
@@ -74,7 +74,7 @@ def choose(
 def _all(
     transports: Sequence[Transport], names: Sequence[str], words: Sequence[tuple[str, ...]]
 ) -> list[dict[str, Any]]:
-    """Return each node's answer to its words. Raises the first error, with the name of its node."""
+    """Run SCRIPT on every node and return the answers by rank. Raises the first error with its node's name."""
 
     def ask(rank: int) -> dict[str, Any]:
         return run_script(transports[rank], transports[rank].python, SCRIPT.read_bytes(), *words[rank])

@@ -1,8 +1,8 @@
-"""The import of machines that Terraform made into the inventory.
+"""Import of machines that Terraform created into the inventory.
 
-In: `terraform output -json`, `terraform show -json` or a state file: every output whose value is an address, a list of
-addresses or a map to addresses. Out: the new text of the inventory. What is there stays as it is, comments too:
-lines are only added, and a list that is written in one line is not taken apart but refused.
+The input is `terraform output -json`, `terraform show -json` or a state file; the import takes every output with an
+address, a list of addresses or a map to addresses. The new inventory text keeps all existing lines, comments included,
+and only adds lines. A host list on a single line is refused instead of reformatted.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_~/.-]+")
 
 @dataclass(frozen=True)
 class FoundAddress:
-    """One address, and where in the outputs it stood."""
+    """One address and its position in the outputs."""
 
     address: str
     origin: str
@@ -31,7 +31,7 @@ class FoundAddress:
 
 @dataclass(frozen=True)
 class Import:
-    """The plan of an import: the addresses that are new, and the file as it will be."""
+    """The plan of an import: new and known addresses, and the new text of the file."""
 
     path: Path
     new: tuple[FoundAddress, ...]
@@ -40,9 +40,9 @@ class Import:
 
 
 def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
-    """Return the addresses in the outputs of the file, each once; only those of one output if it is named.
+    """Return the distinct addresses in the outputs of a Terraform file, or in the single output `only`.
 
-    Raises UsageError: not Terraform's JSON, or no address in it.
+    Raises UsageError for a file that is not Terraform's JSON or contains no address.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
 def plan(
     path: Path, pool: str, found: Sequence[FoundAddress], *, user: str = "", key: str = "", home: Path | None = None
 ) -> Import:
-    """Plan the inventory at `path` with these machines in `pool`; nothing is written. Raises UsageError."""
+    """Plan the inventory at `path` with the found machines in `pool`; write nothing. Raises UsageError."""
     from infra import strict_yaml
 
     check_name(pool)
@@ -92,13 +92,13 @@ def plan(
 
 
 def write(one: Import) -> None:
-    """Write the new text to its place."""
+    """Write the planned text to the inventory if the plan has new addresses."""
     if one.new:
         write_durably(one.path, one.text)
 
 
 def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the outputs: of `output -json` they are the document; of a state or `show -json` they are inside."""
+    """Return the outputs: top-level in `output -json`, nested in a state file or in `show -json`."""
     if isinstance(document, dict):
         values = document.get("values")
         inside = values.get("outputs") if isinstance(values, dict) else document.get("outputs")
@@ -108,7 +108,7 @@ def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _in(name: str, value: Any) -> Iterator[FoundAddress]:
-    """Yield the addresses of an output. All of a list or map must be addresses: half of one is a misunderstanding."""
+    """Yield the addresses of an output; ignore a list or map with any value that is not an address."""
     pairs = {"": value} if isinstance(value, str) else dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(pairs, dict) and all(_is_address(one) for one in pairs.values()):
         for key, one in pairs.items():
@@ -135,9 +135,9 @@ def _with_pool(text: str, pool: str, new: Sequence[FoundAddress], user: str, key
 
 
 def _with_hosts(text: str, pool: str, new: Sequence[FoundAddress]) -> str | None:
-    """Return the text with new lines after the last machine of the pool, indented like it.
+    """Return the text with new lines after the pool's last machine, with the same indentation.
 
-    Return None where it has no lines of its own.
+    Returns None if the pool's hosts are not one per line.
     """
     import yaml
 

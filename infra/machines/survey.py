@@ -1,4 +1,4 @@
-"""The survey of the inventory: can each machine be reached, what does it have, is that what the file promises."""
+"""Survey of the inventory: tests which machines are reachable and have the promised hardware."""
 
 import os
 import re
@@ -18,29 +18,29 @@ from infra.transport.streams.framing import shown
 
 LOOK_S = 45.0
 CONNECT_S = 20.0
-TOLERANCE = 0.95  # firmware and ECC keep a part of what the label says
+TOLERANCE = 0.95  # firmware and ECC reserve a part of the nominal memory
 
 Connect = Callable[[Host], Transport]
 
 
 @dataclass(frozen=True)
 class HostSurvey:
-    """One line of `inv pool.up`."""
+    """The result of a survey for one machine: one line of `inv pool.up`."""
 
     host: Host
-    facts: Mapping[str, Any] = field(default_factory=dict)  # {} when there was no answer
-    problem: str = ""  # reason why it cannot be used, and what to do
-    shell_says: str = ""  # what its login shell prints by itself, which is left out
+    facts: Mapping[str, Any] = field(default_factory=dict)  # {} without an answer
+    problem: str = ""  # reason why the machine is unusable, with advice
+    shell_says: str = ""  # output of the login shell itself, which is ignored
 
     @property
     def verdict(self) -> str:
-        """Return the problem, or that all is well."""
+        """Return the problem, or "ok" with the login shell's output, if any."""
         return self.problem or "ok" + (f"; its shell prints: {self.shell_says}" if self.shell_says else "")
 
 
 @dataclass(frozen=True)
 class Has:
-    """The hardware of a machine: as the file says, else as it was seen. None: not known."""
+    """The hardware of a machine: from the inventory, else as observed. None: unknown."""
 
     gpu: str = ""
     num_gpus: int | None = None
@@ -50,7 +50,7 @@ class Has:
 
 
 def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[HostSurvey]:
-    """Look at all machines at the same time, and remember what each has."""
+    """Look at all machines in parallel and store the facts of each in `memory`."""
     looks = []
     for host, facts in zip(hosts, at_once(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
         if isinstance(facts, SlipwayError):
@@ -62,7 +62,7 @@ def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s
 
 
 def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[HostSurvey]:
-    """Check only whether each can be reached, and whether its key file is private."""
+    """Check connections and key file permissions only."""
     answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
     return [
         HostSurvey(host, problem=str(answer))
@@ -73,13 +73,13 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
 
 
 def contact(host: Host, connect: Connect) -> Transport:
-    """Return a connection that works. Unreachable, StrangeHost: it does not, and nothing was done."""
+    """Return a working connection. Raises Unreachable or StrangeHost; in both cases the machine did nothing."""
     try:
         transport = connect(host)
         done = transport.run(["true"], timeout_s=CONNECT_S)
     except StrangeHost:
         raise
-    except SlipwayError as error:  # none of them matters: nothing was asked for yet
+    except SlipwayError as error:  # every error is harmless here, since `true` changes nothing
         raise Unreachable(_unreachable(host, error)) from None
     if done.exited != 0:
         said = f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"
@@ -101,7 +101,7 @@ def has(host: Host, facts: Mapping[str, Any]) -> Has:
 
 
 def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
-    """Return why a machine is of no use, or not what the file promises; "" = all is well."""
+    """Return why a machine is unusable or below the inventory's promise; "" = no problem."""
     version = tuple(int(part) for part in re.findall(r"\d+", facts["python"])[:2])
     if version < OLDEST_PYTHON:
         return f"{facts['python_path']} is Python {facts['python']}; install 3.9 or newer, or set `python:`"
@@ -120,7 +120,7 @@ def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
 
 
 def misfit(request: Request, what: Has) -> str:
-    """Return why a machine is not what is asked for; "" = it is."""
+    """Return why a machine does not satisfy the request; "" = the machine satisfies the request."""
     if request.num_gpus > (what.num_gpus or 0):
         return f"it has {what.num_gpus or 'no'} GPUs"
     if request.gpu and not same_gpu(request.gpu, what.gpu):
@@ -132,7 +132,7 @@ def misfit(request: Request, what: Has) -> str:
 
 
 def same_gpu(asked: str, name: str) -> bool:
-    """Return whether two names are one GPU.
+    """Return whether two names mean the same GPU.
 
     `RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`; a slice is never the
     whole GPU.
@@ -140,7 +140,7 @@ def same_gpu(asked: str, name: str) -> bool:
     ours = gpus.name(name)
     if not name or gpus.is_known(ours) or gpus.is_slice(asked) != gpus.is_slice(name):
         return gpus.is_asked(asked, ours)
-    # A name that is in no table, such as `nvidia_a100_80gb_pcie` of a Slurm cluster.
+    # A name outside of the GPU table, such as `nvidia_a100_80gb_pcie` of a Slurm cluster.
     plain, theirs = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
     return plain in theirs or gpus.is_asked(asked, ours)
 
@@ -158,7 +158,7 @@ def _unreachable(host: Host, error: SlipwayError) -> str:
 
 
 def _advice(host: Host, error: SlipwayError) -> str:
-    """Return advice that fits an answer: who refuses a login is there, and who does not answer may be booting."""
+    """Return advice for an error: wrong user or key for a refused login, waiting for a machine that may be booting."""
     to, said = host.address, str(error).lower()
     if isinstance(error, AuthError):
         return (f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
@@ -170,7 +170,7 @@ def _advice(host: Host, error: SlipwayError) -> str:
 
 
 def _careless(host: Host) -> str:
-    """Return what is wrong with the key's file; "" = nothing."""
+    """Return the problem of the key file, "" = no problem: missing, unreadable, or readable by other users."""
     key = Path(host.address.key)
     try:
         mode = key.stat().st_mode & 0o777

@@ -1,1 +1,1 @@
-"""Notices: what people are told about runs, services and accounts, by the hooks that they have named."""
+"""Notices about runs, services and accounts, sent to people through named hooks."""

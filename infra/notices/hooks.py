@@ -1,11 +1,11 @@
-"""The hooks that notices go to: names, with what stands for them in `.env`.
+"""Hooks that receive notices, defined by name in `.env`.
 
     SLIPWAY_HOOK_TEAM=slack https://hooks.slack.com/services/...
     SLIPWAY_HOOK_ME=ntfy https://ntfy.sh/my-topic
     SLIPWAY_HOOK_LOG=command cat >> ~/notices.jsonl
 
-In: the names of `--notify` and SLIPWAY_HOOKS. Out: hooks. `desktop` needs no line. The target of a hook is a secret:
-it stands in no argument of a process, no message and no record.
+`named` resolves the names of `--notify` and SLIPWAY_HOOKS to hooks. `desktop` needs no line in `.env`. The target of a
+hook is a secret and never appears in process arguments, messages or records.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from infra.settings import HOOK, Settings
 DESKTOP, COMMAND = "desktop", "command"
 URLS = ("slack", "discord", "ntfy", "post")
 KINDS = (DESKTOP, COMMAND, *URLS)
-OLD = "SLIPWAY_NOTIFY"  # the hook that has no name: it is told how runs end
+OLD = "SLIPWAY_NOTIFY"  # the unnamed hook, notified when runs end
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,23 @@ class Hook:
 
 
 def split(words: str) -> tuple[str, ...]:
-    """Return the names of `team,desktop`."""
+    """Return the distinct names in a comma-separated text such as `team,desktop`."""
     return tuple(dict.fromkeys(filter(None, (one.strip().lower() for one in words.split(",")))))
 
 
 def for_all(settings: Settings) -> tuple[str, ...]:
-    """Return the names of the hooks that are told of everything."""
+    """Return the names of the hooks that receive every notice."""
     return split(settings.hooks)
 
 
 def check(names: Iterable[str], settings: Settings) -> None:
-    """Raise UsageError for a name that stands for nothing, or a line of `.env` that is no hook."""
+    """Raise UsageError for an unknown name or an invalid hook line in `.env`."""
     for name in names:
         named(name, settings)
 
 
 def named(name: str, settings: Settings) -> Hook:
-    """Return the hook of that name. Raises UsageError."""
+    """Return the hook with the given name. Raises UsageError."""
     if name == OLD:
         return _unnamed(settings.notify)
     variable = f"{HOOK}{name.upper().replace('-', '_')}"
@@ -68,5 +68,5 @@ def named(name: str, settings: Settings) -> Hook:
 
 
 def _unnamed(target: str) -> Hook:
-    """Return the hook that SLIPWAY_NOTIFY says: an address that is posted to, or a command."""
+    """Return the hook of SLIPWAY_NOTIFY: a URL to post to, or a command."""
     return Hook(OLD, "post" if target.startswith(("https://", "http://")) else COMMAND, target)

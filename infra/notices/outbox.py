@@ -1,10 +1,10 @@
-"""The notices that are to be sent, and those that were: one file each, beside the journal.
+"""Outbox of notices: one file per notice and hook beside the journal, for pending and sent notices.
 
-    put       a file that exists is never written again: whatever happens twice is told once
-    deliver   each notice is sent by one process; what fails is tried again later, for a day
+    put       never overwrites an existing file: a repeated event is sent once
+    deliver   one process sends a notice at a time; a failed attempt is retried with backoff, for a day
 
-In: what happened, and the names of hooks. Out: notices sent. Files hold no secrets: a hook is kept by its name, and is
-looked up when it is told. A machine that dies between the sending of a notice and its note sends that one twice.
+The files hold no secrets: a record holds the hook's name, and the target is resolved on sending. A crash between
+sending a notice and recording the success sends the notice twice.
 """
 
 import contextlib
@@ -28,23 +28,26 @@ from store.backoff import Backoff
 
 BACKOFF = Backoff(first_s=5.0, longest_s=900.0)
 GIVE_UP_S = 86_400.0
-CLAIM_S = PATIENCE_S + 10.0  # then another process may send what this one has begun to send
+CLAIM_S = PATIENCE_S + 10.0  # then another process may claim a notice that this process began to send
 LOCK_WAIT_S = 5.0
-AT_ONCE = 8  # notices that are sent at the same time
-KEEP_S = 40 * 86_400.0  # then it may happen again
+AT_ONCE = 8  # notices that are sent in parallel
+KEEP_S = 40 * 86_400.0  # afterwards an identical notice may be sent again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something that people want to be told."""
+    """A message about a run, a service or an audit."""
 
     subject: str
     """A run, a service, or `audit`."""
     event: str
-    """succeeded, failed, stopped, limit, lost, preempted, recovered, near limit, beyond limit, idle, unhealthy, orphan,
-    audit, given up."""
+    """Kind of event.
+
+    succeeded, failed, stopped, limit, lost, preempted, recovered, near limit, beyond limit, idle, unhealthy, orphan,
+    audit, given up.
+    """
     key: str
-    """Tells it from another of the same subject and event; the same key is told once."""
+    """Distinguishes notices with the same subject and event; each key is sent once."""
     note: str = ""
     cost_micro_usd: int = 0
 
@@ -60,7 +63,7 @@ def folder(settings: Settings) -> Path:
 
 
 def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
-    """Write a notice for the hooks of these names; return how many did not have it yet."""
+    """Write a notice for the named hooks and return the number of new notices."""
     place, new = folder(settings), 0
     for name in dict.fromkeys(names):
         whole = "\0".join((name, notice.subject, notice.event, notice.key))
@@ -72,9 +75,9 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
         record = {"hook": name, "said": notice.said, "at": time.time(), "tries": 0, "next_at": 0.0, "sent_at": None}
         local_files.replace(draft, json.dumps(record).encode(), 0o600)
         try:
-            os.link(draft, path)  # at once, and only where nobody else has
+            os.link(draft, path)  # atomic, and fails if the notice exists
             new += 1
-        except FileExistsError:  # another process has put the same notice
+        except FileExistsError:  # another process has written the same notice
             continue
         finally:
             draft.unlink(missing_ok=True)
@@ -82,24 +85,24 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
 
 
 def records(settings: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield every notice, sent or not."""
+    """Yield the path and record of every notice, sent or not."""
     for path in sorted(folder(settings).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):  # it was removed meanwhile, or is damaged
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or damaged
             yield path, json.loads(path.read_bytes())
 
 
 def waits(settings: Settings) -> bool:
-    """Return whether anything is still to be sent."""
+    """Return whether any notice is still pending."""
     return any(one["sent_at"] is None and not one.get("given_up") for _, one in records(settings))
 
 
 def deliver(settings: Settings) -> list[str]:
-    """Send what is due; return what went wrong for the first time, in words."""
+    """Send all due notices and return a message for each notice whose first attempt failed."""
     said: list[str] = []
     tried = set[Path]()
     while due := _claim(settings, tried):
         threads = [threading.Thread(target=_try, args=(*one, settings, said), daemon=True) for one in due]
-        for thread in threads:  # one that hangs keeps no other waiting
+        for thread in threads:  # a hanging hook does not delay the others
             thread.start()
         for thread in threads:
             thread.join()
@@ -108,7 +111,7 @@ def deliver(settings: Settings) -> list[str]:
 
 
 def _claim(settings: Settings, tried: set[Path]) -> list[tuple[Path, dict[str, Any]]]:
-    """Return some of what is due, which other processes leave to this one until its time is over."""
+    """Claim up to AT_ONCE due notices for CLAIM_S seconds and return them; delete old finished notices."""
     place, due = folder(settings), list[tuple[Path, dict[str, Any]]]()
     if not place.is_dir():
         return due
@@ -126,7 +129,7 @@ def _claim(settings: Settings, tried: set[Path]) -> list[tuple[Path, dict[str, A
 
 
 def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -> None:
-    """Send one notice, and write down what became of it; `said` gets what went wrong for the first time."""
+    """Send one notice and record the result; append the problem of a first failed attempt to `said`."""
     now, problem = time.time(), _send(one, settings)
     if problem and not one["tries"]:
         said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
@@ -138,18 +141,18 @@ def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -
 
 
 def _write(path: Path, one: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full disk: it may be sent again
+    with contextlib.suppress(OSError):  # full disk: the notice may be sent again
         local_files.replace(path, json.dumps(one).encode(), 0o600)
 
 
 def _send(one: dict[str, Any], settings: Settings) -> str:
     try:
         return send(hooks.named(one["hook"], settings), one["said"])
-    except UsageError as error:  # the hook's line is no longer in .env
+    except UsageError as error:  # the hook was removed from .env
         return str(error)
-    except Exception as error:  # a hook that fails harms nothing
+    except Exception as error:  # a failing hook must not stop other notices
         return type(error).__name__
 
 
 class _Busy(SlipwayError):
-    """Another process looks for what is due just now."""
+    """Another process holds the lock of the outbox."""

@@ -1,7 +1,7 @@
-"""The sending of one notice by one hook.
+"""Sending of one notice through one hook.
 
-In: a hook and what is to be told. Out: "" or what went wrong, in words that repeat neither an address nor a command.
-Nothing is raised for a hook that fails.
+`send` returns "" or an error text that contains neither the target address nor the command. A failing hook raises no
+exception.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from infra.units import duration
 
 PATIENCE_S = 30.0
 POLL_S = 0.02
-READ_BYTES = 1 << 16  # of stderr, which a pipe holds at most
+READ_BYTES = 1 << 16  # read size of stderr: capacity of a pipe
 TITLE = "Slipway"
-HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # in the environment of the shell, since others can read its arguments
-# What a command has started ends with the process that sends; what it leaves in the background after its end stays.
+HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # passed in the environment, since other users can read process arguments
+# Processes of a running command end with the sending process; background processes of a finished command stay.
 SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
 (eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code"""
 LINE = {
@@ -40,7 +40,7 @@ URGENT = ("failed", "lost", "limit", "near limit", "beyond limit", "orphan", "au
 
 
 def send(hook: Hook, said: Mapping[str, str]) -> str:
-    """Tell `said` (run, state, cost_usd, note) by a hook; return what went wrong, or ""."""
+    """Send `said` (run, state, cost_usd, note) through a hook; return "" or the error text."""
     if hook.kind == COMMAND:
         return _command(hook, said)
     if hook.kind == DESKTOP:
@@ -49,7 +49,7 @@ def send(hook: Hook, said: Mapping[str, str]) -> str:
 
 
 def in_words(said: Mapping[str, str]) -> str:
-    """Return a notice as one line for people."""
+    """Return a notice as one readable line."""
     state = LINE.get(said["state"], said["state"])
     note = f": {said['note']}" if said["note"] else ""
     cost = f" ({said['cost_usd']} USD)" if said["cost_usd"] not in ("", "0", "0.00") else ""
@@ -71,7 +71,7 @@ def _post(hook: Hook, said: Mapping[str, str]) -> str:
     else:
         request = {"json": dict(said)}
     try:
-        with httpx.stream("POST", hook.target, timeout=PATIENCE_S, **request) as answer:  # its body is not read
+        with httpx.stream("POST", hook.target, timeout=PATIENCE_S, **request) as answer:  # ignores the response body
             return "" if answer.is_success else f"answered with {answer.status_code}"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return type(error).__name__  # the address may hold a secret
@@ -93,21 +93,21 @@ def _command(hook: Hook, said: Mapping[str, str]) -> str:
         words = _last_words(process)
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                os.killpg(process.pid, signal.SIGKILL)  # with all child processes
             return f"its command has not ended after {duration(PATIENCE_S)}"
     return f"exit code {process.returncode}: {words.strip()[-200:]}" if process.returncode else ""
 
 
 def _last_words(process: "subprocess.Popen[bytes]") -> str:
-    """Return the end of what a command writes to stderr, until it ends or our patience does.
+    """Return the end of a command's stderr, read until the command exits or PATIENCE_S passes.
 
-    What it left in the background may hold stderr open for ever, and it may write without end.
+    A background process may hold stderr open or write without end.
     """
     assert process.stderr is not None
     end, last, pipe = time.monotonic() + PATIENCE_S, b"", process.stderr.fileno()
     is_open, has_ended = True, False
     while not has_ended and time.monotonic() < end:
-        has_ended = process.poll() is not None  # what it has written before is read once more
+        has_ended = process.poll() is not None  # checked before a last read of stderr
         if is_open and select.select([pipe], [], [], 0 if has_ended else POLL_S)[0]:
             part = os.read(pipe, READ_BYTES)
             is_open, last = bool(part), (last + part)[-READ_BYTES:]

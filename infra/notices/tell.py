@@ -1,7 +1,7 @@
-"""Notices of what happens to a run, for whoever has subscribed.
+"""Notices about the life of a run, for the run's subscribers.
 
-In: a journal row and what became of it. Out: notices in the outbox, and one try to send them; `say` hears of trouble.
-Nothing is raised: a run does not suffer from what is told of it.
+A journal row and an event become notices in the outbox, followed by one attempt to send them; `say` receives problems.
+The functions raise no exceptions for failed notices, so that a run never fails because of a notice.
 """
 
 import json
@@ -24,12 +24,12 @@ from infra.units import duration
 
 Say = Callable[[str], None]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-SENDER = "notices"  # name of the threads that send
-QUIET_S = 2.0  # a longer wait is told of
+SENDER = "notices"  # name of the sender threads
+QUIET_S = 2.0  # seconds of waiting before a message
 
 
 def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
-    """Return the names of the hooks that are told of this run: those of its launch, and those told of everything."""
+    """Return the hooks of a run: hooks for all notices, then the hooks of the run's launch."""
     own = ""
     if op.asked:
         own = json.loads(op.asked).get("meant", {}).get("notify") or ""
@@ -37,9 +37,10 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
 
 
 def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
-    """Write a notice for hooks, and try to send it at once.
+    """Write a notice for the named hooks and try to send the notice at once.
 
-    aside: do not wait until it is sent. Without it, whatever this process sends is waited for, as it ends with it.
+    With `aside`, return before the notice is sent. Otherwise wait for all sender threads, which would end with the
+    process.
     """
     try:
         if names and outbox.put(notice, names, settings):
@@ -47,7 +48,7 @@ def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *
             sender.start()
             if not aside:
                 _wait(notice, say)
-    except Exception as error:  # a full disk, say
+    except Exception as error:  # for example a full disk
         say(f"notice of {notice.subject}: {in_words(error)}")
 
 
@@ -79,9 +80,10 @@ def tell_end(
     verdict: Mapping[str, Any] = MappingProxyType({}),
     aside: bool = False,
 ) -> None:
-    """Tell how a run ended, or that it lost its pod, and what all its pods have cost.
+    """Send a notice that a run ended or lost its pod, with the total cost of all its pods.
 
-    `verdict`: where there is one; by its time, a run that was resumed and ends again is told again.
+    The time of `verdict`, if given, is part of the notice's key, so that a resumed run that ends again sends a new
+    notice.
     """
     scale = settings.clock_scale if op.vendor in VENDORS else 1.0
     names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
@@ -95,7 +97,7 @@ def tell_end(
 
 
 def tell_back(op: Op, settings: Settings, say: Say) -> None:
-    """Tell that a run was brought back, which goes on meanwhile."""
+    """Send a notice about a recovered run without waiting."""
     note = f"on {op.vendor}, recovery {op.recoveries}"
     tell(Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note), names_of(op, settings),
          settings, say, aside=True)  # fmt: skip
