@@ -1,8 +1,8 @@
-"""Prices for whoever has no account: a catalogue with a date in every line, which shows what things cost and no more.
+"""Price catalogue for users without an account: dated prices for display only, never for renting.
 
-In: `catalogue.json`, which came along, or what `inv offers --save` has written beside the journal. Out: offers, each
-with the line's mark. Nothing is rented by them. The figures that came along are those that the vendors and lists of
-their prices published: Lium and Shadeform by SkyPilot's catalogue of 2026, RunPod by lists of March 2026.
+`read` turns the bundled `catalogue.json`, or the file that `inv offers --save` wrote beside the journal, into offers
+marked with the date of each price. The bundled figures are published prices: Lium and Shadeform from SkyPilot's
+catalogue of 2026, RunPod from price lists of March 2026.
 """
 
 import json
@@ -26,14 +26,14 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueRow:
-    """One machine, or with `up_to` the price of one GPU of a machine with so many."""
+    """One machine, or with `up_to` the price per GPU of a machine with up to `up_to` GPUs."""
 
     provider: str
     gpu: str
     num_gpus: int
     usd_per_hour: str
     as_of: str
-    """The date of the price, as exact as it is known: 2026, 2026-03, 2026-11-23."""
+    """Date of the price, as precise as known: 2026, 2026-03, 2026-11-23."""
     cloud: str = ""
     instance_type: str = ""
     cpus: int = 0
@@ -44,12 +44,12 @@ class CatalogueRow:
 
 @dataclass(frozen=True)
 class Priced:
-    """An offer with a price on record that nobody makes now."""
+    """An offer with a recorded price, which no vendor currently guarantees."""
 
     offer: Offer
     as_of: str
     is_illustrative: bool
-    """True if it ships with Slipway; False if the user has saved it."""
+    """True if the row ships with Slipway; False if the user saved the row."""
 
     @property
     def mark(self) -> str:
@@ -57,14 +57,14 @@ class Priced:
 
 
 def file_beside(journal: Path) -> Path:
-    """Return the path of the user's own catalogue, which may not exist yet."""
+    """Return the path of the user's own catalogue; the file may not exist."""
     return journal.with_name(f"{journal.stem}-prices.json")
 
 
 def read(own: Path, only: str = "") -> list[Priced]:
-    """Return all lines, or those of one vendor: of `own`, and of vendors that it does not have, those that came along.
+    """Return the prices of all vendors, or of the vendor `only`; rows of `own` replace a vendor's bundled rows.
 
-    Raises UsageError for a file that is damaged.
+    Raises UsageError for a damaged file.
     """
     saved = _rows(own) if own.exists() else []
     known = {row.provider for row in saved}
@@ -75,9 +75,9 @@ def read(own: Path, only: str = "") -> list[Priced]:
 
 
 def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: float) -> int:
-    """Replace the lines of the vendors that have answered by their offers of today; return how many those are.
+    """Replace the rows of the vendors that answered with the given offers and return the number of new rows.
 
-    The cheapest are kept where there are very many. Lines of other vendors stay, with their dates.
+    Keeps at most the MOST_ROWS cheapest offers. Rows of other vendors stay, with their dates.
     """
     today = time.strftime("%Y-%m-%d", time.gmtime(now))
     kept = [row for row in (_rows(own) if own.exists() else []) if row.provider not in vendors]

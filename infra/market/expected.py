@@ -1,12 +1,13 @@
-"""The estimator of the time of steps, and of what is left of a run that is at work.
+"""Estimator of step times, and of the remaining time of a running run.
 
-    EstimateRequest: kind of machine, what each step does -> estimate -> Estimate: low, middle, high, and the evidence
+    EstimateRequest: machine kind and work per step -> estimate -> Estimate: low, expected, high, and the evidence
 
-Plans, `cost --estimate`, `fit`, limits, the pipeline and pages of reference all call `estimate`;
-`flows.planning.estimates` makes the requests. Times that were measured (`StepTime`) count before the table of speeds.
-Every record makes a prediction of its own: the median of them is what is expected, the outermost are the range, so that
-a record that is far off moves neither far. On a machine whose CPUs other processes use, middle and high grow by their
-share; low does not, since those may end. Pure; seconds are real ones, of the clock of whoever works.
+Plans, `cost --estimate`, `fit`, limits, the pipeline and the reference of jobs all call `estimate`;
+`flows.planning.estimates` builds the requests. Measured times (`StepTime`) take precedence over the table of speeds.
+Every record makes one prediction; the median is the expected time, and the extremes form the range, so that a single
+outlier moves neither far. On a machine with CPUs shared by other processes, the expected time and the high end grow by
+their share; the low end does not, since those processes may end. Pure functions; seconds are real seconds of the
+working machine's clock.
 """
 
 import math
@@ -18,21 +19,22 @@ from typing import Any
 from infra.records import Estimate, EstimateRequest, Expected, MachineKind, StepWork
 
 SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
-LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
-# Factors by which a prediction may be off either way, beyond the spread that was seen: from the same work, once and
-# more often; from other settings of the step; from other steps on the same machine.
+LOW, HIGH = 0.75, 1.8  # factors of a table estimate, from our own models between small and large batches
+# Uncertainty factors of a prediction in both directions, beyond the observed spread: from one measurement of the same
+# work, from several, from other settings of the step, and from other steps on the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs of a rented pod: low, expected, high
-NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
-MANY = 5  # with this many records the outermost is left out of the range on either side
-CROWDED = 0.25  # share of a machine's CPUs: when others had more, a record counts only where there is no better one
-FAR = 30.0  # times the work of a record with other settings: beyond, the formula knows a machine's pace better
-LEAST_PART = 0.2  # share of the work: a smaller part says little about its pace
-MOST = 1e30  # any larger number was not measured
-LEAST_OTHERS = 0.05  # share of the CPUs: less is not worth a word
-LAST = 0.1  # share of the time around the steps that is still to come once the first of them has started
-AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
-FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # shares of all work that must have run to outweigh it
+NEWEST = 9  # number of newest records in a prediction: old measurements predict less
+MANY = 5  # with this many records the range excludes the lowest and the highest
+CROWDED = 0.25  # CPU share of other programs above which a record counts only without better records
+FAR = 30.0  # largest extrapolation (ratio of amounts) from other settings; beyond, use the table
+LEAST_PART = 0.2  # smallest share of the work whose pace is meaningful
+MOST = 1e30  # larger numbers cannot be measurements
+LEAST_OTHERS = 0.05  # CPU share below which other processes are not mentioned
+LAST = 0.1  # share of the time around the steps that remains after the first step has started
+AROUND = ""  # name of the time before the first step, between steps and after the last step
+# share of all work after which the observed pace outweighs it
+FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +43,16 @@ class StepTime:
 
     work: StepWork
     at: float
-    """UTC epoch seconds of its end."""
+    """UTC epoch seconds of the step's end."""
     began_s: float
     """Seconds from the request of the run to the start of the step."""
     seconds: float
     marks: tuple[tuple[float, float], ...] = ()
-    """Seconds since it began, with the share of its work done by then."""
+    """Pairs of seconds since the step's start and the share of work done by then."""
     is_whole: bool = True
     """True if the step did all of its work without interruption."""
     others: float | None = None
-    """Share of the machine's CPUs that other programs used meanwhile; None = not known."""
+    """Share of the machine's CPUs that other programs used meanwhile; None = unknown."""
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
@@ -65,7 +67,7 @@ class StepTime:
 
 
 def estimate(request: EstimateRequest, past: Iterable[StepTime] = ()) -> Estimate:
-    """Return the estimated time of each step, by measured times and else by the table; () where one is not known."""
+    """Estimate each step from measured times, else from the table; no steps if any step is unknown."""
     known, found = list(past), []
     for work in request.steps:
         one = expect(known, _by_table(work, request.machine))
@@ -76,24 +78,24 @@ def estimate(request: EstimateRequest, past: Iterable[StepTime] = ()) -> Estimat
 
 
 def _by_table(work: StepWork, machine: MachineKind) -> StepWork:
-    """Return the work with its seconds by the table of speeds, where it has an amount and the machine a speed."""
+    """Return the work with a table-based guess if the step has an amount and the machine a known speed."""
     if work.guess_s is not None or not work.amount or not machine.flops_per_s:
         return work
     return replace(work, guess_s=work.fixed_s + work.amount / machine.flops_per_s)
 
 
 def _beside_others(one: Expected, share: float) -> Expected:
-    """Return the estimate on a machine of whose CPUs other processes use a share.
+    """Return the estimate for a machine with `share` of its CPUs used by other processes.
 
-    Threads of all processes share the CPUs evenly: as many as there are CPUs, beside `share` times as many, get
-    1 / (1 + share) of them.
+    Threads of all processes share the CPUs evenly. With N threads of the step and share * N other threads on N CPUs,
+    the step gets N / (N + share * N) = 1 / (1 + share) of the CPU time.
     """
     slower = 1 + share
     return replace(one, seconds=one.seconds * slower, high=one.high * slower, fixed_s=one.fixed_s * slower)
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
-    """Return the forecast of `work` by the records that are nearest to it; None where there are none."""
+    """Return the forecast of `work` from the most similar records, else from its guess; None without either."""
     here = [one for one in past if one.work.machine == work.machine]
     alike = [one for one in here if one.work.kind == work.kind and one.work.shape == work.shape]
     near = [one for one in here if _says_something_of_others(one, work)]
@@ -112,10 +114,9 @@ def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
 
 
 def _says_something_of_others(one: StepTime, work: StepWork) -> bool:
-    """Return whether a record is better than the formula for a step with other settings.
+    """Return whether a record predicts a step with other settings better than the table of speeds.
 
-    That of a toy that was over in a second, or of a machine that was busy with something else, would make hours of
-    minutes.
+    A toy run of one second or a busy machine would turn minutes into hours when extrapolated.
     """
     return work.guess_s is None or not (one.is_crowded or work.amount > FAR * one.work.amount)
 
@@ -138,7 +139,7 @@ def _of_records(records: Sequence[StepTime], work: StepWork, source: str, spread
 
 
 def predicted(one: StepTime, work: StepWork) -> tuple[float, float] | None:
-    """Return the seconds of `work` by one record, and what of them does not grow; None where it does not say."""
+    """Return the seconds of `work` by one record and the constant part; None for too short an observation."""
     before = one.work
     if not before.amount or not work.amount:
         return (one.seconds, one.seconds) if one.is_whole else None
@@ -156,7 +157,7 @@ def predicted(one: StepTime, work: StepWork) -> tuple[float, float] | None:
 
 
 def _nearest(records: Sequence[StepTime], work: StepWork) -> list[StepTime]:
-    """Return those of the model whose size is nearest: small ones use a machine less well than large ones."""
+    """Return the records with the nearest model size, since small models use a machine less well than large ones."""
 
     def distance(one: StepTime) -> float:
         if not one.work.size or not work.size:
@@ -168,13 +169,13 @@ def _nearest(records: Sequence[StepTime], work: StepWork) -> list[StepTime]:
 
 
 def total(found: Iterable[Expected]) -> tuple[float, float, float]:
-    """Return low, expected and high of all together."""
+    """Return the sums of the low, expected and high times."""
     sums = [math.fsum(each) for each in zip(*(one.range_s for one in found), strict=True)] or [0.0, 0.0, 0.0]
     return sums[0], sums[1], sums[2]
 
 
 def words(found: Sequence[Expected]) -> str:
-    """Return the evidence of their figures: `measured 3 times`, `from a table`."""
+    """Return the evidence for an estimate as text, such as `measured 3 times` or `from a table`."""
     steps, heavy = _steps(found), _heavy(_steps(found))
     if all(one.source == GUESS for one in heavy):
         return "from a table"
@@ -189,7 +190,7 @@ def words(found: Sequence[Expected]) -> str:
 
 
 def evidence(found: Estimate) -> str:
-    """Return the evidence of an estimate, with the machine that was measured, and what others take of this one now."""
+    """Return the evidence for an estimate, with the kind of machine and the current CPU share of other processes."""
     said = words(found.steps)
     if is_measured(found.steps):
         said += " on this machine" if found.machine.is_here else " on this kind of machine"
@@ -199,7 +200,7 @@ def evidence(found: Estimate) -> str:
 
 
 def is_measured(found: Sequence[Expected]) -> bool:
-    """Return whether the forecast rests on measurements of this kind of machine, for every step that takes long."""
+    """Return whether every long step of the forecast is based on measurements of this kind of machine."""
     return bool(found) and all(one.source != GUESS for one in _heavy(_steps(found)))
 
 
@@ -212,18 +213,18 @@ def _heavy(steps: Sequence[Expected]) -> Sequence[Expected]:
     return [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
 
 
-# A run at work.
+# The remaining time of a running run.
 
 
 def left(
     forecast: Sequence[Expected], steps: Sequence[Mapping[str, Any]], now: float, since_s: float
 ) -> tuple[float, float, float]:
-    """Return low, expected and high of the seconds that are left of a run.
+    """Return the low, expected and high remaining seconds of a run.
 
-    `steps`: of its progress; `now`: UTC epoch seconds by the clock of its machine; `since_s`: since it was asked for,
-    which says how much of the time around its steps has passed, as long as none has begun. What the steps have taken so
-    far corrects what is expected of those to come, the sooner the less is known of them; the pace of the one that runs
-    counts the more, the more it has done.
+    `steps` come from the run's progress, `now` is UTC epoch seconds of the machine's clock, and `since_s` counts from
+    the request of the run; before the first step starts, `since_s` shows the elapsed part of the time around the steps.
+    Elapsed step times correct the forecast of later steps, with more weight for forecasts from weaker evidence. The
+    pace of the running step gains weight with its progress.
     """
     known = {one.step: one for one in forecast}
     factor = {has_work: _factor(known, steps, now, has_work) for has_work in (True, False)}
@@ -243,7 +244,7 @@ def left(
 
 
 def _has_work(one: Expected) -> bool:
-    """Return whether most of it grows with its work, as training does."""
+    """Return whether a part of the step's time grows with its work, as in training."""
     return one.fixed_s < one.seconds
 
 
@@ -252,7 +253,7 @@ def _scaled(one: Expected, by: float) -> Expected:
 
 
 def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], now: float, has_work: bool) -> float:
-    """Return by how much steps take longer than expected, as far as that is seen."""
+    """Return the ratio of actual to expected step times so far, pulled towards 1 by the trust in the forecast."""
     alike = {name: one for name, one in known.items() if name != AROUND and _has_work(one) == has_work}
     took_s = meant_s = 0.0
     for step in steps:
@@ -270,7 +271,7 @@ def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], n
 
 
 def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tuple[float, float, float]:
-    """Return the time left of the running step: by its own pace, and by the forecast."""
+    """Return the remaining time of the running step, combined from its own pace and the forecast."""
     gone_s = elapsed_s(step, now)
     by_forecast = [_remaining(one, gone_s) for one in expected.range_s]
     seen, done = _pace(step), share_done(step)
@@ -281,7 +282,7 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
     tail_s = max(0.0, expected.fixed_s - _first_s(step))
     rest = 1.0 - done
     trust = share / (share + FIRM[expected.source])
-    since_s = max(0.0, gone_s - _last_s(step))  # since it last told anything
+    since_s = max(0.0, gone_s - _last_s(step))  # since the last progress report
     found = trust * spent_s / share * rest + (1 - trust) * work_s * rest + tail_s
     found = _remaining(found + since_s, since_s)
     low, high = expected.low / max(expected.seconds, 1e-9), expected.high / max(expected.seconds, 1e-9)
@@ -290,26 +291,26 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
 
 
 def _remaining(whole_s: float, gone_s: float) -> float:
-    """Return the rest of so many seconds; of an overdue step, a tenth of what has passed."""
+    """Return the remaining seconds of `whole_s`; for an overdue step, a tenth of the elapsed time."""
     return whole_s - gone_s if whole_s > 1.1 * gone_s else 0.1 * gone_s
 
 
 def elapsed_s(step: Mapping[str, Any], now: float) -> float:
-    """Return for how long a step of a progress has run; 0 before it began."""
+    """Return the seconds that a step has run so far; 0 before its start."""
     if not step.get("started_at"):
         return 0.0
     return max(0.0, (step.get("ended_at") or now) - step["started_at"])
 
 
 def share_done(step: Mapping[str, Any]) -> float | None:
-    """Return the share of its work that a step reports as done."""
+    """Return the share of work that a step reports as done, 0 to 1, or None without a report."""
     record = step.get("record") or {}
     done, whole = record.get("done"), record.get("total")
     return min(1.0, max(0.0, done / whole)) if done is not None and whole else None
 
 
 def _pace(step: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the share of its work that a step has done since its first mark, and in which time; None before that."""
+    """Return (share of work, seconds) since the step's first mark; None without progress since then."""
     marks, record, done = step.get("marks") or (), step.get("record") or {}, share_done(step)
     if not marks or done is None or not record.get("at") or not step.get("started_at"):
         return None

@@ -1,6 +1,6 @@
-"""The filters of offers: which satisfy a request; and when none does, why not, the closest, and what to ask instead.
+"""Filters of offers: select matching offers, and explain a failed search with the closest offers and hints.
 
-Pure: requests and offers in, offers and words out. A filter is named as the flag that sets it.
+Pure functions from requests and offers to offers and text. Each filter carries the flag that sets it.
 """
 
 import math
@@ -22,7 +22,7 @@ class Filter:
 
     flag: str  # the flag as typed: `--max-price 20.00`
     accepts: Callable[[Offer], bool]
-    relax: Callable[[Sequence[Offer]], str]  # the flag that lets one of these through
+    relax: Callable[[Sequence[Offer]], str]  # returns the flag that admits one of the given offers
 
 
 def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
@@ -32,7 +32,7 @@ def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def rank(offer: Offer) -> tuple[int, str, str]:
-    """Return the sort key of an offer: its price; then its name, so that equal prices keep one order."""
+    """Return the sort key of an offer: price, then provider and id for a stable order at equal prices."""
     return offer.micro_usd_per_hour, offer.provider, offer.offer_id
 
 
@@ -86,7 +86,7 @@ def filters(request: Request) -> list[Filter]:
                 lambda offers: f"--max-price {dollars(min(one.micro_usd_per_hour for one in offers))}",
             )
         )
-    if request.machine_filter:  # last: whoever else refuses a machine spares its code
+    if request.machine_filter:  # last, so that the user's code sees only offers that pass all other filters
         found.append(
             Filter(
                 f"--machine-filter {request.machine_filter}",
@@ -98,7 +98,7 @@ def filters(request: Request) -> list[Filter]:
 
 
 def explain(request: Request, offers: Sequence[Offer]) -> str:
-    """Return why none of `offers` satisfies the request: counts per filter, the closest, and what to relax to what."""
+    """Explain why no offer matches: failures per filter, the closest offers, and which flags to relax."""
     if not offers:
         return "nothing is on offer at all"
     wishes = filters(request)
@@ -108,7 +108,7 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
         count = sum(wish in bad for bad in failed.values())
         if count:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
-    # An offer of another kind is further away than one that costs more, or whose bandwidth is small or not known.
+    # Prefer offers that fail another filter, such as price or bandwidth, over offers with another GPU kind.
     near = sorted(offers, key=lambda one: (_distance(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
     lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
@@ -120,7 +120,7 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
 
 
 def _distance(wishes: Sequence[Filter]) -> int:
-    """Return how many things an offer lacks; both directions of its bandwidth are one."""
+    """Return the number of failed conditions; upload and download bandwidth count once."""
     return len({"bandwidth" if wish.flag.startswith(BANDWIDTH) else wish.flag for wish in wishes})
 
 
@@ -129,7 +129,7 @@ def _flags(wishes: Sequence[Filter]) -> str:
 
 
 def in_words(offer: Offer) -> str:
-    """Return one offer in one line."""
+    """Return an offer as one line of text."""
     what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
     names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
     where = " ".join(dict.fromkeys(name for name in names if name))
@@ -148,7 +148,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
     def accepts(offer: Offer) -> bool:
         counts = [count for kind, count in wished if gpus.is_asked(kind, offer.gpu)]
         counts = counts or [count for _, count in wished] or [num_gpus]
-        # A part of an own machine may be used; of a rented one, all is paid for.
+        # Part of an own machine may be used; a rented machine is paid for as a whole, so the count must match exactly.
         return any(offer.num_gpus >= count if offer.place else offer.num_gpus == count or not count for count in counts)
 
     def relax(offers: Sequence[Offer]) -> str:
@@ -160,7 +160,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
 
 
 def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter]:
-    """Return a filter for at least so much; what is not told (0) is not enough."""
+    """Return a minimum filter, or none for 0; an unknown value (0) fails."""
 
     def relax(offers: Sequence[Offer]) -> str:
         most = max(of(one) for one in offers)
@@ -170,7 +170,7 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 
 
 def _speed(flag: str, least: float, of: Callable[[Offer], float | None]) -> list[Filter]:
-    """Return a filter for at least so many megabits per second; a speed that the vendor does not tell is none."""
+    """Return a filter for a minimum speed in megabits per second, or none for 0; an unknown speed fails."""
 
     def relax(offers: Sequence[Offer]) -> str:
         fastest = math.floor(max(of(one) or 0 for one in offers))

@@ -1,4 +1,4 @@
-"""The forecast of a run's time and cost on an offer: low, expected, high. Pure; estimates, and shown as such."""
+"""Forecast of a run's time and cost on an offer: low, expected and high estimates. Pure functions."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ USEFUL = 0.4  # share of the peak that a well-tuned training of this size reache
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds and micro-dollars, of all nodes: low, expected, high. `is_cut`: a limit ends it before the high end."""
+    """Seconds and micro-USD of all nodes: low, expected, high. `is_cut`: a limit ends the run before the high end."""
 
     seconds: tuple[float, float, float]
     micro_usd: tuple[int, int, int]
@@ -22,7 +22,7 @@ class Forecast:
 
 
 def machine_with(gpu: str, num_gpus: int, nodes: int = 1) -> MachineKind:
-    """Return the kind of machine with so many GPUs, with its speed by the table."""
+    """Return the machine kind with `num_gpus` GPUs per node, with its useful speed from the GPU table."""
     kind, per_gpu = (gpus.meant(gpu), gpus.tflops(gpus.meant(gpu))) if gpu else ("GPU", None)
     name = f"{num_gpus} x {kind}" if nodes == 1 else f"{nodes} nodes of {num_gpus} x {kind}"
     speed = None if per_gpu is None else USEFUL * per_gpu * 1e12 * num_gpus * nodes
@@ -36,9 +36,9 @@ def forecast(
     nodes: int = 1,
     setup_s: tuple[float, float, float] = SETUP_S,
 ) -> Forecast:
-    """Return the forecast for so much work on this offer, on the vendor's clock: low, expected, high.
+    """Return the low, expected and high time and cost of the work on an offer, by the vendor's clock.
 
-    It is cut where `limits`, of each pod, end it.
+    `limits` apply to each pod and cap the times.
     """
     cut_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     whole = [setup + work for setup, work in zip(setup_s, work_s, strict=True)]

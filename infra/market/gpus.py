@@ -1,9 +1,9 @@
-"""The table of GPUs: one name for each, and the names of each vendor.
+"""Table of GPUs: one canonical name per GPU, and the identifiers of each vendor.
 
-A name goes from the general to the special: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM. A MIG slice is
-another GPU than the whole one: `RTXPRO6000-MIG-1G.24GB` is an RTXPRO6000-MIG, and no RTXPRO6000.
-The vendors' identifiers are those of their catalogs in November 2026, RunPod's those of its table of GPU types of
-2026-08-20; one that is not in the table keeps its own name.
+Names go from general to specific: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM. A MIG slice is a different
+GPU than the whole GPU: `RTXPRO6000-MIG-1G.24GB` is an RTXPRO6000-MIG, but no RTXPRO6000. The vendors' identifiers are
+from their catalogs of November 2026, RunPod's from its table of GPU types of 2026-08-20. A GPU outside of the table
+keeps its own name.
 """
 
 import functools
@@ -19,17 +19,18 @@ class Gpu:
     memory_gb: int
     runpod: tuple[str, ...] = ()
     lium: tuple[str, ...] = ()
-    shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`, which memory and interconnect make exact
+    shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`; memory and interconnect make it exact
 
 
-# Peak of dense bfloat16 products, as the makers' data sheets say: what forecasts stand on. V100 has none.
+# Peak of dense bfloat16 products in TFLOP/s, from the makers' data sheets; basis of forecasts. V100 does not support
+# bfloat16.
 TFLOPS = {"A100": 312, "H100-PCIe": 756, "H100-NVL": 835, "H100": 989, "H200": 989, "B200": 2250, "B300": 2250,
           "L40S": 362, "L40": 181, "L4": 121, "A40": 149.7, "A30": 165, "A6000": 155, "A5000": 111, "A4500": 95,
           "A4000": 77, "RTX6000Ada": 364, "RTX5000Ada": 261, "RTX4000Ada": 107, "RTX3080": 60, "RTX3090": 71,
           "RTX3090Ti": 80, "RTX4080": 97, "RTX4090": 165, "RTX5080": 113, "RTX5090": 210, "RTXPRO6000": 500,
           "MI300X": 1307}  # fmt: skip
-# A profile such as `2g.48gb` says how many of the compute slices it has, and how much memory. NVIDIA cuts these GPUs
-# into four slices, all others that it cuts into seven.
+# A MIG profile such as `2g.48gb` names the number of compute slices and the memory. NVIDIA divides the GPUs in IN_FOUR
+# into four slices, and all other GPUs with MIG into seven.
 IN_FOUR = ("RTXPRO6000", "A30")
 SLICE = re.compile(r"(.+?)[ -]*MIG[ -]*([1-7])g[. -]?([0-9]+)gb", re.IGNORECASE)
 
@@ -38,7 +39,7 @@ _PRO = (_SERVER, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
 
 
 def _alike(name: str, memory_gb: int, theirs: str, *shadeform: str) -> Gpu:
-    """Return a GPU that RunPod and Lium call by its maker's own name."""
+    """Return a GPU that RunPod and Lium both list under the maker's name."""
     return Gpu(name, memory_gb, (theirs,), (theirs,), shadeform)
 
 
@@ -93,7 +94,7 @@ GPUS = (
 
 
 def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
-    """Return our name of a vendor's GPU; memory and interconnect decide where the vendor's own word leaves it open."""
+    """Return the canonical name of a vendor's GPU; memory and interconnect resolve ambiguous vendor names."""
     kinds = ("SXM",) if interconnect.lower().startswith("sxm") else ("PCIe", "NVL")
     found = [gpu for gpu in GPUS if theirs.lower() in (one.lower() for one in gpu.shadeform)]
     if not found:
@@ -104,12 +105,12 @@ def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
 
 
 def meant(asked: str) -> str:
-    """Return the name in the table that `asked` means, if it means one, else as it is."""
+    """Return the canonical name for `asked`, or `asked` without the maker's prefix if not in the table."""
     return _plain(asked)
 
 
 def tflops(ours: str) -> float | None:
-    """Return the peak TFLOP/s of one GPU of that name, of a slice its share; None when it is not in the table."""
+    """Return the peak TFLOP/s of one GPU, or the proportional share of a slice; None outside of the table."""
     part = SLICE.fullmatch(ours)
     whole = part[1] if part else ours
     found = [kind for kind in TFLOPS if is_asked(kind, whole)]
@@ -122,41 +123,42 @@ def tflops(ours: str) -> float | None:
 
 
 def is_for_training(ours: str) -> bool:
-    """Return whether a training is put on a GPU of that name without being asked to: a plan must run, and be priced.
+    """Return whether the planner may choose this GPU for training without an explicit request.
 
-    PyTorch's build for CUDA runs on GPUs of NVIDIA alone, and one whose speed in bfloat16 is not known may have none.
+    A plan must be able to run and to be priced. PyTorch's CUDA build runs on NVIDIA GPUs only, and a GPU without a
+    known bfloat16 speed may not support bfloat16.
     """
     amd = any(gpu.name == ours for gpu in GPUS if any(one.startswith("AMD") for one in (*gpu.runpod, *gpu.lium)))
     return not amd and tflops(ours) is not None
 
 
 def memory_bytes(ours: str) -> int:
-    """Return the memory of the smallest GPU of the table that is meant; 0 where none is."""
+    """Return the memory in bytes of the smallest matching GPU in the table; 0 without a match."""
     return min((gpu.memory_gb for gpu in GPUS if is_asked(ours, gpu.name)), default=0) * 10**9
 
 
 def is_known(ours: str) -> bool:
-    """Return whether the table has a GPU of that name, or the whole one of that slice."""
+    """Return whether the table contains this GPU, or the whole GPU of this slice."""
     part = SLICE.fullmatch(ours)
     return any(gpu.name == (part[1] if part else ours) for gpu in GPUS)
 
 
 def is_slice(name: str) -> bool:
-    """Return whether a name is that of a part of a GPU."""
+    """Return whether the name denotes a MIG slice of a GPU."""
     return "mig" in _words(_plain(name))
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:
-    """Return that vendor's names of the GPUs that are meant by `asked`; () when the table knows of none."""
+    """Return the vendor's identifiers of all GPUs that match `asked`; () without a match."""
     found = [one for gpu in GPUS if is_asked(asked, gpu.name) for one in getattr(gpu, vendor)]
     return tuple(dict.fromkeys(found))
 
 
-@functools.lru_cache(maxsize=4096)  # most of a million offers are of a kind that others are of too
+@functools.lru_cache(maxsize=4096)  # a million offers have few kinds
 def is_asked(asked: str, ours: str) -> bool:
-    """Return whether a GPU called `ours` is meant by `asked`.
+    """Return whether the GPU `ours` matches the requested name `asked`.
 
-    `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not. No whole GPU means a slice of it, nor the reverse.
+    `A100` and `a100-sxm` match A100-80GB-SXM, `A10` does not. A whole GPU never matches a slice, nor the reverse.
     """
     wanted, have = _words(_plain(asked)), _words(ours)
     if not wanted or not have or ("mig" in wanted) != ("mig" in have):
@@ -167,7 +169,7 @@ def is_asked(asked: str, ours: str) -> bool:
 
 
 def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
-    """Return `A100:1,H100:8` as (name, count); `count` where none is written, 0 = any number. Raises UsageError."""
+    """Parse `A100:1,H100:8` into (name, count) pairs; `count` is the default, 0 = any. Raises UsageError."""
     found = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         gpu, colon, number = word.partition(":")
@@ -180,7 +182,7 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
 
 
 def _plain(theirs: str) -> str:
-    """Return our name of a maker's own name; without the words that say nothing when it is not in the table."""
+    """Return the canonical name of a maker's name; outside of the table, the name without the maker's prefix."""
     said = _bare(theirs)
     if part := SLICE.fullmatch(said):
         return f"{_plain(part[1])}-MIG-{part[2]}G.{part[3]}GB"
@@ -202,6 +204,6 @@ def _words(text: str) -> list[str]:
 
 
 def lacks(devices: str, num_gpus: int) -> str:
-    """Return which of the GPUs that are named a machine does not have; "" = it has them all."""
+    """Return which of the comma-separated GPU indices a machine lacks, as text; "" = none."""
     missing = [one for one in devices.split(",") if one and int(one) >= num_gpus]
     return f"it has no device {', '.join(missing)}: it has {num_gpus or 'no'} GPUs" if missing else ""

@@ -1,7 +1,7 @@
-"""A filter of the user's own: code that sees each machine with all that its vendor tells of it, and takes it or not.
+"""User-defined machine filter: an extension's code that accepts or rejects each offer.
 
-In: the name of an extension that this process uses, an offer. Out: whether the machine is taken. The user's code runs
-in this process; what it raises, or that it never returns, is told with its line, and nothing is rented.
+`takes` runs the named extension on an offer and its vendor's raw description, within this process. An exception or a
+timeout of the user's code becomes a UsageError with the code's location, and no machine is rented.
 """
 
 import json
@@ -11,11 +11,11 @@ from infra.records import Offer
 from store.extensions import ExtensionError, used
 from store.extensions.run import blame, function, in_time
 
-LONGEST_S = 10.0  # for one machine
+LONGEST_S = 10.0  # seconds per machine
 
 
 def takes(name: str, offer: Offer) -> bool:
-    """Return whether the filter called so takes the machine. Raises UsageError."""
+    """Return whether the named filter accepts the machine. Raises UsageError."""
     extension = used(name)
     if extension is None:
         raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS names no such extension")

@@ -1,7 +1,7 @@
-"""The selection of offers and their order: for commands, for the keeper of a run, for the replicas of a service.
+"""Selection and order of offers, for commands, for a run's keeper and for the replicas of a service.
 
-In: providers, a request. Out: the offers that satisfy it, cheapest first; what failed lately comes last, and what the
-account cannot pay for is left out. `tell` gets what was left out or put last, and why.
+Providers and a request become the matching offers, cheapest first. Offers that failed recently come last, and offers
+that the account cannot pay for are dropped. `tell` receives a message for each dropped or demoted offer.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,31 +19,31 @@ from infra.selection import registry
 from infra.settings import MARKET, VENDORS, Settings
 from store import packs
 
-DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
+DOUBT_S = 6 * 3600.0  # seconds by the vendor's clock during which a failed offer is tried last
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenMachine:
-    """The request that is taken, and its offers in the order of trying them."""
+    """The chosen request and its offers, in the order to try."""
 
     request: Request
     offers: tuple[Offer, ...]
     reason: str = ""
-    """The fact that decided for this machine, in words; "" where somebody has named the machine."""
+    """The deciding fact for this machine as text; "" if the user named the machine."""
 
 
 Narrow = Callable[[Request, Sequence[Offer]], ChosenMachine]
 
 
 def as_found(request: Request, found: Sequence[Offer]) -> ChosenMachine:
-    """Return all offers of a request: what is wanted of the machine stands in the request."""
+    """Return all offers of a request unchanged; the default for `narrow`."""
     return ChosenMachine(request=request, offers=tuple(found))
 
 
 def of_machines(provider: Provider, request: Request) -> list[Offer]:
-    """Return the machines of a provider that satisfy the request, cheapest first. Raises NoOffer."""
+    """Return a provider's own machines that satisfy the request, cheapest first. Raises NoOffer."""
     found = provider.offers(request)
     if not found:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
@@ -61,15 +61,15 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
 
 
 def _asked(request: Request) -> str:
-    """Return the flags by which GPUs are asked for."""
+    """Return the command-line flags for the requested GPUs."""
     kind = [f"--gpu {request.gpu}"] if request.gpu else []
     return " ".join([*kind, *([f"--num-gpus {request.num_gpus}"] if request.num_gpus else [])])
 
 
 def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers that fit, in the order of trying them; a vendor that does not answer is reported.
+    """Return the matching offers in the order to try; pass errors of silent vendors to `tell`.
 
-    Raises NoOffer with what to relax.
+    Raises NoOffer with hints about which flags to relax.
     """
     extensions.use_filter(request.machine_filter, settings)
     if not candidates[0].is_rented:
@@ -83,9 +83,9 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
 
 def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], tell: Tell) -> list[Offer]:
-    """Return the offers without those of a vendor whose spot machines failed in a drill of this account.
+    """Drop the spot offers of vendors whose spot machines failed in a drill of this account.
 
-    Raises NoOffer when none is left.
+    Raises NoOffer if no offer is left.
     """
     vendors = {one.name: one for one in map(market, candidates) if one}
     failed: dict[str, str] = {}
@@ -108,9 +108,9 @@ def among(
     candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell,
     narrow: Narrow = as_found,
 ) -> ChosenMachine:  # fmt: skip
-    """Return the request that is taken, and its offers: of several the first that can be had, else the cheapest.
+    """Choose one of several requests: the first available if `is_ordered`, else the cheapest; return its offers.
 
-    `narrow`: leaves out the offers that the work does not fit. Raises NoOffer when none can be had.
+    `narrow` drops offers that the work does not fit on. Raises NoOffer if no request has offers.
     """
     had: list[ChosenMachine] = []
     missed: list[NoOffer] = []
@@ -130,7 +130,7 @@ def among(
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers that fit and can be paid for, of the request's provider: those that a run's keeper tries.
+    """Return the matching offers of the request's provider that the account can pay for; used by a run's keeper.
 
     Raises NoOffer, OutOfMoney.
     """
@@ -139,7 +139,7 @@ def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer
 
 
 def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell: Tell) -> list[Offer]:
-    """Return the offers, those that could not be had, did not boot or were not as promised lately after all others."""
+    """Move offers to the end that recently were unavailable, did not boot, or differed from the promise."""
     failed = HostMemory.beside(settings.state_file).blamed(DOUBT_S / scale)
     doubtful = [one for one in found if known_as(one) in failed]
     for one in doubtful if len(doubtful) < len(found) else ():
@@ -149,9 +149,9 @@ def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell
 
 
 def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers whose first hour this account can pay; own machines cost nothing.
+    """Return the offers whose first hour the account can pay; own machines cost nothing.
 
-    Raises OutOfMoney; NoOffer when vendors have not answered, who may do so soon.
+    Raises OutOfMoney, or NoOffer if vendors did not answer and a retry may help.
     """
     unable: dict[str, str] = {}
     is_silent = True
@@ -165,7 +165,7 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
             unable[name] = str(error)
             is_silent &= not isinstance(error, AuthError)
             continue
-        # An hour, which vendors want to see.
+        # Vendors require a balance for at least one hour.
         need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
         if balance is not None and balance < need:
             unable[name] = f"{name}: the balance is {in_usd(balance)}; an hour costs {in_usd(need)}"

@@ -1,17 +1,17 @@
-"""The spend limit of a launch that names no limit: a multiple of the most that its plan is expected to cost.
+"""Default spend limit of a launch without limits: a multiple of the plan's high cost estimate.
 
-    forecast of the plan -> default_limit -> amount, and the reason in words
+    forecast of the plan -> default_limit -> amount and reason
 
-Pure. The multiple leaves room for a wrong forecast, and a pod that hangs is ended before it costs much more.
+Pure functions. The multiple leaves room for a wrong forecast, and still ends a hanging pod before high costs.
 """
 
 from dataclasses import dataclass
 
 from infra.money import in_usd, micro_usd, whole_usd
 
-MEASURED, OF_TABLE = 3, 10  # times the high estimate
+MEASURED, OF_TABLE = 3, 10  # factors on the high estimate
 LEAST_MICRO_USD = 5_000_000
-MOST_USD = "150"  # also of what has no forecast: pods without work, sweeps, services
+MOST_USD = "150"  # also the limit without a forecast: pods without work, sweeps, services
 MOST_MICRO_USD = micro_usd(MOST_USD)
 CENT = 10_000  # micro-USD
 OTHER = "another one: --spend-limit, --ttl"
@@ -19,22 +19,22 @@ OTHER = "another one: --spend-limit, --ttl"
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultLimit:
-    """A spend limit for all pods of a run, and the reason for it."""
+    """A spend limit for all pods of a run, with the reason."""
 
     micro_usd: int
     reason: str
 
     @property
     def words(self) -> str:
-        """Return it for people, with the flags that set another one."""
+        """Return the limit as a sentence, with the flags that set a different limit."""
         given = "neither --ttl nor --spend-limit is given"
         return f"{given}: the limit is {in_usd(self.micro_usd)}, {self.reason}; {OTHER}"
 
 
 def default_limit(high_micro_usd: int | None, is_measured: bool) -> DefaultLimit:
-    """Return the limit for a plan that is expected to cost so much at most; None: nothing is known of its cost.
+    """Return the limit for a plan with the given high cost estimate in micro-USD; None = unknown cost.
 
-    is_measured: the forecast rests on measurements of this kind of GPU; else on a table.
+    `is_measured`: the forecast is based on measurements of this kind of GPU, else on a table.
     """
     if high_micro_usd is None:
         return DefaultLimit(micro_usd=MOST_MICRO_USD, reason="as nothing is known of what the work costs")

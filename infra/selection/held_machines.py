@@ -1,11 +1,11 @@
-"""Rented pods that stay, as machines: several runs share one, each on GPUs of its own, as on an own machine.
+"""Provider for runs on held pods: rented pods that stay, shared by several runs, each on its own GPUs.
 
-    the journal's live rows of pods that stay -> a machine each -> the verbs of `infra.providers.ssh` on them
+    live journal rows of held pods -> one machine each -> the operations of `infra.providers.ssh`
 
-A run on such a pod has a folder, a guard and processes of its own there, and a row of its own that costs nothing: the
-pod's row is what is paid, and the pod's own guard holds the pod to its limits. Such a machine is gone with its pod, by
-the pod's row or by its vendor's word, and whatever was on it is gone too; so a run brings what it makes to the store
-meanwhile, as on any rented pod. It knows the pods as they are at each question, and keeps nothing.
+A run on a held pod has its own folder, guard and processes, and its own journal row at no cost: the pod's row is
+billed, and the pod's own guard enforces the pod's limits. The machine is gone with its pod, by the pod's row or by the
+vendor's report, along with all data; so a run uploads its results to the store meanwhile, as on any rented pod. The
+provider reads the journal on every call and keeps no state.
 """
 
 import getpass
@@ -29,7 +29,7 @@ from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import HELD, Settings
 from infra.transport.protocol import Transport, Unreachable
 
-ENDED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs
+ENDED = ("stopped", "failed", "ending")  # vendor states without running processes
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class HeldPods(Provider):
 
     @staticmethod
     def of(settings: Settings, vendors: Vendors) -> "HeldPods":
-        """Return the provider for an installation's journal."""
+        """Return the provider for the journal of an installation."""
         return HeldPods(settings.state_file, vendors, HostMemory.beside(settings.state_file))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def rows(self, request: Request | None = None) -> list[Op]:
-        """Return the rows of the held pods, or of those that a request names: by `host`; a set, a vendor by `pool`."""
+        """Return the rows of held pods; a request filters by `host` (run or place) and `pool` (pod set or vendor)."""
         with Journal.open(self.state_file) as journal:
             found = [op for op in journal.ops(live=True) if is_held(op) and _has_address(op)]
         if request is None:
@@ -66,13 +66,13 @@ class HeldPods(Provider):
         ]  # fmt: skip
 
     def whole(self, request: Request) -> Request:
-        """Return the request with all GPUs of the smallest pod that it names, where it asks for no number of them."""
+        """Return the request with a GPU count: if open, all GPUs of the smallest matching pod."""
         if request.num_gpus:
             return request
         return replace(request, num_gpus=min((gpus_of(op) for op in self.rows(request)), default=0))
 
     def likely(self, request: Request) -> Offer | None:
-        """Return the machine that a run would be on, as it was asked for; None where none is held."""
+        """Return the first matching pod as an offer, from its original request; None without a held pod."""
         found = next(iter(self.rows(request)), None)
         if found is None:
             return None
@@ -81,7 +81,10 @@ class HeldPods(Provider):
                      num_gpus=request.num_gpus or gpus_of(found))  # fmt: skip
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return the held pods that fit and on which what is asked for is free. NoOffer: why each other is none."""
+        """Return the matching held pods with free GPUs.
+
+        Raises NoOffer without such a pod, with a reason per pod, and Busy if `inv pod.run` uses all of them.
+        """
         found = [op for op in self.rows(request) if op.state == READY]
         if not found:
             which = request.host or (f"of {request.pool}" if request.pool else "")
@@ -96,18 +99,18 @@ class HeldPods(Provider):
         return self._machines(free).offers(replace(request, host="", pool=""))
 
     def places(self, request: Request) -> tuple[str, ...]:
-        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        """Return the places of the pods that a request names, regardless of hardware and use; no network access."""
         return tuple(place_of(op) for op in self.rows(request))
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Mark a folder of the pod. NoOffer: the pod is gone, or another run has what is asked for of it."""
+        """Mark a folder on the pod for the run. Raises NoOffer if the pod is gone or its GPUs are taken."""
         op = self._row(offer.place)
         if op is None:
             raise NoOffer(f"held: {offer.place} is gone")
         return self._machines([op]).create(request, offer, token, limits)
 
     def find(self, pod: str) -> Pod | None:
-        """Return the run's pod by id on its machine, by token alone on all of them. A machine that is gone has none."""
+        """Return a run's pod by id from its machine, or by token from all machines; None on a machine that is gone."""
         place = pod.partition("@")[2]
         if not place:
             return self._machines(self.rows()).find(pod)
@@ -125,7 +128,7 @@ class HeldPods(Provider):
         return self._machines(self.rows()).list()
 
     def delete(self, pod_id: str) -> None:
-        """End every process of a run, then take its marker and its secrets away; the held pod stays."""
+        """Kill every process of a run, then remove its marker and secrets; the held pod stays."""
         op = self._row(pod_id.partition("@")[2])
         if op is None:
             return
@@ -136,7 +139,7 @@ class HeldPods(Provider):
                 raise
 
     def reach(self, pod: Pod) -> Transport:
-        """Return the transport to the held pod. Raises Unreachable when that is gone."""
+        """Return the transport to the held pod. Raises Unreachable if the pod is gone."""
         op = self._row(pod.pod_id.partition("@")[2])
         if op is None:
             raise Unreachable(f"the pod that {pod.run} was on is gone")
@@ -150,7 +153,7 @@ class HeldPods(Provider):
         return self.vendors(op.vendor).reach(pod)
 
     def _is_gone(self, op: Op) -> bool:
-        """Return whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
+        """Return whether the vendor reports the held pod as gone. Raises SlipwayError without a reliable answer."""
         vendor = self.vendors(op.vendor)
         seen = look_up(vendor, op.remote_id or op.token, op.is_spot)
         if seen is None and accounts.is_another(vendor, op, read_clocks()):
@@ -172,7 +175,7 @@ class HeldPods(Provider):
 
 
 def _has_address(op: Op) -> bool:
-    """Return whether the address of a row can be used: a damaged one must not hide the other pods."""
+    """Return whether the row has a valid address; a damaged row must not hide the other pods."""
     try:
         Address.parse(op.address or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The flags that say which machine is wanted and what ends it: each is declared here, and nowhere else."""
+"""Flags for the machine of a run and for its limits; the only declaration of these flags."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ LIMITS = "What ends it"
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """The machine that is wanted, as flags; "" and 0 mean no preference."""
+    """The requested machine, as flags; "" and 0 mean no preference."""
 
     gpu: str = flag(
         "",
@@ -45,8 +45,10 @@ class MachineSpec:
     use_spot: bool = flag(False, "cheaper machines that can be preempted", group=MACHINE)
     max_price: str = flag("", "maximum US dollars per hour for the whole machine", group=MACHINE, unit="USD")
     network: str = ""
-    """best: `network_tier: best` of a job file, which SkyPilot takes. Not a flag: no vendor publishes the interconnect
-    between its machines, so no offer of the vendors here matches."""
+    """`best` for `network_tier: best` of a job file, as in SkyPilot.
+
+    Not a flag: no vendor publishes the interconnect between its machines, so no offer of the vendors here matches.
+    """
     machine_filter: str = flag(
         "", "only machines that the filter of this extension takes (docs/extend.md)", group=KIND, unit="NAME"
     )
@@ -54,13 +56,13 @@ class MachineSpec:
 
 
 def _of_packs(flag_name: str) -> list[str]:
-    """Return the meaning of a flag at the providers of packs, in words."""
+    """Return the meaning of a flag for each provider of a pack, as text."""
     return [f"{name}: {one[flag_name]}" for name, one in packs.provider_traits().items() if one[flag_name]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceSpec:
-    """The provider of a machine, and the choice among one's own machines."""
+    """The provider of a machine, and the choice among own machines."""
 
     provider: str = flag(
         "", f"where: local, ssh, runpod, lium, shadeform, {', '.join(packs.words('providers'))}, market for all "
@@ -73,7 +75,7 @@ class PlaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSpec:
-    """The limits that end a pod, whatever it does."""
+    """The limits that end a pod, regardless of its work."""
 
     ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(

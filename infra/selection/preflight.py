@@ -1,7 +1,7 @@
-"""The preflight before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
+"""Preflight checks before spending money: limits, cost forecast, and whether the work fits on an offer.
 
-In: a plan, offers, settings. Out: the offers on which the plan can be carried out. Nothing is rented; vendors are asked
-for the balance only.
+A plan, offers and settings become the offers on which the plan can run. The checks rent nothing and ask vendors for the
+balance only.
 """
 
 import math
@@ -25,12 +25,12 @@ from infra.units import duration, seconds, size
 from store import credentials
 
 BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-LONG_S = 86400.0  # of a simulation: nobody waits for the end of a longer one
+LONG_S = 86400.0  # one day: a longer simulation uses the forecast of the imitated machine
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
 def amount_of(flag: str, said: str) -> int:
-    """Return the micro-dollars of `40` or `$40`. Raises UsageError that names the flag."""
+    """Parse `40` or `$40` into micro-USD. Raises UsageError with the flag's name."""
     try:
         found = micro_usd(said.lstrip("$"))
     except BadAmount as error:
@@ -41,7 +41,7 @@ def amount_of(flag: str, said: str) -> int:
 
 
 def read_budget(said: str) -> tuple[str, int | None]:
-    """Return the name of `NAME` or `NAME=USD`, and the amount. Raises UsageError."""
+    """Parse `NAME` or `NAME=USD` into the name and the amount in micro-USD, or None. Raises UsageError."""
     name, equals, amount = said.partition("=")
     if not BUDGET_NAME.fullmatch(name):
         raise UsageError(f"--budget {said}: expected NAME, or NAME=USD, such as evals=40")
@@ -49,9 +49,9 @@ def read_budget(said: str) -> tuple[str, int | None]:
 
 
 def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
-    """Return the limits of a run as typed. Rented machines never go without: see `is_open`, `with_most`.
+    """Return the limits from the typed flags; rented machines without limits get a default, see `is_open`, `with_most`.
 
-    Raises UsageError, also for a budget that cannot be one.
+    Raises UsageError, also for an invalid budget.
     """
     spend_limit = spec.spend_limit
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
@@ -73,12 +73,12 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec) -> Limits:
 
 
 def is_open(limits: Limits) -> bool:
-    """Return whether neither time nor money is limited; what is rented then gets a default limit."""
+    """Return whether neither time nor money is limited; a rented machine then gets a default limit."""
     return limits.time_s is None and limits.spend_micro_usd is None
 
 
 def with_most(limits: Limits, is_rented: bool, tell: Tell) -> Limits:
-    """Return the limits of a rented pod whose work nobody knows: the most that is set by default, if they are open."""
+    """Return the limits of a rented pod with unknown work: the largest default limit if the limits are open."""
     if not (is_rented and is_open(limits)):
         return limits
     tell(default_limit(None, is_measured=False).words)
@@ -86,7 +86,7 @@ def with_most(limits: Limits, is_rented: bool, tell: Tell) -> Limits:
 
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
-    """Return the forecast of the plan's time and cost on that offer, as its vendor bills them; see `billed`."""
+    """Return the forecast of the plan's time and cost on the offer, as the vendor bills; see `billed`."""
     assert plan.job is not None
     found = billed(plan)
     if found is None or found is plan.imitated:
@@ -100,9 +100,9 @@ def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
 
 
 def billed(plan: Plan) -> Estimate | None:
-    """Return the estimate of the work that a vendor bills; of a rehearsal that of the simulation.
+    """Return the estimate of the billed work; in a rehearsal, of the simulated work.
 
-    Where the simulation takes longer than anybody waits, that of the imitated machine; None = it is not known.
+    If the simulation would take longer than LONG_S, return the estimate of the imitated machine. None = unknown.
     """
     is_long = plan.imitated is not None and bool(plan.forecast) and total(plan.forecast)[1] > LONG_S
     found = plan.imitated if is_long else plan.estimate
@@ -110,7 +110,7 @@ def billed(plan: Plan) -> Estimate | None:
 
 
 def billed_s(plan: Plan, settings: Settings) -> tuple[float, float, float]:
-    """Return the time of the work by the vendor's clock: low, expected, high."""
+    """Return the low, expected and high time of the work by the vendor's clock, in seconds."""
     found = billed(plan)
     scale = 1.0 if found is None or found is plan.imitated else settings.clock_scale
     low, expected, high = total(one for one in (found.steps if found else ()) if one.step != AROUND)
@@ -118,9 +118,9 @@ def billed_s(plan: Plan, settings: Settings) -> tuple[float, float, float]:
 
 
 def shown_forecast(plan: Plan, offer: Offer, is_cut: bool = True) -> Forecast:
-    """Return the forecast on the machine of that offer itself, which a rehearsal only imitates.
+    """Return the forecast on the offer's real machine, which a rehearsal only imitates.
 
-    is_cut: its limits end it.
+    `is_cut`: apply the job's limits.
     """
     assert plan.job is not None
     low, expected, high = total(one for one in (plan.shown.steps if plan.shown else ()) if one.step != AROUND)
@@ -129,9 +129,9 @@ def shown_forecast(plan: Plan, offer: Offer, is_cut: bool = True) -> Forecast:
 
 
 def setup_of(settings: Settings) -> tuple[float, float, float]:
-    """Return the seconds of the vendor's clock until work begins: low, expected, high.
+    """Return the low, expected and high seconds until work begins, by the vendor's clock.
 
-    Real work takes its real time, which is long on a rehearsal's clock.
+    In a rehearsal, real set-up time is multiplied by the clock's scale.
     """
     scale = settings.clock_scale
     return (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
@@ -140,18 +140,18 @@ def setup_of(settings: Settings) -> tuple[float, float, float]:
 def preflight(
     plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, tell: Tell
 ) -> list[Offer]:  # fmt: skip
-    """Return the offers that can be paid for, after everything that can be known before money is spent.
+    """Run all checks that need no money and return the offers that the account can pay for.
 
-    `again`: as `check_work` takes it. Raises UsageError.
+    `again`: see `check_work`. Raises UsageError.
     """
     check_work(plan, settings, with_missing, again)
     return payable(lasting(plan, roomy(plan, offers, tell), settings), plan.request.nodes, settings, tell)
 
 
 def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -> None:
-    """Check that a rented machine can do it: its store can be reached, its inputs are made. Raises UsageError.
+    """Check that a rented machine can do the work: reachable store, existing inputs. Raises UsageError.
 
-    `again`: the command that would make the inputs there as well.
+    `again`: the command that would also make the inputs on the rented machine.
     """
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
@@ -174,9 +174,9 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -
 
 
 def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Offer]:
-    """Return those on which time and money last until work begins, at the least.
+    """Return the offers on which limits in time and money last at least until work begins.
 
-    Raises UsageError, with what would do.
+    Raises UsageError with advice if no offer remains.
     """
     assert plan.job is not None
     limits, setup_s = plan.job.limits, setup_of(settings)[0]
@@ -197,7 +197,7 @@ def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Off
 
 
 def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
-    """Return those whose disk the checkpoints fit. Raises UsageError, with what would."""
+    """Return the offers with enough disk for the checkpoints. Raises UsageError with the required size."""
     need_gb = -(-plan.disk_bytes // 10**9)
     small = next((one for one in offers if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
     if small and small.volume_bytes < plan.disk_bytes:

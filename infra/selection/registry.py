@@ -1,4 +1,4 @@
-"""The registry of providers: one by its name, as the settings describe it."""
+"""Registry of providers: opens a provider by its name, as configured in the settings."""
 
 import difflib
 import logging
@@ -11,14 +11,14 @@ from infra.settings import HELD, MARKET, VENDORS, Settings, pack_settings
 from store import packs
 
 MOST_OPEN = 8
-OF_HELD_PODS = "infra.selection.held_machines:HeldPods"  # on top of the others, as in `by_name.PROVIDERS`
+OF_HELD_PODS = "infra.selection.held_machines:HeldPods"  # loaded by path, as in `by_name.PROVIDERS`: a higher layer
 
 _open: dict[tuple[str, ...], Provider] = {}
 _turn = threading.Lock()
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
-    """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
+    """Open the provider with the given name. Raises UsageError for an unknown or unusable provider."""
     if name == HELD:
         held: Provider = packs.load(OF_HELD_PODS).of(settings, vendors(settings))
         return held
@@ -35,7 +35,10 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
 
 def provider(settings: Settings, name: str) -> Provider:
-    """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
+    """Return the provider with the given name from a cache, so that each machine gets one connection.
+
+    Raises UsageError.
+    """
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     keys.append(settings.lium_self_end_key)
     about = (name, str(settings.pods), str(settings.pools), repr(pack_settings("providers", name, settings)),
@@ -50,9 +53,9 @@ def provider(settings: Settings, name: str) -> Provider:
 
 
 def names(settings: Settings, chosen: str) -> tuple[str, ...]:
-    """Return the names that `chosen` means: that one, or for "market" every vendor whose key is set.
+    """Return the provider names for `chosen`: the name itself, or for "market" every vendor with a key.
 
-    Raises MissingKey when no key is set.
+    Raises MissingKey without any key.
     """
     if chosen != MARKET:
         return (chosen,)
@@ -65,9 +68,9 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
 
 
 def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
-    """Return the providers that `chosen` means, else those that `--provider` means.
+    """Return the providers for `chosen`, by default for the `provider` setting.
 
-    One of several that cannot be opened is left out, and told. Raises UsageError where none can be.
+    Skips a provider that cannot be opened, with a warning. Raises the first error if no provider can be opened.
     """
     found: list[Provider] = []
     errors: list[SlipwayError] = []
@@ -84,5 +87,5 @@ def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
 
 
 def vendors(settings: Settings) -> Vendors:
-    """Return every provider by its name, also of pods that an earlier launch has rented."""
+    """Return a function from provider name to provider, for pods of earlier launches too."""
     return lambda name: provider(settings, name)

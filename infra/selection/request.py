@@ -1,4 +1,4 @@
-"""The request for a machine from command-line flags."""
+"""Conversion of command-line flags into a `Request` for a machine."""
 
 import re
 from collections.abc import Sequence
@@ -13,14 +13,17 @@ from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
-NO_GPU = "none"  # the word of --gpu and of a job file for machines without a GPU
+NO_GPU = "none"  # value of --gpu and of a job file for machines without a GPU
 UNITS = {"": GB, "G": GB, "GB": GB, "T": 10**12, "TB": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 def request_on(
     candidates: Sequence[Provider], spec: MachineSpec, run: str, nodes: int = 1, pool: str = "", host: str = ""
 ) -> Request:
-    """Return the request of a run to one of these providers; what is not typed of the machine is open in it."""
+    """Return the request of a run to the candidate providers; omitted flags leave a property open.
+
+    Raises UsageError for flags that the candidates do not support.
+    """
     for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
         if value and not candidates[0].is_rented:
             raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
@@ -39,7 +42,7 @@ def request_on(
 
 
 def refuse_open(request: Request) -> None:
-    """Raise UsageError for a rented machine of which nothing is said, and that has no work from which it follows."""
+    """Raise UsageError for a rented machine without any specification and without work that implies one."""
     if not (request.gpu or request.num_gpus or request.without_gpu or request.instance_type):
         raise UsageError(
             "which machine? There is no work from which it follows: name one by --gpu, --num-gpus or --instance-type; "
@@ -48,9 +51,9 @@ def refuse_open(request: Request) -> None:
 
 
 def counted(wanted: Request) -> Request:
-    """Return the request with `H100:8` as kinds and a number, which a queue is asked for; a kind alone is one GPU.
+    """Return the request with `H100:8` split into GPU kinds and one count, as a job queue requires; default count 1.
 
-    Raises UsageError.
+    Raises UsageError for different counts.
     """
     if not wanted.gpu:
         return wanted
@@ -62,7 +65,7 @@ def counted(wanted: Request) -> Request:
 
 
 def request_for(spec: MachineSpec) -> Request:
-    """Return the request for a machine. Raises UsageError for invalid values."""
+    """Return the request for a machine specification. Raises UsageError for invalid values."""
     for flag, number in (("num-gpus", spec.num_gpus), ("min-upload-mbps", spec.min_upload_mbps),
                          ("min-download-mbps", spec.min_download_mbps)):  # fmt: skip
         if number < 0:
@@ -105,7 +108,7 @@ def request_for(spec: MachineSpec) -> Request:
 
 
 def at_least(flag: str, text: str) -> int:
-    """Return the number of `16` or `16+`, which are the same floor. Raises UsageError."""
+    """Parse the minimum `16` or `16+` into a number; 0 for an empty text. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9})\+?", text.strip())
     if text and not found:
         raise UsageError(f"--{flag} {text}: expected a whole number, such as 16 or 16+")
@@ -113,7 +116,7 @@ def at_least(flag: str, text: str) -> int:
 
 
 def at_least_bytes(flag: str, text: str) -> int:
-    """Return the bytes of `64`, `64+` and `64GB`, which are the same floor, or of `64Gi`, as Kubernetes writes sizes.
+    """Parse a minimum size into bytes: `64`, `64+` or `64GB` in GB, or `64Gi` in Kubernetes notation.
 
     Raises UsageError.
     """
