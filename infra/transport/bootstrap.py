@@ -1,4 +1,4 @@
-"""Bootstrap of a bare machine that may lack uv and the package index settings of this machine.
+"""Bootstrap of a bare machine without uv and without the package index settings of this machine.
 
 `bring` writes `state/packages.json` of the pod and sends the local uv once into the machine's cache, when the platforms
 match and the machine has no usable uv. Otherwise the pod installs uv with pip, or falls back to pip: see
@@ -25,7 +25,7 @@ from infra.transport.protocol import Transport
 ASK_S = 30.0
 SLOWEST_BYTES_PER_S = 50_000
 FOLDER = "~/.cache/slipway/tools"
-# One request writes the package settings and returns the system, its libc, whether a copy of uv was sent before, and
+# One request writes the package settings and returns the system, the libc, whether a copy of uv was sent before, and
 # the version of every installed uv.
 ASK = """
 mkdir -p -- "${1%/*}" && cat > "$1.draft" && mv -f "$1.draft" "$1" || exit 1
@@ -62,8 +62,8 @@ finally:
 def bring(transport: Transport, pod: PodFolder) -> str:
     """Prepare `pod` for environment set-up and return a message about uv.
 
-    Safe to repeat: a uv that an earlier call sent is not sent again. Raises SlipwayError when the machine cannot be
-    queried, and UsageError when the local pip configuration cannot be read.
+    Safe to repeat: a second call does not send uv again. Raises SlipwayError when the machine cannot be queried, and
+    UsageError when the local pip configuration cannot be read.
     """
     uv = _ours()
     place = f"{FOLDER}/uv-{uv[1][:16]}" if uv else ""
@@ -102,7 +102,7 @@ def _send(transport: Transport, uv: Path, sha: str, place: str) -> str:
     size = uv.stat().st_size
     words = [transport.python, "-IS", "-c", TAKE, place, sha]
     done = transport.run(words, stdin=_packed(uv), timeout_s=ASK_S + size / SLOWEST_BYTES_PER_S)
-    if done.exited != 0:  # Environment set-up works without uv, only slower.
+    if done.exited != 0:  # set-up works without uv, only slower
         return f"uv was sent and is not used: {(done.stderr.strip() or f'exit code {done.exited}').splitlines()[-1]}"
     return f"uv sent, {size / 1e6:.0f} MB"
 

@@ -18,8 +18,8 @@ from infra.transport.streams.framing import Frame, NoFrame, login_line, shown
 
 ENDED_S = 2.0  # seconds from the end of the output to the exit status
 KILL_S = 2.0
-# Kill the process group of shell $1. A shell that a wrapper started leads no group: kill the shell and all its
-# descendants instead.
+# Kill the process group of shell $1. A shell started by a wrapper leads no group: kill the shell and all descendants
+# instead.
 KILL = """
 kill -s KILL -- -$1 2>/dev/null && exit 0
 all=$(ps -A -o pid= -o ppid= 2>/dev/null || ps -o pid,ppid)
@@ -35,7 +35,7 @@ done
 
 
 class NoEnd(Exception):
-    """A command or its connection ended without an exit code."""
+    """A command or the connection ended without an exit code."""
 
 
 class Framed:
@@ -86,7 +86,7 @@ class Framed:
         return self.out.code
 
     def why_not(self) -> str:
-        """Return why the command did not start, or "" when it may have run (lost connection, killed shell)."""
+        """Return why the command did not start, or "" if the command may have run (lost connection, killed shell)."""
         if self.out.is_open or self._channel.exit_status < 0:
             return ""
         return f"its login shell did not run it (exit code {self._channel.exit_status}){says(self.talk)}"
@@ -122,12 +122,12 @@ def lost(link: Link, where: str, name: str, why: str) -> Lost:
 
 
 def silence(link: Link) -> str:
-    """Return a message about missing signs of life, or "" for a link that is not silent."""
+    """Return a message about missing signs of life, or "" for a responsive link."""
     return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
 
 
 def broken() -> tuple[type[BaseException], ...]:
-    """Return the exception types that paramiko raises on a lost connection."""
+    """Return paramiko's exception types for a lost connection."""
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
@@ -161,7 +161,7 @@ class Duplex:
             raise BrokenPipeError(str(error)) from None
 
     def hush(self) -> None:
-        """Wake all threads that read from or write to the channel, and block further traffic."""
+        """Wake all readers and writers of the channel, and block further traffic."""
         hush(self._channel)
 
     def has_ended(self) -> bool:
@@ -179,7 +179,7 @@ class Duplex:
 
 
 class Feeder:
-    """A thread that writes the stdin of a channel while another thread reads the output."""
+    """Writer thread for the stdin of a channel, parallel to the reader of the output."""
 
     def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
         self.error: BaseException | None = None
@@ -205,7 +205,7 @@ class Feeder:
         while True:
             try:
                 piece = next(pieces, None)
-            except Exception as error:  # An error of the producer is raised by the caller that ran the command.
+            except Exception as error:  # raised later by the caller that runs the command
                 self.error = error
                 hush(self._channel)
                 return
@@ -219,7 +219,7 @@ class Feeder:
 
 
 class _Wake(threading.Event):
-    """An event that paramiko sets on arriving data and only this module clears.
+    """An event set by paramiko on arriving data and cleared by this module only.
 
     The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at the same time.
     """

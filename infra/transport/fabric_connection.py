@@ -30,7 +30,7 @@ TICK_S = 0.5
 
 
 class _Counted(socket.socket):
-    """A socket that counts received data, so that the watcher can detect silence."""
+    """A socket with a counter of received data, by which the watcher detects silence."""
 
     heard = 0
 
@@ -41,12 +41,12 @@ class _Counted(socket.socket):
 
 
 class PodConnection(fabric.Connection):  # type: ignore[misc]
-    """A connection to one machine that opens on first use and reopens after a loss.
+    """A connection to one machine, opened on first use and reopened after a loss.
 
     Opening raises Unreachable, StrangeHost, AuthError or UsageError.
     """
 
-    # Fabric treats an attribute that the class does not declare as a setting.
+    # Fabric treats an attribute without a class declaration as a setting.
     name = ""
     folder = ""
     address: Any = None
@@ -60,7 +60,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             address.host,
             user=address.user,
             port=address.port,
-            # Ignore the ssh configuration files of the user and the system.
+            # ignore the ssh configuration files of the user and the system
             config=fabric.Config(ssh_config=SSHConfig(), lazy=True),
             connect_timeout=OPEN_S,
             connect_kwargs={
@@ -77,7 +77,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         return (*super()._identity(), self.name)  # two pods may share one machine
 
     def open(self) -> Any:
-        """Open the connection; do nothing if the connection is open."""
+        """Open the connection unless already open."""
         if self.is_connected:
             return None
         check_key(self.address)
@@ -126,14 +126,15 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
     def _ask(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
         """Ping the machine every PING_S, independent of other traffic.
 
-        Outgoing traffic postpones paramiko's own keep-alive, so that a client that only sends would never get a reply.
+        Outgoing traffic postpones paramiko's own keep-alive: a client with only outgoing traffic would never get a
+        reply.
         """
         while transport.is_active() and not closed.wait(PING_S):
-            with contextlib.suppress(SSHException, EOFError, OSError):  # The connection is lost: the next use raises.
+            with contextlib.suppress(SSHException, EOFError, OSError):  # connection lost: the next use raises
                 self._ping(transport)
 
     def _ping(self, transport: Any) -> None:
-        """Send a global request that sshd must answer; the refusal of the unknown request counts as a reply."""
+        """Send a global request with a mandatory reply; sshd refuses the unknown request, which suffices."""
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -143,7 +144,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
     def _watch(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
         """Close the connection after SILENT_S without received data.
 
-        The loop counts ticks instead of clock time, so that a suspended process does not count its sleep as silence.
+        The loop counts ticks instead of clock time, so a suspended process does not count the suspension as silence.
         """
         heard, quiet_s = -1, 0.0
         while transport.is_active() and not closed.wait(TICK_S):
@@ -156,7 +157,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
 
 
 class LocalConnection(fabric.Connection):  # type: ignore[misc]
-    """A pod on this machine with the interface of a remote one; commands start in the user's home folder."""
+    """A pod on this machine with the interface of a remote pod; commands start in the user's home folder."""
 
     name = ""
     folder = ""
@@ -173,10 +174,10 @@ class LocalConnection(fabric.Connection):  # type: ignore[misc]
         return True
 
     def open(self) -> None:
-        """Do nothing: a local pod needs no connection."""
+        """Do nothing, since a local pod needs no connection."""
 
     def close(self) -> None:
-        """Do nothing: a local pod needs no connection."""
+        """Do nothing, since a local pod needs no connection."""
 
     def run(self, command: str, **kwargs: Any) -> Any:
         """Run a command on this machine; the counterpart of `PodConnection.run`."""

@@ -1,9 +1,9 @@
-"""One command on many machines at the same time, through Fabric groups.
+"""Parallel execution of a command on many machines, through Fabric groups.
 
 `run` takes connections and a command line, passes the output of each machine to a callback piece by piece, and returns
-one `CommandOutcome` per machine. The remote command is tied to the stdin of its session: a wrapper kills the process
-group when stdin closes, that is on request, at the timeout, or when the calling process is gone. Background processes
-of a command that exited by itself keep running.
+a `CommandOutcome` per machine. The remote command is tied to the stdin of the SSH session: a wrapper kills the process
+group when stdin closes, which happens on request, at the timeout, or when the calling process is gone. Background
+processes of a completed command keep running.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ Listen = Callable[[str, bool, str], None]  # machine name, is stderr, piece of t
 GRACE_S = 2  # seconds from SIGTERM to SIGKILL, on the machine
 READ_BYTES = 1 << 16
 KEPT_BYTES = 16 << 20  # limit of kept output per machine (stdout and stderr)
-END_S = 8.0  # seconds to wait for a machine's confirmation that the command ended
+END_S = 8.0  # seconds to wait for a machine's confirmation of the command's end
 TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes of timeout(1), of a shell for SIGKILL, and of ssh(1)
-# $1: the command; $2: its working folder, "" for the home. The shell survives the first signal in order to report the
-# command's exit code, and prints nothing by itself. Background processes survive a command that exited by itself, and
-# are killed with a command that was terminated. The code appended to this script reports `$code`.
+# $1: the command; $2: the working folder, "" for the home. The shell survives the first signal in order to report the
+# command's exit code, and prints nothing by itself. Background processes survive a completed command, and are killed
+# with a terminated command. The code appended to this script reports `$code`.
 TIED = f"""
 [ -z "$2" ] || cd -- "$2" || exit 1
 exec 3<&0 </dev/null 4>&2 2>/dev/null
@@ -58,7 +58,7 @@ class CommandOutcome:
 
     name: str
     exit_code: int | None = None
-    """Exit code; over 128: killed by that signal. None: the command did not start, or its exit code is unknown."""
+    """Exit code; over 128: killed by signal (code - 128). None: not started, or unknown."""
     problem: str = ""
     """Reason for an unknown exit code or for a termination; "" = the command exited by itself."""
     seconds: float = 0.0
@@ -99,13 +99,13 @@ class _Work:
 
 
 class _Stream:
-    """A file object for Fabric that passes all writes to a callback."""
+    """A file object for Fabric with a callback for all writes."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
 
     def flush(self) -> None:
-        """Do nothing: writes are passed on immediately."""
+        """Do nothing, since writes are passed on immediately."""
 
 
 class _Tied:

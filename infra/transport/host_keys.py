@@ -18,7 +18,7 @@ ALIAS = "pod"  # host name in every pod's known_hosts: the address may change, t
 
 
 class StrangeHost(SlipwayError):
-    """The host key differs from the pinned one: nothing was sent."""
+    """The host key differs from the pinned key; no data was sent."""
 
 
 def check_key(address: Address) -> None:
@@ -36,7 +36,7 @@ def check_key(address: Address) -> None:
 
 
 class PinFirst:
-    """A paramiko policy that pins the key of a host without a pin."""
+    """A paramiko policy that pins the first key of a host."""
 
     def __init__(self, known_hosts: Path) -> None:
         self.known_hosts = known_hosts

@@ -1,8 +1,8 @@
-"""Transfer of large files over SSH, resumed from the bytes that the receiver already has.
+"""Transfer of large files over SSH, resumed from the bytes already at the receiver.
 
 `fetch` and `put` make a draft on the receiving side equal to the file on the other side; the caller checks the sha256.
-The transfer uses rsync if both sides have a usable version, else 32 MiB pieces that are compared by checksum. Both
-methods leave the same bytes.
+The transfer uses rsync if both sides have a usable version, else 32 MiB pieces compared by checksum. Both methods leave
+the same bytes.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ class Meter:
     num_bytes: int = 0
     cuts: int = 0
     kept_bytes: int = 0
-    """Bytes that the receiving side already had, from an interrupted attempt or an older version."""
+    """Bytes already on the receiving side, from an interrupted attempt or an older version."""
     ways: set[str] = field(default_factory=set)
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep

@@ -23,16 +23,16 @@ from infra.units import size as in_words
 from store import local_files
 
 READ_BYTES = 8 << 20
-# Default limit of a command's stdout, of a command's stderr, and of a file that is read as a whole.
+# Default limit of a command's stdout, of a command's stderr, and of a file read as a whole.
 LIMIT_BYTES = 16 << 20
 TAIL_BYTES = 1 << 16  # kept end of the output of a long-running program
 OPEN_S = 10.0  # timeout of each phase: TCP, banner, key exchange, authentication
-TAIL_S = 1.0  # seconds from the end of a program to the end of its output
+TAIL_S = 1.0  # seconds from the end of a program to the end of the output
 SILENT_S = 12.0  # a dead connection is detected within 15 s, including scheduling delays
 
 HERE = "this machine"
 
-# `sh -c` script that lists the files matching the patterns $2 in the folder $1, with their sizes, up to $3 bytes. A
+# `sh -c` script to list the files matching the patterns $2 in the folder $1, with their sizes, up to $3 bytes. A
 # transport without a shell recognizes this script and the log patterns by their exact text.
 LIST = r"""cd -- "$1" 2>/dev/null || exit 0
 for file in $2; do
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    exited: int  # negative: killed by that signal
+    exited: int  # negative: killed by signal
     stdout: str
     stderr: str
 
@@ -64,7 +64,7 @@ class TooLarge(SlipwayError):
 
 
 class Unreachable(SlipwayError):
-    """The connection could not be opened, so nothing was sent."""
+    """The connection could not be opened, so no data was sent."""
 
 
 class Lost(SlipwayError):
@@ -76,7 +76,7 @@ class Silent(Lost):
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """Return shell words that run a program and terminate the program when stdin closes.
+    """Return shell words to run a program, and to terminate the program when stdin closes.
 
     The shell exits with the program's exit code.
     """
@@ -104,11 +104,11 @@ def twice(action: Callable[[], T]) -> T:
 class Transport(Protocol):
     @property
     def python(self) -> str:
-        """Return the interpreter that runs the agent: Python 3.9 or later."""
+        """Return the interpreter for the agent: Python 3.9 or later."""
 
     @property
     def agent(self) -> str:
-        """Return the module that starts, stops and queries the agent on the machine."""
+        """Return the module by which the agent is started, stopped and queried on the machine."""
 
     @property
     def talk(self) -> bytes:
@@ -150,7 +150,7 @@ class Transport(Protocol):
     ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
         """Run a program on the machine during the block; the program ends with the block or with the caller's process.
 
-        Yields a function that returns None while the program runs, then the exit code and the end of the output.
+        Yields a function: None while the program runs, then the exit code and the end of the output.
         """
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
@@ -243,7 +243,7 @@ class ThisMachine:
                 yield look
             finally:
                 assert child.stdin is not None
-                child.stdin.close()  # the program ends with its stdin
+                child.stdin.close()  # closing stdin ends the program
                 child.wait()
                 reader.join(TAIL_S)
 
@@ -252,7 +252,7 @@ class ThisMachine:
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Kill the process group of a program that still runs, and close the pipes."""
+    """Kill the process group of a running program, and close the pipes."""
     if child.returncode is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

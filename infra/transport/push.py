@@ -1,8 +1,8 @@
 """Push of a checkout's code onto a pod, over any transport.
 
 A push takes two requests to `infra/agent/receive.py`, which is sent along: the listing of files, answered by the paths
-that the pod does not know to hold -> one stream with the inspected and hashed files. Files that neither side has seen
-change since the last push are only listed. Without changes the second request is omitted.
+of unknown files -> one stream with the inspected and hashed files. Files unchanged on both sides since the last push
+are only listed. Without changes the second request is omitted.
 """
 
 import hashlib
@@ -57,12 +57,12 @@ def push(
     meter: Meter | None = None,
     anyway: Sequence[str] = (),
 ) -> Pushed:
-    """Copy the code of `root` into `dest`: the files that git would keep, minus secrets, which are returned as refused.
+    """Copy the code of `root` into `dest`: all files that git would keep except secrets, which are returned as refused.
 
-    `file` limits the push to this file of `root`; `dest` then holds only this file. `anyway` names files that the user
-    sends although they look like secrets. `dest` must lie beside the marker of the pod with `token`. The push removes
-    files of an earlier push that no longer exist in `root`, keeps files that the pod made, and does not touch unchanged
-    files. Safe to repeat after any error.
+    `file` limits the push to this file of `root`; `dest` then holds only this file. `anyway` lists apparent secrets to
+    send on the user's request. `dest` must lie beside the marker of the pod with `token`. The push removes files of an
+    earlier push if deleted in `root`, keeps files made by the pod, and does not touch unchanged files. Safe to repeat
+    after any error.
 
     Large files are sent first and resume an interrupted attempt; `meter` counts their bytes.
 
@@ -131,7 +131,7 @@ def adopt(machine: Transport, dest: str | Path, token: str) -> str:
 def differences(
     machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", anyway: Sequence[str] = ()
 ) -> list[str]:
-    """Return the paths that a push with these arguments would send or remove now."""
+    """Return the paths to send or remove in a push with these arguments, as of now."""
     inspector = FileInspector.of(root.resolve(), anyway)
     found: dict[str, os.stat_result] = {}
 
@@ -175,7 +175,7 @@ def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes
 
 
 def _send_large(machine: Transport, path: Path, dest: Path, name: str, draft: str, size: int, meter: Meter) -> None:
-    """Upload a large file to its draft on the pod, based on the pod's current version of the file.
+    """Upload a large file to a draft on the pod, based on the pod's current version of the file.
 
     Raises UsageError if the local size changed meanwhile.
     """

@@ -1,6 +1,6 @@
 """rsync over an open SSH connection: sends only differences and resumes interrupted transfers.
 
-`copy` makes a file on one side equal to the file on the other side. rsync starts `rsync_shell.py` as its remote shell;
+`copy` makes a file on one side equal to the file on the other side. rsync starts `rsync_shell.py` as the remote shell;
 the script passes rsync's pipes to this process, which joins them with a channel of the connection.
 """
 
@@ -22,14 +22,14 @@ from infra.transport.meter import Meter
 from infra.transport.protocol import Lost
 from infra.transport.ssh import Ssh
 
-OLDEST = (3, 1)  # first version with `--secluded-args` and an `--inplace` that reuses existing data
+OLDEST = (3, 1)  # first version with `--secluded-args` and with reuse of existing data by `--inplace`
 OLDEST_FAST = (3, 2)  # from this version `--compress` negotiates zstd or lz4, which are cheap
 IDLE_S = 60  # the remote rsync exits after this time on a broken connection
 ASK_S = 30.0
 CHUNK = 1 << 17
-SAID_BYTES = 1 << 16  # limit of rsync's messages that are read
+SAID_BYTES = 1 << 16  # read limit of rsync's messages
 TOO_LARGE = ("is over max-size", "File too large")  # messages of rsync and of the kernel
-# Run a program that cannot write files longer than $1 blocks of 512 bytes.
+# Run a program with a file size limit of $1 blocks of 512 bytes.
 BOUNDED = ["sh", "-c", 'ulimit -f "$1" && shift && exec "$@"', "sh"]
 PROBE = """
 for one in rsync ~/.local/bin/rsync /usr/local/bin/rsync; do
@@ -72,8 +72,8 @@ def copy(
 ) -> None:  # fmt: skip
     """Run rsync from `source` to `target`; the remote path starts with `rsync_shell.HOST` and a colon.
 
-    `program` is the remote rsync. `limit_bytes` limits a file that is received. Raises Lost when the connection breaks
-    (a repeated call resumes the transfer), LongerThanPromised, and SlipwayError for other failures of rsync.
+    `program` is the remote rsync. `limit_bytes` limits a received file. Raises Lost when the connection breaks (a
+    repeated call resumes the transfer), LongerThanPromised, and SlipwayError for other failures of rsync.
     """
     ours, theirs = socket.socketpair()
     shell = shlex.join([sys.executable, "-IS", rsync_shell.__file__, str(theirs.fileno())])
@@ -107,7 +107,7 @@ def copy(
 def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]", meter: Meter) -> tuple[bool, str]:
     """Connect rsync with the machine; return whether the connection broke, and the remote stderr."""
     command, pipes, _, _ = socket.recv_fds(owner, 1 << 20, 2)
-    if len(pipes) != 2:  # rsync exited before starting its shell
+    if len(pipes) != 2:  # rsync exited before starting the remote shell
         return False, ""
     source, sink = pipes
     for one in pipes:
@@ -120,7 +120,7 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
             try:
                 while piece := channel.recv(CHUNK):
                     meter.count(len(piece))
-                    if not is_taken(sink, piece):  # the local rsync has exited: its exit code tells why
+                    if not is_taken(sink, piece):  # the local rsync has exited: the exit code tells why
                         break
                 else:
                     is_cut = not channel.has_ended()
@@ -147,7 +147,7 @@ def _pump_up(source: int, channel: Any, meter: Meter) -> None:
             meter.count(len(piece))
             channel.sendall(piece)
         channel.shutdown_write()
-    except (OSError, EOFError, SSHException):  # the machine stopped reading: its output tells why
+    except (OSError, EOFError, SSHException):  # the machine stopped reading: the output tells why
         while os.read(source, CHUNK):  # until rsync exits
             pass
 

@@ -1,7 +1,7 @@
 """Remote-shell program for the local rsync: passes rsync's pipes to the process with the connection, and waits.
 
-The first argument is the number of a socket to that process; rsync appends the host and the command. rsync starts this
-file by its path, so it uses the standard library only.
+The first argument is the number of a socket to the owning process; rsync appends the host and the command. rsync starts
+this file by path, so the file uses the standard library only.
 """
 
 import socket

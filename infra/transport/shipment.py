@@ -1,7 +1,7 @@
-"""Selection of a checkout's files for a pod: the files that git would keep, minus secrets.
+"""Selection of a checkout's files for a pod: all files that git would keep except secrets.
 
-A secret is detected by its file name or by its content; the whole content is scanned (`scan`). A name alone never
-excludes a source file. A refused file is sent only if the user names the file and, in a git checkout, git tracks it.
+File names and complete contents are scanned for secrets (`scan`). A name alone never excludes a source file. A refused
+file is sent only if the user names the file and, in a git checkout, git tracks it.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class SendWeight:
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """The plan of a push that has not started."""
+    """The plan of a push before the start."""
 
     files: int
     bytes: int
@@ -60,9 +60,9 @@ class SyncPlan:
 
 
 def survey(root: Path) -> dict[str, os.stat_result]:
-    """Return the lstat of the files that git would keep, by path relative to `root`, without deleted files.
+    """Return the lstat of the files kept by git, by path relative to `root`, without deleted files.
 
-    Raises UsageError for an empty result, for a `root` that cannot be a project, and for a failure of git.
+    Raises UsageError for an empty result, for a `root` that is or contains the home folder, and for a failure of git.
     """
     root = root.resolve()
     if Path.home().resolve().is_relative_to(root):  # would include all hidden folders of the home
@@ -77,7 +77,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
 
 
 def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
-    """Return the weight of a push of `root`, or of its single file `file`; inspect all files and send none.
+    """Return the weight of a push of `root`, or of the single `file` in `root`; inspect all files and send none.
 
     Raises UsageError if no file is fit to send, or a file cannot be read. If all files are secrets, the weight counts
     zero files.
@@ -101,7 +101,7 @@ def weigh(root: Path, file: str = "", anyway: Sequence[str] = ()) -> SendWeight:
 
 
 def mode(seen: os.stat_result) -> int | str:
-    """Return the mode of a file on a pod: "link", or its permissions.
+    """Return the mode of a file on a pod: "link", or the permissions.
 
     Permissions are reduced to 0o755 for executable files and 0o644 for others.
     """
@@ -125,7 +125,7 @@ def pack(root: Path, anyway: Sequence[str] = ()) -> Shipment:
 
 
 def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) -> SyncPlan:
-    """Return the plan of a push of `root` to a pod that holds `known` (sha256 by path).
+    """Return the plan of a push of `root` to a pod with the files `known` (sha256 by path).
 
     Raises UsageError as `pack` does.
     """
@@ -145,7 +145,7 @@ def preview(root: Path, known: Mapping[str, str], anyway: Sequence[str] = ()) ->
 
 
 def _ignored(root: Path) -> list[int]:
-    """Return the sizes in bytes of the files that a push ignores."""
+    """Return the sizes in bytes of the files ignored by a push."""
     if git_files.is_checkout(root):
         paths: Iterable[str] = git_files.listed(root, "--others", "--ignored")
     else:

@@ -1,4 +1,4 @@
-"""`Ssh`, the `Transport` to a machine over one SSH connection that all threads share.
+"""`Ssh`, the `Transport` to a machine over one SSH connection shared by all threads.
 
 A command that may have run is never sent again: `Lost` is raised, and the caller checks before a retry. Values of `env`
 travel through the channel's stdin and appear on no command line of either machine.
@@ -42,7 +42,7 @@ from infra.transport.streams.bounded import Exceeded, KeptStream, StreamEnd, Who
 from infra.transport.streams.framing import Frame, NoFrame, login_line
 from infra.transport.streams.port_forward import relay
 
-FILE_S = 120.0  # timeout to put or get one file
+FILE_S = 120.0  # timeout to put or get a file
 PULSE_S = 1.0
 _ABSENT, _IRREGULAR = 44, 45  # exit codes of the scripts below
 
@@ -111,7 +111,7 @@ class Ssh:
         self._checked(script, f"put {path}", LIMIT_BYTES, content)
 
     def get(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        # One byte more than the limit distinguishes a file of exactly that size from a larger file.
+        # One byte beyond the limit distinguishes a file at the limit from a larger file.
         head = f"head -c {limit_bytes + 1} < {shlex.quote(str(path))}"
         return self._checked(_regular(path, head), f"get {path}", limit_bytes)
 
@@ -168,7 +168,7 @@ class Ssh:
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
-        """Return the OpenSSH command for this machine: same private key, same host key, nothing forwarded."""
+        """Return the OpenSSH command for this machine: same private key, same host key, no forwarding."""
         options = {**self.options, "BatchMode": "yes", "PasswordAuthentication": "no"}
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         key = self.address.key.replace("%", "%%")
@@ -184,7 +184,7 @@ class Ssh:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the OpenSSH options that restrict a session to this machine and forward nothing."""
+        """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         return {
             "IdentitiesOnly": "yes", "IdentityAgent": "none", "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS,
@@ -225,7 +225,7 @@ class Ssh:
         return out.value()
 
     def _open(self, deadline: float) -> Link:
-        """Return the live connection; open a new one if necessary."""
+        """Return the live connection; reconnect if necessary."""
         if not self._opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TimedOut(f"{self._where}: no connection in time")
         try:
@@ -265,7 +265,7 @@ class Ssh:
         pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin
         if env:
             exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
-            # dd reads byte by byte, so that the rest of stdin is left to the command.
+            # dd reads byte by byte and leaves the rest of stdin to the command.
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
             pieces = itertools.chain([exports], pieces)
         with self._session(deadline) as (link, channel):
@@ -304,11 +304,11 @@ class Ssh:
 
 
 def _script(words: Sequence[str], cwd: str | Path | None) -> str:
-    """Return the shell line that runs a program in a folder."""
+    """Return the shell line to run a program in a folder."""
     return shlex.join(words) if cwd is None else f"cd -- {shlex.quote(str(cwd))} && {shlex.join(words)}"
 
 
 def _regular(path: str | Path, script: str) -> str:
-    """Return a script that reads a regular file; other paths exit with _ABSENT or _IRREGULAR."""
+    """Return a script to read a regular file; other paths exit with _ABSENT or _IRREGULAR."""
     place = shlex.quote(str(path))
     return f"[ -e {place} ] || exit {_ABSENT}; [ -f {place} ] || exit {_IRREGULAR}; {script}"

@@ -15,7 +15,7 @@ from infra.records import Address
 from infra.transport.protocol import OPEN_S
 
 REFUSED_S = 0.02  # seconds before a refused session is requested again
-SESSIONS = 8  # concurrent sessions; sshd allows ten by default, and a shell may need one
+SESSIONS = 8  # concurrent sessions; sshd allows ten by default, and the user's shell needs a session too
 LONGEST_PACKET_BYTES = 1 << 18  # limit of OpenSSH
 GREETING_BYTES = 1 << 18  # limit of the lines before the server's version
 SLACK_BYTES = 1 << 16  # tolerance beyond the channel window
@@ -25,7 +25,7 @@ _LOADING = threading.Lock()
 
 
 class _Port:
-    """A channel whose shutdown wakes readers, like the shutdown of a socket."""
+    """A channel with a shutdown that wakes readers, as for a socket."""
 
     def __init__(self, channel: Any) -> None:
         self.recv, self.sendall, self._channel = channel.recv, channel.sendall, channel
@@ -85,7 +85,7 @@ class Link:
             try:
                 return self.transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
             except SSHException as error:
-                # sshd may still count a session that was closed just now. paramiko reports sshd's reason to only one of
+                # sshd may still count a session closed just now. paramiko reports sshd's reason to a single thread of
                 # several refused threads, so the error type carries no information.
                 if not self.is_alive:
                     raise
@@ -150,11 +150,11 @@ def _message(kind: bytes, channel: Any) -> Any:
 
 
 def _transport(*words: Any, **flags: Any) -> Any:
-    """Return a paramiko Transport that leaves CLOSE replies to the channel's user and enforces size limits.
+    """Return a paramiko Transport with CLOSE replies left to the channel's user and with size limits.
 
-    By default, paramiko's own thread answers CLOSE at once. A message that another thread sends on the channel at that
-    moment then arrives after CLOSE, refers to a channel unknown to sshd, and ends the whole connection. paramiko also
-    buffers data of an untrusted machine regardless of packet length and channel window.
+    By default, paramiko's own thread answers CLOSE at once. A message from a second thread on the same channel may then
+    arrive after CLOSE, refers to a channel unknown to sshd, and ends the whole connection. paramiko also buffers data
+    of an untrusted machine regardless of packet length and channel window.
     """
     from paramiko import Transport
     from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA

@@ -1,7 +1,7 @@
 """An ssh configuration file with a `Host` block per pod, included by the user's ~/.ssh/config.
 
-Each block is built from a pod's name, token, address and known_hosts file, so that ssh, editors, rsync and notebooks
-reach pods by name. A block requires the pod's own host key, since vendors reuse addresses.
+Each block is built from a pod's name, token, address and known_hosts file; ssh, editors, rsync and notebooks then reach
+pods by name. A block requires the pod's own host key, since vendors reuse addresses.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid o
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
-PLAIN = {  # options that a user's `Host *` must not change: target machine, key, no forwarding
+PLAIN = {  # options protected from a user's `Host *`: target machine, key, no forwarding
     "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ class PodNames:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether the file exists, that is, whether a user has requested it."""
+        """Return whether the file exists; the file is created on a user's request."""
         return self.path.is_file()
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class PodNames:
 
 
 def block(name: str, token: str, way: Ssh) -> str:
-    """Return the block of a pod. Raises UsageError for a path that an ssh configuration cannot hold."""
+    """Return the block of a pod. Raises UsageError for a path with characters not allowed in an ssh configuration."""
     _quoted(way.known_hosts)
     told = {
         "HostName": way.address.host.replace("%", "%%"),

@@ -1,4 +1,4 @@
-"""Short names for Unix sockets, whose path length systems limit."""
+"""Short names for Unix sockets, since systems limit the path length."""
 
 import contextlib
 import os
