@@ -2,8 +2,8 @@
 
     examine(transport, request, thresholds) -> Report
 
-The test runs in the first minute of a machine. A check with a failed measurement is `unknown`, and a check that must
-wait is `later`; neither rejects the machine. Missing promised hardware and measurements below a threshold do.
+The test runs in the first minute of a machine. A check with a failed measurement is `unknown`, and a postponed check is
+`later`; neither rejects the machine. Missing hardware and measurements below a threshold reject the machine.
 """
 
 import json
@@ -27,16 +27,16 @@ LEAST_DOWNLOAD_BYTES = 1 << 20  # smaller downloads measure latency, not bandwid
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Minimum values that a machine must reach, and the time limit of each check."""
+    """Minimum values for a machine, and the time limit of each check."""
 
     cuda: str = "13.0"
-    """CUDA version that the pinned torch is built for; a driver serves every CUDA of its major version."""
+    """CUDA version of the pinned torch build; a driver serves every CUDA with the driver's major version."""
     disk_write_bytes_per_s: float = 50e6
     free_bytes: float = 10e9
     clock_offset_s: float = 30.0
     """Largest clock offset; certificates and signed requests fail beyond a few minutes."""
     url: str = ""
-    """URL of a test download that lasts a few seconds; "" = no download."""
+    """URL of a test download of a few seconds; "" = no download."""
     download_bytes_per_s: float = 2e6
     disk_s: float = 6.0
     download_s: float = 10.0
@@ -84,7 +84,7 @@ def examine(
     transport: Transport, request: Request, thresholds: Thresholds, *, python: str = "python3", folder: str = FOLDER,
     pythons: tuple[str, ...] = (),
 ) -> Report:  # fmt: skip
-    """Examine the machine behind `transport`; `pythons` are remote interpreters that may have torch.
+    """Examine the machine behind `transport`; `pythons` are remote interpreters, possibly with torch.
 
     Raises SlipwayError when the machine does not answer.
     """
@@ -181,8 +181,7 @@ def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
 def _clock(seen: Mapping[str, Any], asked: tuple[float, float], least: Thresholds) -> Check:
     """Check the clock of the machine.
 
-    The true offset lies between two bounds: one assumes that the request took no time, the other that the answer took
-    none.
+    The true offset lies between two bounds: the first assumes an instant request, the second an instant answer.
     """
     earliest, latest = seen["ended_at"] - asked[1], seen["began_at"] - asked[0]
     offset_s, unsure_s = (earliest + latest) / 2, abs(latest - earliest) / 2

@@ -1,9 +1,9 @@
-"""Dead-man timer of a rented container: a shell script in the start command that deletes the pod at a deadline.
+"""Dead-man timer of a rented container: a shell script in the start command to delete the pod at a deadline.
 
 The start command contains the deadline fixed at renting and the vendor's API calls for self-deletion. The command
-starts the timer in its own session and then runs the image's start script, which provides sshd and the keys. The timer
-needs neither SSH nor the guard. A container that restarts on an empty disk keeps the deadline of its command; a file on
-the disk may move the deadline. The command contains no secret: the vendor passes the key as a variable to the
+starts the timer in a separate session and then runs the image's start script, which provides sshd and the keys. The
+timer needs neither SSH nor the guard. A container restarted on an empty disk keeps the deadline of the start command; a
+file on the disk may move the deadline. The command contains no secret: the vendor passes the key as a variable to the
 container's first process.
 """
 
@@ -19,7 +19,7 @@ from infra.agent.lifecycle.start_timer import ALIVE, ENDS_AT, FOLDER, LIMIT, MAR
 START_SCRIPT = "/start.sh"  # in RunPod's images: starts sshd with PUBLIC_KEY
 LOOK_S = 15  # seconds between two checks of the deadline
 AGAIN_S = 60  # seconds between two rounds of API calls
-CALL_S = 20  # timeout of one call in seconds
+CALL_S = 20  # timeout of a call in seconds
 _NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
 
 TIMER = """\
@@ -45,8 +45,8 @@ while :; do
     sleep {again_s}
 done
 """
-# `curl` reads the request from stdin, so that the process list never shows the key; `wget` cannot do so. Each branch
-# prints the HTTP status.
+# `curl` reads the request from stdin to keep the key out of the process list; `wget` cannot do so. Each branch prints
+# the HTTP status.
 ASK = """\
 ask() { # METHOD URL BODY HEADER...
     method=$1 url=$2 body=$3
@@ -85,13 +85,13 @@ def deadline(begins_at: float, limit_s: float, scale: float) -> int:
 
 
 def start_command(ends_at: int, limit_s: float, calls: Sequence[Call], start_script: str = START_SCRIPT) -> str:
-    """Return a container's start command as one line that survives any quoting.
+    """Return a container's start command as a single line; base64 protects the script from quoting.
 
     `ends_at` is in UTC epoch seconds of the container's clock; `limit_s` is the underlying limit by the vendor's clock.
     `calls` are the API calls for self-termination, tried in turn.
     """
     timer = timer_script(ends_at, limit_s, calls)
-    # The second copy of the timer replaces the first one without setsid, and restarts once after a kill of the first.
+    # The second copy of the timer replaces the first copy without setsid, and starts once after a kill of the first.
     script = (
         f"(setsid sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1 || "
         f"sh -c {shlex.quote(timer)} </dev/null >/dev/null 2>&1) &\nexec {shlex.quote(start_script)}\n"
@@ -115,7 +115,7 @@ def _line(call: Call) -> str:
 
 
 def _word(template: str) -> str:
-    """Return a shell word that expands the template's `{NAME}` placeholders as shell variables."""
+    """Return a shell word with the template's `{NAME}` placeholders as shell variables."""
     parts = _NAME.split(template)  # text, name, text, name, ...
     return "".join(
         f'"${{{part}}}"' if number % 2 else shlex.quote(part) for number, part in enumerate(parts) if part or not number

@@ -1,6 +1,6 @@
 """Memory of machines: their facts, the time of the last look, and recent failures.
 
-One JSON file beside the journal, keyed by machine (`ssh:pool/host`). A lost file only costs a new look at the machines.
+A JSON file beside the journal, keyed by machine (`ssh:pool/host`). A lost file only costs a new look at the machines.
 """
 
 import json
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """Remembered facts about one machine; times are UTC epoch seconds."""
+    """Remembered facts about a machine; times are UTC epoch seconds."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # the answer of `infra/agent/host.py facts`
     seen_at: float | None = None
@@ -64,11 +64,11 @@ class HostMemory:
         self._change(machine, facts=dict(facts), seen_at=time.time())
 
     def blame(self, machine: str, failure: str) -> None:
-        """Store the failure of a machine that was given back; `forgive` removes the entry."""
+        """Store the failure of a returned machine; `forgive` removes the entry."""
         self._change(machine, failure=failure, failed_at=time.time())
 
     def blamed(self, within_s: float) -> dict[str, Known]:
-        """Return the machines that failed within the last `within_s` seconds, by name."""
+        """Return the machines with a failure within the last `within_s` seconds, by name."""
         since = time.time() - within_s
         return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
 
@@ -89,14 +89,14 @@ def known_as(offer: Offer) -> str:
 
 
 def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, Any]:
-    """Return the machine's answer to one verb of `infra/agent/host.py`. Raises SlipwayError."""
+    """Return the machine's answer to a verb of `infra/agent/host.py`. Raises SlipwayError."""
     return run_script(transport, python, (AGENT / "host.py").read_bytes(), verb, *words)
 
 
 def run_script(
     transport: Transport, python: str, script: bytes, *words: str, timeout_s: float = ASK_S
 ) -> dict[str, Any]:
-    """Run a Python script on the machine and return the JSON object that the script prints.
+    """Run a Python script on the machine and return the printed JSON object.
 
     After TimedOut or Lost the script may have done its work. After any other SlipwayError the script failed or never
     started.
@@ -117,7 +117,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
     """Run `function` on all items in parallel and return the results in order, with errors in place of results.
 
     Late items get a SlipwayError. An unexpected exception becomes a SlipwayError with the exception's name and the
-    original as its cause, so that one bad answer does not lose the others.
+    original as the cause, to keep the results of the other items.
     """
     results: list[R | SlipwayError] = [SlipwayError(f"no answer in {deadline_s:g} s") for _ in items]
 

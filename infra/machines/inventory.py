@@ -9,7 +9,7 @@
         - ip: 5.6.7.9
           gpu: RTX 6000 Ada
 
-`load` reads the file into one Host per machine. An alias of the user's ssh config brings its own user and key and
+`load` reads the file into a Host per machine. An alias of the user's ssh config brings the alias's user and key and
 overrides the pool's, as in SkyPilot. An invalid entry becomes an error with file, pool and host, and leaves all other
 entries usable.
 """
@@ -48,7 +48,7 @@ _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine. None: the file does not say; observed facts apply instead."""
+    """A machine of the inventory. None: not in the file; observed facts apply instead."""
 
     pool: str
     name: str  # name in the file, with the port unless 22
@@ -106,7 +106,7 @@ class OwnMachines:
         raise UsageError(f"no machine is called {word!r}; available: {', '.join(near) or 'none'}")
 
     def select(self, word: str) -> tuple[Host, ...]:
-        """Return the machines of a pool, or one machine; all machines for "". Raises UsageError."""
+        """Return the machines of a pool, or a single machine; all machines for "". Raises UsageError."""
         pools = sorted({host.pool for host in self.hosts})
         if not word or word in pools:
             return tuple(host for host in self.hosts if word in ("", host.pool))
@@ -137,9 +137,9 @@ def tell_unusable(unusable: Sequence[Unusable]) -> None:
 
 
 def load(path: Path, home: Path | None = None) -> OwnMachines:
-    """Load an inventory file; `home` is the folder that contains `.ssh`.
+    """Load an inventory file; `home` is the parent of `.ssh`.
 
-    Raises UsageError for a missing file, or for a file that is no inventory.
+    Raises UsageError for a missing file and for a file without pools.
     """
     from infra import strict_yaml
 
@@ -272,14 +272,14 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
 
 
 def refuse_readable(key: Path) -> None:
-    """Raise UsageError for a private key that other users can read, as `ssh` does."""
+    """Raise UsageError for a private key readable by other users, as `ssh` does."""
     mode = key.stat().st_mode & 0o777
     if mode & 0o077:
         raise UsageError(f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}")
 
 
 def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
-    """Raise UsageError for a value that is no mapping, and for unknown keys."""
+    """Raise UsageError for a non-mapping and for unknown keys."""
     if not isinstance(body, dict):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     for key in body:

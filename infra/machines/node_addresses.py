@@ -1,9 +1,9 @@
 """Addresses by which the nodes of a run reach each other, verified by connection attempts.
 
-    transports -> meet -> for every node an address that all other nodes reached, and two free ports on node 0
+    transports -> meet -> for every node an address reached by all other nodes, and two free ports on node 0
 
-Every node lists its addresses; then all nodes listen and call each other for a few seconds. An answer counts only with
-the shared key of this attempt, because several machines may have the same private address.
+Every node lists local addresses; then all nodes listen and call each other for a few seconds. An answer counts only
+with the shared key of this attempt, because several machines may have the same private address.
 """
 
 import json
@@ -74,7 +74,7 @@ def choose(
 def _all(
     transports: Sequence[Transport], names: Sequence[str], words: Sequence[tuple[str, ...]]
 ) -> list[dict[str, Any]]:
-    """Run SCRIPT on every node and return the answers by rank. Raises the first error with its node's name."""
+    """Run SCRIPT on every node and return the answers by rank. Raises the first error with the node's name."""
 
     def ask(rank: int) -> dict[str, Any]:
         return run_script(transports[rank], transports[rank].python, SCRIPT.read_bytes(), *words[rank])

@@ -1,4 +1,4 @@
-"""Import of machines that Terraform created into the inventory.
+"""Import of machines created by Terraform into the inventory.
 
 The input is `terraform output -json`, `terraform show -json` or a state file; the import takes every output with an
 address, a list of addresses or a map to addresses. The new inventory text keeps all existing lines, comments included,
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_~/.-]+")
 
 @dataclass(frozen=True)
 class FoundAddress:
-    """One address and its position in the outputs."""
+    """An address and the position in the outputs."""
 
     address: str
     origin: str
@@ -42,7 +42,7 @@ class Import:
 def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
     """Return the distinct addresses in the outputs of a Terraform file, or in the single output `only`.
 
-    Raises UsageError for a file that is not Terraform's JSON or contains no address.
+    Raises UsageError for a file without Terraform's JSON or without an address.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
 def plan(
     path: Path, pool: str, found: Sequence[FoundAddress], *, user: str = "", key: str = "", home: Path | None = None
 ) -> Import:
-    """Plan the inventory at `path` with the found machines in `pool`; write nothing. Raises UsageError."""
+    """Plan the inventory at `path` with the found machines in `pool`, without writing. Raises UsageError."""
     from infra import strict_yaml
 
     check_name(pool)
@@ -108,7 +108,7 @@ def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _in(name: str, value: Any) -> Iterator[FoundAddress]:
-    """Yield the addresses of an output; ignore a list or map with any value that is not an address."""
+    """Yield the addresses of an output; ignore a list or map with any other value."""
     pairs = {"": value} if isinstance(value, str) else dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(pairs, dict) and all(_is_address(one) for one in pairs.values()):
         for key, one in pairs.items():
@@ -137,7 +137,7 @@ def _with_pool(text: str, pool: str, new: Sequence[FoundAddress], user: str, key
 def _with_hosts(text: str, pool: str, new: Sequence[FoundAddress]) -> str | None:
     """Return the text with new lines after the pool's last machine, with the same indentation.
 
-    Returns None if the pool's hosts are not one per line.
+    Returns None if the pool's hosts are not on separate lines.
     """
     import yaml
 

@@ -25,7 +25,7 @@ Connect = Callable[[Host], Transport]
 
 @dataclass(frozen=True)
 class HostSurvey:
-    """The result of a survey for one machine: one line of `inv pool.up`."""
+    """The result of a survey for a machine: a line of `inv pool.up`."""
 
     host: Host
     facts: Mapping[str, Any] = field(default_factory=dict)  # {} without an answer
@@ -79,7 +79,7 @@ def contact(host: Host, connect: Connect) -> Transport:
         done = transport.run(["true"], timeout_s=CONNECT_S)
     except StrangeHost:
         raise
-    except SlipwayError as error:  # every error is harmless here, since `true` changes nothing
+    except SlipwayError as error:  # every error is harmless here: `true` has no effect
         raise Unreachable(_unreachable(host, error)) from None
     if done.exited != 0:
         said = f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"
@@ -158,7 +158,7 @@ def _unreachable(host: Host, error: SlipwayError) -> str:
 
 
 def _advice(host: Host, error: SlipwayError) -> str:
-    """Return advice for an error: wrong user or key for a refused login, waiting for a machine that may be booting."""
+    """Return advice for an error: wrong user or key for a refused login, waiting for a machine still booting."""
     to, said = host.address, str(error).lower()
     if isinstance(error, AuthError):
         return (f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "

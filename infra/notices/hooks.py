@@ -1,4 +1,4 @@
-"""Hooks that receive notices, defined by name in `.env`.
+"""Hooks as receivers of notices, defined by name in `.env`.
 
     SLIPWAY_HOOK_TEAM=slack https://hooks.slack.com/services/...
     SLIPWAY_HOOK_ME=ntfy https://ntfy.sh/my-topic
@@ -34,7 +34,7 @@ def split(words: str) -> tuple[str, ...]:
 
 
 def for_all(settings: Settings) -> tuple[str, ...]:
-    """Return the names of the hooks that receive every notice."""
+    """Return the names of the hooks for every notice."""
     return split(settings.hooks)
 
 

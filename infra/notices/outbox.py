@@ -1,7 +1,7 @@
-"""Outbox of notices: one file per notice and hook beside the journal, for pending and sent notices.
+"""Outbox of notices: a file per notice and hook beside the journal, for pending and sent notices.
 
     put       never overwrites an existing file: a repeated event is sent once
-    deliver   one process sends a notice at a time; a failed attempt is retried with backoff, for a day
+    deliver   a single process sends each notice; a failed attempt is retried with backoff, for a day
 
 The files hold no secrets: a record holds the hook's name, and the target is resolved on sending. A crash between
 sending a notice and recording the success sends the notice twice.
@@ -28,9 +28,9 @@ from store.backoff import Backoff
 
 BACKOFF = Backoff(first_s=5.0, longest_s=900.0)
 GIVE_UP_S = 86_400.0
-CLAIM_S = PATIENCE_S + 10.0  # then another process may claim a notice that this process began to send
+CLAIM_S = PATIENCE_S + 10.0  # then a second process may claim the notice
 LOCK_WAIT_S = 5.0
-AT_ONCE = 8  # notices that are sent in parallel
+AT_ONCE = 8  # notices sent in parallel
 KEEP_S = 40 * 86_400.0  # afterwards an identical notice may be sent again
 
 
@@ -77,7 +77,7 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
         try:
             os.link(draft, path)  # atomic, and fails if the notice exists
             new += 1
-        except FileExistsError:  # another process has written the same notice
+        except FileExistsError:  # written by a concurrent process
             continue
         finally:
             draft.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def waits(settings: Settings) -> bool:
 
 
 def deliver(settings: Settings) -> list[str]:
-    """Send all due notices and return a message for each notice whose first attempt failed."""
+    """Send all due notices and return a message for each failed first attempt."""
     said: list[str] = []
     tried = set[Path]()
     while due := _claim(settings, tried):
@@ -129,7 +129,7 @@ def _claim(settings: Settings, tried: set[Path]) -> list[tuple[Path, dict[str, A
 
 
 def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -> None:
-    """Send one notice and record the result; append the problem of a first failed attempt to `said`."""
+    """Send a notice and record the result; append the problem of a first failed attempt to `said`."""
     now, problem = time.time(), _send(one, settings)
     if problem and not one["tries"]:
         said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
@@ -155,4 +155,4 @@ def _send(one: dict[str, Any], settings: Settings) -> str:
 
 
 class _Busy(SlipwayError):
-    """Another process holds the lock of the outbox."""
+    """The lock of the outbox is in use."""

@@ -1,7 +1,6 @@
-"""Sending of one notice through one hook.
+"""Sending of a notice through a hook.
 
-`send` returns "" or an error text that contains neither the target address nor the command. A failing hook raises no
-exception.
+`send` returns "" or an error text without the target address and the command. A failing hook raises no exception.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ def send(hook: Hook, said: Mapping[str, str]) -> str:
 
 
 def in_words(said: Mapping[str, str]) -> str:
-    """Return a notice as one readable line."""
+    """Return a notice as a readable line."""
     state = LINE.get(said["state"], said["state"])
     note = f": {said['note']}" if said["note"] else ""
     cost = f" ({said['cost_usd']} USD)" if said["cost_usd"] not in ("", "0", "0.00") else ""

@@ -1,7 +1,7 @@
 """Notices about the life of a run, for the run's subscribers.
 
-A journal row and an event become notices in the outbox, followed by one attempt to send them; `say` receives problems.
-The functions raise no exceptions for failed notices, so that a run never fails because of a notice.
+A journal row and an event become notices in the outbox, followed by a first attempt to send; `say` receives problems.
+The functions raise no exceptions for failed notices: a run never fails because of a notice.
 """
 
 import json
@@ -80,10 +80,9 @@ def tell_end(
     verdict: Mapping[str, Any] = MappingProxyType({}),
     aside: bool = False,
 ) -> None:
-    """Send a notice that a run ended or lost its pod, with the total cost of all its pods.
+    """Send a notice about the end of a run or the loss of a pod, with the total cost of the run's pods.
 
-    The time of `verdict`, if given, is part of the notice's key, so that a resumed run that ends again sends a new
-    notice.
+    The time of `verdict`, if given, is part of the notice's key, so a resumed run sends a new notice at the next end.
     """
     scale = settings.clock_scale if op.vendor in VENDORS else 1.0
     names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
