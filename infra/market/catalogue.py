@@ -1,8 +1,8 @@
 """Price catalogue for users without an account: dated prices for display only, never for renting.
 
-`read` turns the bundled `catalogue.json`, or the file that `inv offers --save` wrote beside the journal, into offers
-marked with the date of each price. The bundled figures are published prices: Lium and Shadeform from SkyPilot's
-catalogue of 2026, RunPod from price lists of March 2026.
+`read` turns the bundled `catalogue.json`, or the user's file written by `inv offers --save`, into offers marked with
+the date of each price. The bundled figures are published prices: Lium and Shadeform from SkyPilot's catalogue of 2026,
+RunPod from price lists of March 2026.
 """
 
 import json
@@ -26,7 +26,7 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueRow:
-    """One machine, or with `up_to` the price per GPU of a machine with up to `up_to` GPUs."""
+    """A machine, or with `up_to` the price per GPU of a machine with up to `up_to` GPUs."""
 
     provider: str
     gpu: str
@@ -75,7 +75,7 @@ def read(own: Path, only: str = "") -> list[Priced]:
 
 
 def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: float) -> int:
-    """Replace the rows of the vendors that answered with the given offers and return the number of new rows.
+    """Replace the rows of the responding vendors with the given offers and return the number of new rows.
 
     Keeps at most the MOST_ROWS cheapest offers. Rows of other vendors stay, with their dates.
     """

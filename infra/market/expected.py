@@ -4,10 +4,10 @@
 
 Plans, `cost --estimate`, `fit`, limits, the pipeline and the reference of jobs all call `estimate`;
 `flows.planning.estimates` builds the requests. Measured times (`StepTime`) take precedence over the table of speeds.
-Every record makes one prediction; the median is the expected time, and the extremes form the range, so that a single
-outlier moves neither far. On a machine with CPUs shared by other processes, the expected time and the high end grow by
-their share; the low end does not, since those processes may end. Pure functions; seconds are real seconds of the
-working machine's clock.
+Every record makes a prediction; the median is the expected time and the extremes form the range, so a single outlier
+moves neither far. On a machine with CPUs shared by other processes, the expected time and the high end grow by the used
+share; the low end does not, since other processes may end. Pure functions; seconds are real seconds of the working
+machine's clock.
 """
 
 import math
@@ -20,26 +20,26 @@ from infra.records import Estimate, EstimateRequest, Expected, MachineKind, Step
 
 SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
 LOW, HIGH = 0.75, 1.8  # factors of a table estimate, from our own models between small and large batches
-# Uncertainty factors of a prediction in both directions, beyond the observed spread: from one measurement of the same
-# work, from several, from other settings of the step, and from other steps on the same machine.
+# Uncertainty factors of a prediction in both directions, beyond the observed spread: from a single measurement of the
+# same work, from several, from other settings of the step, and from other steps on the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs of a rented pod: low, expected, high
 NEWEST = 9  # number of newest records in a prediction: old measurements predict less
 MANY = 5  # with this many records the range excludes the lowest and the highest
 CROWDED = 0.25  # CPU share of other programs above which a record counts only without better records
 FAR = 30.0  # largest extrapolation (ratio of amounts) from other settings; beyond, use the table
-LEAST_PART = 0.2  # smallest share of the work whose pace is meaningful
+LEAST_PART = 0.2  # smallest share of the work with a meaningful pace
 MOST = 1e30  # larger numbers cannot be measurements
 LEAST_OTHERS = 0.05  # CPU share below which other processes are not mentioned
-LAST = 0.1  # share of the time around the steps that remains after the first step has started
+LAST = 0.1  # remaining share of the time around the steps once the first step has started
 AROUND = ""  # name of the time before the first step, between steps and after the last step
-# share of all work after which the observed pace outweighs it
+# share of all work after which the observed pace outweighs the forecast
 FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The measured time of one step."""
+    """The measured time of a step."""
 
     work: StepWork
     at: float
@@ -50,9 +50,9 @@ class StepTime:
     marks: tuple[tuple[float, float], ...] = ()
     """Pairs of seconds since the step's start and the share of work done by then."""
     is_whole: bool = True
-    """True if the step did all of its work without interruption."""
+    """True if the step did all work without interruption."""
     others: float | None = None
-    """Share of the machine's CPUs that other programs used meanwhile; None = unknown."""
+    """Share of the machine's CPUs used by other programs meanwhile; None = unknown."""
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
@@ -85,7 +85,7 @@ def _by_table(work: StepWork, machine: MachineKind) -> StepWork:
 
 
 def _beside_others(one: Expected, share: float) -> Expected:
-    """Return the estimate for a machine with `share` of its CPUs used by other processes.
+    """Return the estimate for a machine with a `share` of CPUs used by other processes.
 
     Threads of all processes share the CPUs evenly. With N threads of the step and share * N other threads on N CPUs,
     the step gets N / (N + share * N) = 1 / (1 + share) of the CPU time.
@@ -95,7 +95,7 @@ def _beside_others(one: Expected, share: float) -> Expected:
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
-    """Return the forecast of `work` from the most similar records, else from its guess; None without either."""
+    """Return the forecast of `work` from the most similar records, else from the work's guess; None without either."""
     here = [one for one in past if one.work.machine == work.machine]
     alike = [one for one in here if one.work.kind == work.kind and one.work.shape == work.shape]
     near = [one for one in here if _says_something_of_others(one, work)]
@@ -116,7 +116,7 @@ def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
 def _says_something_of_others(one: StepTime, work: StepWork) -> bool:
     """Return whether a record predicts a step with other settings better than the table of speeds.
 
-    A toy run of one second or a busy machine would turn minutes into hours when extrapolated.
+    A toy run of a second or a busy machine would turn minutes into hours when extrapolated.
     """
     return work.guess_s is None or not (one.is_crowded or work.amount > FAR * one.work.amount)
 
@@ -222,7 +222,7 @@ def left(
     """Return the low, expected and high remaining seconds of a run.
 
     `steps` come from the run's progress, `now` is UTC epoch seconds of the machine's clock, and `since_s` counts from
-    the request of the run; before the first step starts, `since_s` shows the elapsed part of the time around the steps.
+    the request of the run; before the first step starts, `since_s` is the elapsed part of the time around the steps.
     Elapsed step times correct the forecast of later steps, with more weight for forecasts from weaker evidence. The
     pace of the running step gains weight with its progress.
     """
@@ -244,7 +244,7 @@ def left(
 
 
 def _has_work(one: Expected) -> bool:
-    """Return whether a part of the step's time grows with its work, as in training."""
+    """Return whether a part of the step's time grows with the work, as in training."""
     return one.fixed_s < one.seconds
 
 
@@ -271,7 +271,7 @@ def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], n
 
 
 def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tuple[float, float, float]:
-    """Return the remaining time of the running step, combined from its own pace and the forecast."""
+    """Return the remaining time of the running step, combined from the observed pace and the forecast."""
     gone_s = elapsed_s(step, now)
     by_forecast = [_remaining(one, gone_s) for one in expected.range_s]
     seen, done = _pace(step), share_done(step)
@@ -296,14 +296,14 @@ def _remaining(whole_s: float, gone_s: float) -> float:
 
 
 def elapsed_s(step: Mapping[str, Any], now: float) -> float:
-    """Return the seconds that a step has run so far; 0 before its start."""
+    """Return the elapsed seconds of a step; 0 before the start."""
     if not step.get("started_at"):
         return 0.0
     return max(0.0, (step.get("ended_at") or now) - step["started_at"])
 
 
 def share_done(step: Mapping[str, Any]) -> float | None:
-    """Return the share of work that a step reports as done, 0 to 1, or None without a report."""
+    """Return a step's reported share of completed work, 0 to 1, or None without a report."""
     record = step.get("record") or {}
     done, whole = record.get("done"), record.get("total")
     return min(1.0, max(0.0, done / whole)) if done is not None and whole else None

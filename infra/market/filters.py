@@ -1,6 +1,6 @@
 """Filters of offers: select matching offers, and explain a failed search with the closest offers and hints.
 
-Pure functions from requests and offers to offers and text. Each filter carries the flag that sets it.
+Pure functions from requests and offers to offers and text. Each filter carries the flag of its condition.
 """
 
 import math
@@ -18,15 +18,15 @@ CLOSEST = 3
 
 @dataclass(frozen=True)
 class Filter:
-    """One condition of a request."""
+    """A condition of a request."""
 
     flag: str  # the flag as typed: `--max-price 20.00`
     accepts: Callable[[Offer], bool]
-    relax: Callable[[Sequence[Offer]], str]  # returns the flag that admits one of the given offers
+    relax: Callable[[Sequence[Offer]], str]  # returns the flag to admit at least a part of the given offers
 
 
 def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers that pass every filter, cheapest first."""
+    """Return the offers accepted by all filters, cheapest first."""
     wishes = filters(request)
     return sorted((one for one in offers if all(wish.accepts(one) for wish in wishes)), key=rank)
 
@@ -37,7 +37,7 @@ def rank(offer: Offer) -> tuple[int, str, str]:
 
 
 def filters(request: Request) -> list[Filter]:
-    """Return the filters of a request, in the order of its flags."""
+    """Return the filters of a request, in the order of the flags."""
     wished = gpus.read_set(request.gpu, request.num_gpus)
     found = []
     if request.gpu:
@@ -86,7 +86,7 @@ def filters(request: Request) -> list[Filter]:
                 lambda offers: f"--max-price {dollars(min(one.micro_usd_per_hour for one in offers))}",
             )
         )
-    if request.machine_filter:  # last, so that the user's code sees only offers that pass all other filters
+    if request.machine_filter:  # last, to run the user's code on few offers
         found.append(
             Filter(
                 f"--machine-filter {request.machine_filter}",
@@ -108,7 +108,7 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
         count = sum(wish in bad for bad in failed.values())
         if count:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
-    # Prefer offers that fail another filter, such as price or bandwidth, over offers with another GPU kind.
+    # Rank offers with a failed price or bandwidth before offers with a different GPU kind.
     near = sorted(offers, key=lambda one: (_distance(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
     lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
@@ -129,7 +129,7 @@ def _flags(wishes: Sequence[Filter]) -> str:
 
 
 def in_words(offer: Offer) -> str:
-    """Return an offer as one line of text."""
+    """Return an offer as a line of text."""
     what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
     names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
     where = " ".join(dict.fromkeys(name for name in names if name))

@@ -9,7 +9,7 @@ from infra.market import gpus
 from infra.market.expected import SETUP_S
 from infra.records import MachineKind, Offer
 
-USEFUL = 0.4  # share of the peak that a well-tuned training of this size reaches
+USEFUL = 0.4  # share of the peak speed in a well-tuned training of this size
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Forecast:
 
 
 def machine_with(gpu: str, num_gpus: int, nodes: int = 1) -> MachineKind:
-    """Return the machine kind with `num_gpus` GPUs per node, with its useful speed from the GPU table."""
+    """Return the machine kind with `num_gpus` GPUs per node, with the useful speed from the GPU table."""
     kind, per_gpu = (gpus.meant(gpu), gpus.tflops(gpus.meant(gpu))) if gpu else ("GPU", None)
     name = f"{num_gpus} x {kind}" if nodes == 1 else f"{nodes} nodes of {num_gpus} x {kind}"
     speed = None if per_gpu is None else USEFUL * per_gpu * 1e12 * num_gpus * nodes

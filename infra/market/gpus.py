@@ -1,9 +1,9 @@
-"""Table of GPUs: one canonical name per GPU, and the identifiers of each vendor.
+"""Table of GPUs: a canonical name per GPU, and the identifiers of each vendor.
 
 Names go from general to specific: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM. A MIG slice is a different
 GPU than the whole GPU: `RTXPRO6000-MIG-1G.24GB` is an RTXPRO6000-MIG, but no RTXPRO6000. The vendors' identifiers are
-from their catalogs of November 2026, RunPod's from its table of GPU types of 2026-08-20. A GPU outside of the table
-keeps its own name.
+from catalogs of November 2026, RunPod's from its table of GPU types of 2026-08-20. A GPU outside of the table keeps the
+vendor's name.
 """
 
 import functools
@@ -19,7 +19,7 @@ class Gpu:
     memory_gb: int
     runpod: tuple[str, ...] = ()
     lium: tuple[str, ...] = ()
-    shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`; memory and interconnect make it exact
+    shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`, exact only with memory and interconnect
 
 
 # Peak of dense bfloat16 products in TFLOP/s, from the makers' data sheets; basis of forecasts. V100 does not support
@@ -39,7 +39,7 @@ _PRO = (_SERVER, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
 
 
 def _alike(name: str, memory_gb: int, theirs: str, *shadeform: str) -> Gpu:
-    """Return a GPU that RunPod and Lium both list under the maker's name."""
+    """Return a GPU listed by RunPod and Lium under the maker's name."""
     return Gpu(name, memory_gb, (theirs,), (theirs,), shadeform)
 
 
@@ -110,7 +110,7 @@ def meant(asked: str) -> str:
 
 
 def tflops(ours: str) -> float | None:
-    """Return the peak TFLOP/s of one GPU, or the proportional share of a slice; None outside of the table."""
+    """Return the peak TFLOP/s of a GPU, or the proportional share of a slice; None outside of the table."""
     part = SLICE.fullmatch(ours)
     whole = part[1] if part else ours
     found = [kind for kind in TFLOPS if is_asked(kind, whole)]
@@ -149,7 +149,7 @@ def is_slice(name: str) -> bool:
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:
-    """Return the vendor's identifiers of all GPUs that match `asked`; () without a match."""
+    """Return the vendor's identifiers of all GPUs matching `asked`; () without a match."""
     found = [one for gpu in GPUS if is_asked(asked, gpu.name) for one in getattr(gpu, vendor)]
     return tuple(dict.fromkeys(found))
 

@@ -1,6 +1,6 @@
-"""User-defined machine filter: an extension's code that accepts or rejects each offer.
+"""User-defined machine filter: an extension's code to accept or reject each offer.
 
-`takes` runs the named extension on an offer and its vendor's raw description, within this process. An exception or a
+`takes` runs the named extension on an offer and the vendor's raw description, within this process. An exception or a
 timeout of the user's code becomes a UsageError with the code's location, and no machine is rented.
 """
 

@@ -1,7 +1,7 @@
 """Selection and order of offers, for commands, for a run's keeper and for the replicas of a service.
 
-Providers and a request become the matching offers, cheapest first. Offers that failed recently come last, and offers
-that the account cannot pay for are dropped. `tell` receives a message for each dropped or demoted offer.
+Providers and a request become the matching offers, cheapest first. Recently failed offers come last, and offers beyond
+the account's balance are dropped. `tell` receives a message for each dropped or demoted offer.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenMachine:
-    """The chosen request and its offers, in the order to try."""
+    """The chosen request and the matching offers, in the order to try."""
 
     request: Request
     offers: tuple[Offer, ...]
@@ -43,7 +43,7 @@ def as_found(request: Request, found: Sequence[Offer]) -> ChosenMachine:
 
 
 def of_machines(provider: Provider, request: Request) -> list[Offer]:
-    """Return a provider's own machines that satisfy the request, cheapest first. Raises NoOffer."""
+    """Return a provider's own machines for the request, cheapest first. Raises NoOffer."""
     found = provider.offers(request)
     if not found:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
@@ -83,7 +83,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
 
 def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], tell: Tell) -> list[Offer]:
-    """Drop the spot offers of vendors whose spot machines failed in a drill of this account.
+    """Drop the spot offers of vendors with failed spot machines in a drill of this account.
 
     Raises NoOffer if no offer is left.
     """
@@ -108,9 +108,9 @@ def among(
     candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell,
     narrow: Narrow = as_found,
 ) -> ChosenMachine:  # fmt: skip
-    """Choose one of several requests: the first available if `is_ordered`, else the cheapest; return its offers.
+    """Choose a request and return the offers: the first available if `is_ordered`, else the cheapest.
 
-    `narrow` drops offers that the work does not fit on. Raises NoOffer if no request has offers.
+    `narrow` drops offers too small for the work. Raises NoOffer if no request has offers.
     """
     had: list[ChosenMachine] = []
     missed: list[NoOffer] = []
@@ -130,7 +130,7 @@ def among(
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the matching offers of the request's provider that the account can pay for; used by a run's keeper.
+    """Return the matching and affordable offers of the request's provider; used by a run's keeper.
 
     Raises NoOffer, OutOfMoney.
     """
@@ -139,7 +139,7 @@ def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer
 
 
 def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell: Tell) -> list[Offer]:
-    """Move offers to the end that recently were unavailable, did not boot, or differed from the promise."""
+    """Move offers with a recent failure (unavailable, no boot, broken promise) to the end."""
     failed = HostMemory.beside(settings.state_file).blamed(DOUBT_S / scale)
     doubtful = [one for one in found if known_as(one) in failed]
     for one in doubtful if len(doubtful) < len(found) else ():
@@ -149,7 +149,7 @@ def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell
 
 
 def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers whose first hour the account can pay; own machines cost nothing.
+    """Return the offers with a first hour within the account's balance; own machines are free.
 
     Raises OutOfMoney, or NoOffer if vendors did not answer and a retry may help.
     """
@@ -165,7 +165,7 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
             unable[name] = str(error)
             is_silent &= not isinstance(error, AuthError)
             continue
-        # Vendors require a balance for at least one hour.
+        # Vendors require a balance for at least an hour.
         need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
         if balance is not None and balance < need:
             unable[name] = f"{name}: the balance is {in_usd(balance)}; an hour costs {in_usd(need)}"

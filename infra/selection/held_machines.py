@@ -1,11 +1,11 @@
-"""Provider for runs on held pods: rented pods that stay, shared by several runs, each on its own GPUs.
+"""Provider for runs on held pods: rented pods that stay, shared by several runs on separate GPUs.
 
-    live journal rows of held pods -> one machine each -> the operations of `infra.providers.ssh`
+    live journal rows of held pods -> a machine each -> the operations of `infra.providers.ssh`
 
-A run on a held pod has its own folder, guard and processes, and its own journal row at no cost: the pod's row is
-billed, and the pod's own guard enforces the pod's limits. The machine is gone with its pod, by the pod's row or by the
-vendor's report, along with all data; so a run uploads its results to the store meanwhile, as on any rented pod. The
-provider reads the journal on every call and keeps no state.
+A run on a held pod has a separate folder, guard and processes, and a journal row at no cost: the pod's row is billed,
+and the pod's own guard enforces the pod's limits. The machine is gone with the pod, by the pod's row or by the vendor's
+report, along with all data; so a run uploads results to the store meanwhile, as on any rented pod. The provider reads
+the journal on every call and keeps no state.
 """
 
 import getpass
@@ -72,7 +72,7 @@ class HeldPods(Provider):
         return replace(request, num_gpus=min((gpus_of(op) for op in self.rows(request)), default=0))
 
     def likely(self, request: Request) -> Offer | None:
-        """Return the first matching pod as an offer, from its original request; None without a held pod."""
+        """Return the first matching pod as an offer, from the pod's original request; None without a held pod."""
         found = next(iter(self.rows(request)), None)
         if found is None:
             return None
@@ -99,18 +99,18 @@ class HeldPods(Provider):
         return self._machines(free).offers(replace(request, host="", pool=""))
 
     def places(self, request: Request) -> tuple[str, ...]:
-        """Return the places of the pods that a request names, regardless of hardware and use; no network access."""
+        """Return the places of the pods named by a request, regardless of hardware and use; no network access."""
         return tuple(place_of(op) for op in self.rows(request))
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Mark a folder on the pod for the run. Raises NoOffer if the pod is gone or its GPUs are taken."""
+        """Mark a folder on the pod for the run. Raises NoOffer if the pod is gone or the GPUs are taken."""
         op = self._row(offer.place)
         if op is None:
             raise NoOffer(f"held: {offer.place} is gone")
         return self._machines([op]).create(request, offer, token, limits)
 
     def find(self, pod: str) -> Pod | None:
-        """Return a run's pod by id from its machine, or by token from all machines; None on a machine that is gone."""
+        """Return a run's pod by id from its machine, or by token from all machines; None if the machine is gone."""
         place = pod.partition("@")[2]
         if not place:
             return self._machines(self.rows()).find(pod)
@@ -128,7 +128,7 @@ class HeldPods(Provider):
         return self._machines(self.rows()).list()
 
     def delete(self, pod_id: str) -> None:
-        """Kill every process of a run, then remove its marker and secrets; the held pod stays."""
+        """Kill every process of a run, then remove the run's marker and secrets; the held pod stays."""
         op = self._row(pod_id.partition("@")[2])
         if op is None:
             return

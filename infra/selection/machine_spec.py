@@ -1,4 +1,4 @@
-"""Flags for the machine of a run and for its limits; the only declaration of these flags."""
+"""Flags for the machine and the limits of a run; the only declaration of these flags."""
 
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ class PlaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSpec:
-    """The limits that end a pod, regardless of its work."""
+    """The limits of a pod, enforced regardless of the work."""
 
     ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(

@@ -1,6 +1,6 @@
 """Preflight checks before spending money: limits, cost forecast, and whether the work fits on an offer.
 
-A plan, offers and settings become the offers on which the plan can run. The checks rent nothing and ask vendors for the
+A plan, offers and settings become the offers suitable for the plan. The checks rent no machine and ask vendors for the
 balance only.
 """
 
@@ -25,7 +25,7 @@ from infra.units import duration, seconds, size
 from store import credentials
 
 BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-LONG_S = 86400.0  # one day: a longer simulation uses the forecast of the imitated machine
+LONG_S = 86400.0  # a day: a longer simulation uses the forecast of the imitated machine
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
@@ -140,7 +140,7 @@ def setup_of(settings: Settings) -> tuple[float, float, float]:
 def preflight(
     plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, tell: Tell
 ) -> list[Offer]:  # fmt: skip
-    """Run all checks that need no money and return the offers that the account can pay for.
+    """Run all checks without cost and return the affordable offers.
 
     `again`: see `check_work`. Raises UsageError.
     """
@@ -149,9 +149,9 @@ def preflight(
 
 
 def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -> None:
-    """Check that a rented machine can do the work: reachable store, existing inputs. Raises UsageError.
+    """Check the preconditions of work on a rented machine: reachable store, existing inputs. Raises UsageError.
 
-    `again`: the command that would also make the inputs on the rented machine.
+    `again`: the command to make the inputs on the rented machine too.
     """
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(

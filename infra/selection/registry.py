@@ -1,4 +1,4 @@
-"""Registry of providers: opens a provider by its name, as configured in the settings."""
+"""Registry of providers: opens a provider by name, as configured in the settings."""
 
 import difflib
 import logging
@@ -35,7 +35,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
 
 def provider(settings: Settings, name: str) -> Provider:
-    """Return the provider with the given name from a cache, so that each machine gets one connection.
+    """Return the provider with the given name from a cache, to connect to each machine only once.
 
     Raises UsageError.
     """
@@ -70,7 +70,7 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
 def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
     """Return the providers for `chosen`, by default for the `provider` setting.
 
-    Skips a provider that cannot be opened, with a warning. Raises the first error if no provider can be opened.
+    Skips an unusable provider with a warning. Raises the first error if no provider can be opened.
     """
     found: list[Provider] = []
     errors: list[SlipwayError] = []

@@ -22,7 +22,7 @@ def request_on(
 ) -> Request:
     """Return the request of a run to the candidate providers; omitted flags leave a property open.
 
-    Raises UsageError for flags that the candidates do not support.
+    Raises UsageError for flags not supported by the candidates.
     """
     for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
         if value and not candidates[0].is_rented:
@@ -42,7 +42,7 @@ def request_on(
 
 
 def refuse_open(request: Request) -> None:
-    """Raise UsageError for a rented machine without any specification and without work that implies one."""
+    """Raise UsageError for a request that specifies no machine and has no work to derive a machine from."""
     if not (request.gpu or request.num_gpus or request.without_gpu or request.instance_type):
         raise UsageError(
             "which machine? There is no work from which it follows: name one by --gpu, --num-gpus or --instance-type; "
@@ -51,7 +51,7 @@ def refuse_open(request: Request) -> None:
 
 
 def counted(wanted: Request) -> Request:
-    """Return the request with `H100:8` split into GPU kinds and one count, as a job queue requires; default count 1.
+    """Return the request with `H100:8` split into GPU kinds and a count, as a job queue requires; default count 1.
 
     Raises UsageError for different counts.
     """

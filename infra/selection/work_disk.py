@@ -1,7 +1,7 @@
-"""Disk size that work needs, for vendors that rent and bill disks by size.
+"""Required disk size of work, for vendors with rented disks billed by size.
 
 Known properties of the work become bytes for the machine request. The estimates are rather too large: a full disk ends
-the work, and one GB costs 0.10 USD a month at RunPod.
+the work, and a GB costs 0.10 USD a month at RunPod.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ OTHER_ENVIRONMENT_BYTES = GB  # trackers, data readers: no torch
 OWN_PACKAGES_BYTES = ENVIRONMENT_BYTES["train-cuda"]  # packages of a user's own job, usually torch
 BESIDE_BYTES = GB  # code, logs, conversations, questions and problems
 MARGIN = 1.2  # package and text sizes are known to about 10 percent; file systems take a few percent
-STEP_BYTES = 5 * GB  # rounding, so that small differences in data do not change the price
+STEP_BYTES = 5 * GB  # rounding, to keep the price constant for small differences in data
 
 
 def of_environments(names: Collection[str], torch: str) -> int:
