@@ -1,4 +1,4 @@
-"""Finding, renting, reaching, watching and ending pods; what other code may import, which loads nothing by itself.
+"""Finding, renting, reaching, watching and ending pods; the public functions load their dependencies on first use.
 
 This file also runs on pods: Python 3.9, standard library only.
 """
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def connect(name: str) -> "fabric.Connection":
-    """Return a Fabric connection to the pod, or own machine, of that name, which is opened by its first use.
+    """Return a Fabric connection to the pod or own machine called `name`; the connection opens on first use.
 
-    It uses the pod's own key and is pinned to its host key. `connection.folder` is the pod's folder there; commands
-    begin in the home folder. A pod of this machine is dealt with in the same way, without SSH. Raises UsageError when
-    nothing, or more than one machine, has that name.
+    The connection uses the pod's own key and accepts only the pod's pinned host key. `connection.folder` is the pod's
+    folder on the machine; commands start in the home folder. A pod on this machine has the same interface without SSH.
+    Raises UsageError if no machine, or several machines, have the name.
     """
     from infra import targets
 
@@ -22,7 +22,7 @@ def connect(name: str) -> "fabric.Connection":
 
 
 def connect_all(*names: str) -> "fabric.ThreadingGroup":
-    """Return a Fabric group of the machines that `inv on` would take for these names; of all pods without names."""
+    """Return a Fabric group of the machines selected by `inv on` for these names; all pods without names."""
     from infra import targets
 
     return targets.connect_all(*names)

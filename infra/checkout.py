@@ -1,4 +1,4 @@
-"""The checkout whose code runs here, and is pushed to pods."""
+"""Root folder of the running checkout, which is also pushed to pods."""
 
 from pathlib import Path
 

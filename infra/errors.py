@@ -1,4 +1,4 @@
-"""The errors that the control side raises on purpose, and the exit code of each.
+"""Deliberate exceptions of the control side, with the exit code of each.
 
     SlipwayError            1  something failed
     ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
@@ -12,7 +12,7 @@
     │   └── MissingKey      4  no key is set
     └── LimitHit            5  a limit was hit, or an audit found something
 
-A message says what was tried, what was seen, whether money is running and what to type next.
+Each message says what failed, the observed cause, whether money is being spent, and which command to run next.
 """
 
 
@@ -45,7 +45,7 @@ class Busy(NoOffer):
 
 
 class RateLimited(NoOffer):
-    """A vendor counted too many requests. `retry_after_s`: the pause that the vendor asked for, None if it did not."""
+    """A vendor rejected a request because of too many requests. `retry_after_s`: the requested pause, or None."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class AuthError(SlipwayError):
 
 
 class MissingKey(AuthError, UsageError):
-    """No key is set."""
+    """No vendor key is set."""
 
 
 class LimitHit(SlipwayError):
@@ -65,16 +65,16 @@ class LimitHit(SlipwayError):
 
 
 class Unsound(SlipwayError):
-    """A check found something that is not as it should be."""
+    """A check found a problem."""
 
     exit_code = 5
 
 
 def in_words(error: Exception) -> str:
-    """Return the message of an error; of a mistake of ours with its type."""
+    """Return the message of a SlipwayError; other exceptions, which are bugs, with the type's name."""
     return str(error) if isinstance(error, SlipwayError) else f"{type(error).__name__}: {error}"
 
 
 def as_told(error: Exception, what: str) -> SlipwayError:
-    """Return the error itself when it is one of these, else one that tells during `what` it happened."""
+    """Return a SlipwayError unchanged; wrap other exceptions in a SlipwayError with the operation `what`."""
     return error if isinstance(error, SlipwayError) else SlipwayError(f"{what}: {in_words(error)}")

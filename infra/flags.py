@@ -1,7 +1,7 @@
-"""A flag, declared once: a field of a frozen record with its type, default, help, unit and group.
+"""Command-line flags as fields of frozen records, with type, default, help, unit and group.
 
-The command line, its help, files of flags, JSON Schemas and the reference pages are all made of these fields. In: a
-record whose fields are made by `flag`. Out: a `Flag` for each of them.
+The command line, its help, flag files, JSON Schemas and the reference pages are all generated from these fields.
+`flags_of` turns a record with fields made by `flag` into a `Flag` per field.
 """
 
 import dataclasses
@@ -18,50 +18,50 @@ KINDS = (bool, int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One flag, made of a field of a record."""
+    """A command-line flag, derived from a field of a record."""
 
     name: str
     """Name of the field."""
     spelled: str
-    """Name of the flag as it is typed, without dashes."""
+    """Name of the flag on the command line, without dashes."""
     also: tuple[str, ...]
-    """Other spellings; one of a single letter has one dash."""
+    """Alternative spellings; a single letter takes a single dash."""
     kind: type
     """Type of a value: `str`, `int`, `float` or `bool`."""
     is_many: bool
-    """True if it may be repeated."""
+    """True if the flag may be repeated."""
     default: Any
     about: str
     unit: str
     group: str
     is_word: bool
-    """True if its value may be given without the flag: `inv logs brave-otter-3`."""
+    """True if the value may be given without the flag: `inv logs brave-otter-3`."""
     is_bare: bool
-    """True if the flag may stand without a value."""
+    """True if the flag may be given without a value."""
     is_secret: bool
-    """True if what stands behind `=` in its values is shown to nobody."""
+    """True if the text after `=` in the values is a secret, never shown."""
     least: int | None
-    """The smallest value that may be given: its default may stand for a choice that nobody made."""
+    """Smallest value that a user may type; the default may be smaller, to stand for no choice."""
     read: Callable[[Sequence[str]], Any] | None
-    """Converts the words that were typed to the field's value; None where the words are the value."""
+    """Converts the typed words to the field's value; None if the words are the value."""
 
     def value(self, said: Any) -> Any:
-        """Return the field's value of what was typed: words become a tuple, or what `read` makes of them."""
+        """Return the field's value for typed input: a tuple for repeated words, converted by `read` if set."""
         words = tuple(said or ()) if self.is_many else said
         return self.read(words) if self.read else words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Typed:
-    """A record that knows which of its flags were given, with whatever value, and the flags that packs add to them."""
+    """A record with the names of the given flags, regardless of value, and the flags that packs add."""
 
     typed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
-    """Names of the fields that were typed, or stood in a file of flags."""
+    """Names of the fields that were typed, or set in a flag file."""
     added: tuple[Any, ...] = dataclasses.field(default=(), repr=False)
-    """A record of flags for each pack that adds some to the command."""
+    """Records of flags, one for each pack that adds flags to the command."""
 
     def of(self, record: type[R]) -> R:
-        """Return the record of that type among those of packs; one with its defaults where the command has none."""
+        """Return the added record of this type, or the record with its defaults if the command has none."""
         return next((one for one in self.added if isinstance(one, record)), record())
 
 
@@ -70,12 +70,12 @@ def flag(
     bare: bool = False, secret: bool = False, spelled: str = "", least: int | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
 ) -> Any:  # fmt: skip
-    """Return a field of a record that is a flag.
+    """Return a dataclass field for a flag.
 
-    `about`: its help. `unit`: of its value: "GB", "USD", "duration". `group`: the title under which it stands in the
-    help. `also`: other spellings. `word`: it may be given as a bare word. `bare`: its value may be left out. `secret`:
-    its values `NAME=VALUE` are secrets. `spelled`: where it is not typed as the field is called. `least`: the smallest
-    value that may be given. `read`: makes the value of repeated words.
+    `about`: help text. `unit`: unit of the value: "GB", "USD", "duration". `group`: section title in the help. `also`:
+    alternative spellings. `word`: the value may be a bare word. `bare`: the value may be omitted. `secret`: values
+    `NAME=VALUE` are secrets. `spelled`: spelling if different from the field name. `least`: smallest value that may be
+    typed. `read`: converts repeated words to the value.
     """
     meta = {"about": about, "unit": unit, "group": group, "also": tuple(also), "word": word, "bare": bare,
             "secret": secret, "spelled": spelled, "least": least, "read": read}  # fmt: skip
@@ -85,14 +85,14 @@ def flag(
 
 
 def again(record: type, name: str, **other: Any) -> Any:
-    """Return a field that is the flag `name` of `record`, but for what is given otherwise, such as `default`."""
+    """Return a copy of the flag `name` of `record` with the given changes, such as `default`."""
     one = next(one for one in dataclasses.fields(record) if one.name == name)
     meta = {**one.metadata["flag"], **{key: value for key, value in other.items() if key != "default"}}
     return flag(other.get("default", one.default), meta.pop("about"), **meta)
 
 
 def flags_of(record: type) -> tuple[Flag, ...]:
-    """Return the flags of a record, in the order of its fields; fields that are no flags are left out."""
+    """Return the flags of a record in field order; skip other fields."""
     hints = typing.get_type_hints(record)
     found = []
     for one in dataclasses.fields(record):
@@ -113,9 +113,9 @@ def flags_of(record: type) -> tuple[Flag, ...]:
 
 
 def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the flags of a record that are not at their defaults, as a file of flags would hold them.
+    """Return the non-default flags of a record, except `but`, in the form of a flag file.
 
-    Those that packs add are among them.
+    The flags that packs add are included.
     """
     found: dict[str, Any] = {}
     for one in flags_of(type(spec)):
@@ -127,7 +127,7 @@ def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
 
 
 def shown(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return the flags as `given` does, for people and programs to see: values of secrets are masked."""
+    """Return the flags like `given`, for display: values of secrets are masked."""
     records = (spec, *getattr(spec, "added", ()))
     secrets = {one.spelled for record in records for one in flags_of(type(record)) if one.is_secret}
     return {
@@ -137,7 +137,7 @@ def shown(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
 
 
 def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:
-    """Return the words of a command line that gives the same flags; for another process of ours, not for people."""
+    """Return command-line words with the same flags, for a child process and not for display."""
     words = []
     for spelled, value in given(spec, but).items():
         if value is False:

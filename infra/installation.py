@@ -1,8 +1,8 @@
-"""The identity of a journal's installation: an id that is stored besides it, in the user's configuration.
+"""Identity of a journal's installation: an id, also stored in the user's configuration folder.
 
-A configuration may be carried to other machines (dotfiles, a synchronized folder); a journal may not. So each journal
-has a file there that remembers its machine, its path and its id. An id that another machine has too is nobody's new
-one: two machines with one id would each take the other's pods for orphans.
+Users copy configurations between machines (dotfiles, synchronized folders), but not journals. So each journal has a
+file in the configuration with machine, path and id. An id also claimed by a second machine is never reused: two
+machines with the same id would each treat the other's pods as orphans.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ _ID = re.compile("[a-z0-9]{8}")
 
 @dataclass(frozen=True)
 class MachineIdentity:
-    key: str  # "" where the system has no id of its own; containers often have none
+    key: str  # "" without a system id, as in many containers
     host: str
 
 
 @dataclass(frozen=True)
 class JournalClaim:
-    """A file that says which journal an id belongs to."""
+    """A configuration file with the link from an id to a journal."""
 
     file: Path
     id: str
     machine: MachineIdentity
-    journal: str  # path of the journal; "" = written by a Slipway that remembered neither
+    journal: str  # path of the journal; "" = written by an old version without machine and path
 
     @property
     def where(self) -> str:
@@ -43,7 +43,7 @@ class JournalClaim:
 def this_machine() -> MachineIdentity:
     key = ""
     for path in MACHINE_IDS:
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # the next file, or no id at all
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # try the next file; without any id the key stays empty
             key = key or path.read_text().strip()
     return MachineIdentity(
         hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname()
@@ -51,20 +51,20 @@ def this_machine() -> MachineIdentity:
 
 
 def file_of(path: Path, environ: Mapping[str, str]) -> Path:
-    """Return the file with the id of the journal at `path`."""
+    """Return the path of the configuration file for the journal at `path`."""
     machine = this_machine()
     key = hashlib.sha256(os.fsencode(f"{machine.key} {machine.host} {path.absolute()}")).hexdigest()[:12]
     return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id@{key}"
 
 
 def read(file: Path) -> str:
-    """Return the id in that file, "" when it is not there or holds none."""
+    """Return the id in the file; "" for a missing or invalid file."""
     found = _claim(file)
     return found.id if found else ""
 
 
 def others(file: Path) -> list[JournalClaim]:
-    """Return whatever else the configuration knows of; what cannot be read there tells nothing."""
+    """Return all other claims in the configuration; skip unreadable files."""
     found = []
     for path in sorted(file.parent.glob("installation_id*"), key=os.fspath):
         with contextlib.suppress(OSError):
@@ -73,18 +73,18 @@ def others(file: Path) -> list[JournalClaim]:
 
 
 def everyone(environ: Mapping[str, str]) -> list[JournalClaim]:
-    """Return all journals that the user's configuration knows of."""
+    """Return the claims of all journals in the user's configuration."""
     return others(folder(environ, "XDG_CONFIG_HOME", ".config") / "installation_id@")
 
 
 def rivals(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
-    """Return the journals of other machines that have that id."""
+    """Return the claims of other machines with the same id."""
     me = this_machine().key
     return [one for one in known if one.id == id and me and one.machine.key not in ("", me)]
 
 
 def remember(id: str, path: Path, environ: Mapping[str, str]) -> None:
-    """Write down that `id` is of the journal at `path` on this machine."""
+    """Record that `id` belongs to the journal at `path` on this machine."""
     file, machine = file_of(path, environ), this_machine()
     make_folder(file.parent, is_ours=True)
     write_durably(file, f"{id}\n{machine.key}\n{machine.host}\n{path.absolute()}\n", 0o600)
@@ -97,7 +97,7 @@ def folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
 
 
 def make_folder(folder: Path, is_ours: bool) -> None:
-    """Make a folder that is for its owner only; one that was there, and is somebody's choice, stays as it is."""
+    """Create a folder with access for the owner only; change an existing folder only if `is_ours`."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if is_ours:

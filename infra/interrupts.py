@@ -1,8 +1,8 @@
-"""The signals that ask a command to leave, and what they must not interrupt in the middle.
+"""Exit signals of a command, and blocks protected from interruption.
 
-In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. `heed` stands around every command. `finishing`
-stands around renting and ending: nothing may interrupt between a request that costs money and its record. `Replaced`
-asks a process to leave as well, and comes from the journal.
+SIGINT, SIGTERM and SIGHUP become exceptions in the main thread. `heed` wraps every command. `finishing` wraps renting
+and ending pods, since no signal may interrupt between a paid request and the record in the journal. `Replaced` is also
+a request to exit; its source is the journal.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MEANWHILE = "finishing: {what}. Press Ctrl-C again to quit now; a pod may keep b
 
 
 class ToldToLeave(BaseException):
-    """The process was asked to leave, by signal `number`: by another one, or by the end of its terminal."""
+    """The process was asked to exit by signal `number`, sent by a process or by a closing terminal."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -32,7 +32,7 @@ class ToldToLeave(BaseException):
 
 
 def why_left(error: BaseException) -> str:
-    """Return why a command leaves that was asked to; "" for any other error."""
+    """Return why a command was asked to exit, as text; "" for any other error."""
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
     if isinstance(error, ToldToLeave):
@@ -42,15 +42,15 @@ def why_left(error: BaseException) -> str:
 
 
 class Replaced(BaseException):
-    """Another process has taken over what this one held, as this one was silent for long: it may do nothing more.
+    """A second process took over the work of this process after a long silence; this process must stop.
 
-    No handler of errors may catch it, and try again.
+    Error handlers must not catch the exception and retry.
     """
 
 
 @contextlib.contextmanager
 def heed() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; an ignored one stays so."""
+    """Make SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; ignored signals stay ignored."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise ToldToLeave(number)
@@ -61,7 +61,7 @@ def heed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Delay the first signal to the end of this block, and raise it there; a second one is raised where it comes."""
+    """Delay the first signal's exception to the end of the block; raise a second signal's exception at once."""
     noted: list[int] = []
     before: dict[int, Handler] = {}
 
@@ -70,7 +70,7 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
         if len(noted) > 1:
             before[number](number, frame)
         else:
-            # Nothing reads what is said, or the signal came during a print.
+            # The output may have no reader, or the signal arrived during a print.
             with contextlib.suppress(OSError, RuntimeError, ToldToLeave):
                 say(MEANWHILE.format(what=what))
 
@@ -84,15 +84,15 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
             if noted:
                 before[noted[0]](noted[0], None)
             raise
-        if noted:  # also after a second one: what it raised is lost where Python ignores exceptions, as in callbacks
+        if noted:  # also after a second signal: Python drops exceptions in some places, such as callbacks
             before[noted[0]](noted[0], None)
 
 
 @contextlib.contextmanager
 def _handling(handlers: Mapping[int, Handler], which: Callable[[object], bool]) -> Iterator[dict[int, Any]]:
-    """Install these signal handlers, where `which` is true of the present one; yield the replaced ones, by number.
+    """Install handlers for all signals with a current handler accepted by `which`; yield the replaced handlers.
 
-    Signals reach the main thread only: in another one nothing changes.
+    Signals reach the main thread only; in other threads the function has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield {}

@@ -1,4 +1,4 @@
-"""The environment of the steps of a job: secrets by name, and the variables that are its own."""
+"""Environment of a job's steps: secrets by name, and the job's own variables."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from infra.settings import VENDORS, Settings, is_secret, sources_of, variables
 from store import credentials, packs
 
-ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables whose values never go to a pod
+ACCOUNTS = (*(key.upper() for key in VENDORS.values()), "LIUM_SELF_END_KEY")  # variables never sent to a pod
 
 
 def asked_at(settings: Settings) -> set[str]:
-    """Return the kinds of stores that a step speaks to: what it writes to, and where its text lies."""
+    """Return the kinds of stores accessed by a step: the artifact store and the text sources."""
     return {credentials.kind(one) for one in (settings.store, *sources_of(settings.source))}
 
 
 def secrets(settings: Settings) -> dict[str, str]:
-    """Return the secrets that a step may need, by variable; account-wide vendor keys never go to a pod."""
+    """Return the secrets for a step, by variable; account-wide vendor keys never go to a pod."""
     found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
     for one in packs.named_trackers().values():
         found |= one.secrets(settings)
@@ -28,29 +28,30 @@ def secrets(settings: Settings) -> dict[str, str]:
 
 
 def secrets_for(names: Iterable[str], settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the secrets of a job that was begun earlier.
+    """Return the secrets of a job from an earlier start.
 
-    They are those of our settings and, of what it was given by `--env`, those that this process was given too.
+    The result has the secrets of the current settings, plus the variables in `names` from the environment of this
+    process.
     """
     return {**{name: environ[name] for name in names if environ.get(name)}, **secrets(settings)}
 
 
 def of_job(settings: Settings) -> dict[str, str]:
-    """Return the variables of `--env` that are the job's own: those that are no settings of ours."""
+    """Return the job's own variables of `--env`: all variables except settings."""
     ours = variables()
     return {name: value for name, value in settings.given.items() if name not in ours}
 
 
 def of_own_job(settings: Settings) -> dict[str, str]:
-    """Return the variables of `--env` for a job of one's own, where TOKENS or RUN_SHARD are the job's business.
+    """Return the variables of `--env` for a user's own job, for which settings such as TOKENS are ordinary variables.
 
-    A key that was typed is among them, as `--env WANDB_API_KEY` is for this job; keys of an account with a vendor are
-    not, since they never go to a pod.
+    A typed key such as `--env WANDB_API_KEY` is included. Vendor account keys and SLIPWAY_ variables are excluded;
+    account keys never go to a pod.
     """
     return {name: value for name, value in settings.given.items()
             if name not in ACCOUNTS and not name.startswith("SLIPWAY_")}  # fmt: skip
 
 
 def plain(settings: Settings) -> dict[str, str]:
-    """Return those that anybody may read; the others are secrets by their names."""
+    """Return the job's variables without secret names."""
     return {name: value for name, value in of_job(settings).items() if not is_secret(name)}

@@ -1,10 +1,9 @@
-"""The file of the journal: its path, its lock, its tables, and how it is opened.
+"""File of the journal: path, lock, tables and opening.
 
-SQLite in WAL mode, synced in full. Every write and every checkpoint happens under an exclusive flock of a sibling
-file: SQLite before 3.51.3 can corrupt a WAL when a write races a checkpoint. The lock belongs to a process, never to
-a time. A damaged file is opened for reading only, and never replaced by an empty one; so is one that lacks changes
-which it had, since a WAL that was damaged or lost takes whole commits with it and leaves no trace. The lock's file
-remembers how many there were.
+SQLite in WAL mode with full sync. Every write and every checkpoint holds an exclusive flock on a sibling file, because
+SQLite before 3.51.3 can corrupt a WAL when a write races a checkpoint. The lock belongs to a process and never expires.
+A damaged file is opened read-only and never replaced by an empty file. The same holds for a file without all earlier
+changes: a damaged or lost WAL loses whole commits without a trace, so the lock file stores the number of changes.
 """
 
 import contextlib
@@ -30,9 +29,9 @@ from store import local_files, packs
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
-ROOM_BYTES = 1 << 20  # with more of it free, a disk that fails is not a full one
-MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no version of Slipway writes to it
-MOVED_KEY = "moved"  # in `meta`: JSON with `host`, and whether it `is_home` there
+ROOM_BYTES = 1 << 20  # with more free space, a disk error does not mean a full disk
+MOVED_SCHEMA = 1_000_000  # schema number of a moved journal, which no version of Slipway writes to
+MOVED_KEY = "moved"  # key in `meta`: JSON with `host` and `is_home`
 NETWORK_FILE_SYSTEMS = frozenset(
     [
         "nfs",
@@ -64,11 +63,11 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ]
 )
 
-SCHEMA = 15  # from version 1.0 on, each release that changes the tables brings one migration
-# Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an op is also an event, which
-# carries the boot's own clock.
+SCHEMA = 15  # from version 1.0 on, each release with changed tables brings a migration
+# Money is in micro-USD (rates per hour), times are UTC epoch seconds. Every change of an op is also an event, which
+# records the boot clock.
 TABLES = (
-    # boot_id, boot_s, lived_s: a wall clock may be set back; that of the boot is not
+    # boot_id, boot_s, lived_s: the boot clock, since a wall clock may be set back
     """CREATE TABLE ops (
         token TEXT PRIMARY KEY, run TEXT NOT NULL, rank INTEGER NOT NULL CHECK (rank >= 0),
         detached INTEGER NOT NULL CHECK (detached IN (0, 1)), owner_kind TEXT NOT NULL, owner TEXT NOT NULL,
@@ -80,12 +79,12 @@ TABLES = (
         intent_at INTEGER NOT NULL, sent_at INTEGER, last_seen_at INTEGER, first_absent_at INTEGER,
         absent_n INTEGER NOT NULL, del_requested_at INTEGER, ended_at INTEGER, billed_at REAL,
         boot_id TEXT NOT NULL, boot_s REAL NOT NULL, lived_s REAL, reason TEXT NOT NULL, outcome TEXT NOT NULL)""",
-    # a detached pod leaves its name, its rank and its target to another
+    # a detached pod releases name, rank and target to a successor
     """CREATE UNIQUE INDEX one_live_per_rank ON ops (run, rank)
         WHERE NOT detached AND state NOT IN ('TERMINATED', 'FAILED')""",
     """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
         WHERE target != '' AND NOT detached AND state NOT IN ('TERMINATED', 'FAILED')""",
-    # a machine belongs to one row, or to several with different devices
+    # a machine belongs to a single row, or to several rows with different devices
     """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
         WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
     """CREATE TABLE events (
@@ -94,16 +93,16 @@ TABLES = (
         boottime_ms INTEGER NOT NULL)""",
     "CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
     "CREATE TRIGGER events_are_fixed BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
-    # heard_s: when the holder was last heard, by a clock that stands still while the machine sleeps
+    # heard_s: last sign of life of the holder, by a clock stopped during sleep
     """CREATE TABLE leases (
         name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT, pid INTEGER, pid_starttime TEXT, heard_s REAL)""",
     """CREATE TABLE spend (
         token TEXT NOT NULL REFERENCES ops, at INTEGER NOT NULL, source TEXT NOT NULL, amount INTEGER NOT NULL)""",
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    # of a service: what is wanted, as commands write it, and what there is, as its controller does
+    # wanted: target state of a service, written by commands; seen: actual state, written by the controller
     """CREATE TABLE services (
         name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
-    # of many runs together
+    # budgets are shared by many runs
     """CREATE TABLE budgets (
         name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, amount INTEGER NOT NULL, since INTEGER NOT NULL)""",
     """CREATE TABLE reservations (
@@ -116,25 +115,25 @@ TABLES = (
 )
 
 
-READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}  # of a folder that may not be written to
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}  # errors of opening a file in a read-only folder
 
 
 class JournalError(SlipwayError):
-    """The journal cannot be used, or not for writing."""
+    """The journal cannot be used, or cannot be written."""
 
 
 class Fenced(JournalError):
-    """The row, or the lease, was changed by somebody else since it was read."""
+    """A concurrent process changed the row or the lease since the last read."""
 
 
 class JournalFull(JournalError):
-    """Nothing can be written to the journal for now; what was to be written is not in it."""
+    """The disk of the journal is full, or fails to write; the failed change is not in the journal."""
 
-    IN_WORDS = ("database or disk is full", "disk I/O error")  # by SQLite; Python tells its codes from 3.11 on
+    IN_WORDS = ("database or disk is full", "disk I/O error")  # of SQLite; error codes need Python 3.11
 
 
 def failed(path: Path, error: Exception) -> JournalError:
-    """Return the error to raise when the system or SQLite does not take an operation on the journal at `path`."""
+    """Return the exception for an error of the system or of SQLite on the journal at `path`."""
     if not (str(error).startswith(JournalFull.IN_WORDS) or is_full(error)):
         return JournalError(f"journal {path}: {error}")
     free = shutil.disk_usage(path.parent).free
@@ -144,7 +143,7 @@ def failed(path: Path, error: Exception) -> JournalError:
 
 
 class OtherSchema(JournalError):
-    """The file has tables of another schema than this code reads, or tables and no number of a schema."""
+    """The file has an unsupported schema, or tables without a schema number."""
 
     def __init__(self, path: Path, schema: int) -> None:
         found = f"schema {schema}" if schema else "tables without the number of a schema"
@@ -157,9 +156,9 @@ class OtherSchema(JournalError):
 
 
 class Moved(JournalError):
-    """The journal was moved to `host`, where the only one that is written to lies.
+    """The journal moved to `host`, which holds the only writable copy.
 
-    `is_home`: from a control host to the machine that works through it.
+    `is_home`: the journal is moving from a control host back to the user's machine.
     """
 
     def __init__(self, path: Path, host: str, is_home: bool = False) -> None:
@@ -180,11 +179,11 @@ class _Damaged(Exception):
 @dataclass(frozen=True)
 class Opened:
     db: sqlite3.Connection
-    installation: str  # eight letters and digits; "" when nobody knows it any more
-    problem: str = ""  # reason why it is read-only, in words; "" = it is whole
-    is_replacement: bool = False  # new, though this installation had a journal before
-    replaced: Clocks | None = None  # when this one took the place of one that was lost
-    others: tuple[JournalClaim, ...] = ()  # other installations that this user's configuration knows of
+    installation: str  # eight letters and digits; "" = unknown
+    problem: str = ""  # reason for read-only access, as text; "" = writable
+    is_replacement: bool = False  # True for a new file although this installation had a journal before
+    replaced: Clocks | None = None  # time at which this file replaced a lost journal
+    others: tuple[JournalClaim, ...] = ()  # other installations in this user's configuration
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
@@ -192,13 +191,16 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 
 def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
-    """Return the file with the id of that journal's installation: a separate journal is a separate installation."""
+    """Return the file with the id of the journal's installation; each journal is a separate installation."""
     return installation.file_of(path, environ)
 
 
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
-    """Hold the lock of the journal at `path`: its file. Raises JournalError when another process keeps it `wait_s`."""
+    """Hold the lock of the journal at `path` and yield the lock file's descriptor.
+
+    Raises JournalError after `wait_s` seconds without the lock.
+    """
     busy = JournalError(f"journal {path}: another process has been writing for {wait_s:g} s")
     lock = path.with_name(path.name + ".lock")
     with local_files.held(lock, busy, wait_s, mode=0o600, look_s=0.002) as descriptor:
@@ -206,12 +208,12 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
 
 
 def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
-    """Open the file of the journal.
+    """Open the file of the journal; create a missing file.
 
-    Raises JournalError: on a network file system, of another schema, of another installation, not openable.
+    Raises JournalError on a network file system, for a different schema or installation, and for a failed open.
     """
     try:
-        if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
+        if path.exists() and not path.is_file():  # neither chmod nor SQLite may touch a folder or a device
             raise JournalError(f"journal {path}: it is not a regular file; set SLIPWAY_STATE_FILE to another place")
         installation.make_folder(path.parent, is_ours=path == default_path(environ))
         kind = file_system_of(path.parent)
@@ -220,7 +222,7 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
         with locked(path) as lock:
             if path.is_symlink():
                 raise JournalError(f"journal {path}: it is a link, and is not followed")
-            if path.exists():  # not opened here: closing it would drop the locks of SQLite in this process
+            if path.exists():  # not opened here: closing the file would drop this process's SQLite locks
                 path.chmod(0o600)
             else:
                 remember_changes(lock, 0)
@@ -233,12 +235,12 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
 
 
 def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> Opened:
-    """Open a journal where nothing may be written: it is read, and its `problem` says so."""
+    """Open a journal in a read-only place; the `problem` of the result explains the restriction."""
     wal = path.with_name(path.name + "-wal")
-    # Without a log of commits SQLite may not make one either, and has to be told that nobody writes.
+    # Without an existing WAL, SQLite cannot create a WAL here either, and needs the promise of an unchanging file.
     db = read_only(path, is_fixed=not (wal.exists() and wal.stat().st_size))
     try:
-        if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):  # that one may still be read
+        if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):  # a moved journal may still be read
             _check_schema(db, path)
         found = dict(db.execute("SELECT key, value FROM meta").fetchall()).get("installation", "")
     except OtherSchema:
@@ -256,12 +258,12 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
 def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     kept = installation_file(path, environ)
     remembered, others = installation.read(kept), tuple(installation.others(kept))
-    # Any thread may come to close it: the garbage collector chooses.
+    # The garbage collector may close the connection in any thread.
     db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
         is_new = _is_empty(db)
         if not is_new:
-            _check_schema(db, path)  # before anything is set, as that would change the file
+            _check_schema(db, path)  # checked first, since the pragmas below change the file
         for name, value in PRAGMAS.items():
             db.execute(f"PRAGMA {name}={value}")
             if db.execute(f"PRAGMA {name}").fetchone() != (value,):
@@ -286,7 +288,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     except sqlite3.OperationalError:
         db.close()
         raise
-    except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: a field that should be text is not
+    except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # ValueError: a text field has a different type
         db.close()
         return Opened(
             read_only(path),
@@ -307,7 +309,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
 
 
 def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[JournalClaim]) -> str:
-    """Return why this journal is not used, and what to do."""
+    """Return why this journal's installation id conflicts, with advice."""
     if not rivals:
         return f"journal {path} is that of installation {found}, {kept} says {remembered}; move one of them away"
     other = rivals[0]
@@ -318,16 +320,16 @@ def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[J
 
 
 def _replaced(meta: Mapping[str, str]) -> Clocks | None:
-    """Return when it replaced a lost one. Raises ValueError for what is no time."""
+    """Return the time at which the journal replaced a lost journal, or None. Raises ValueError for invalid times."""
     if "replaced_at" not in meta:
         return None
     return Clocks(meta["replaced_boot_id"], float(meta["replaced_boot_s"]), float(meta["replaced_at"]))
 
 
 def _layout(db: sqlite3.Connection) -> set[tuple[object, ...]]:
-    """Return every column, index and trigger.
+    """Return every column, index and trigger of the database.
 
-    A letter of their text may change without any check of SQLite's noticing.
+    SQLite's own checks do not notice a changed letter in the text of a definition.
     """
     columns = """SELECT one.name, info.* FROM sqlite_master AS one, pragma_table_info(one.name) AS info
         WHERE one.type = 'table'"""
@@ -346,12 +348,12 @@ def _made_layout() -> set[tuple[object, ...]]:
 
 
 def _check_rows(db: sqlite3.Connection) -> int:
-    """Return how many changes there have been. Raises _Damaged when a row is not as its last change left it.
+    """Return the number of changes. Raises _Damaged if rows and events disagree.
 
-    The bytes of a cell that is in no index are no business of SQLite's own check.
+    SQLite's integrity check does not cover cells outside of an index.
     """
     try:
-        for table in ("ops", "leases", "services", "budgets", "reservations", "turns"):  # so that all text is read
+        for table in ("ops", "leases", "services", "budgets", "reservations", "turns"):  # decodes all text
             db.execute(f"SELECT * FROM {table}").fetchall()
         wrong = db.execute(
             """SELECT token FROM ops JOIN (SELECT token, state, epoch, max(id) FROM events GROUP BY token) AS last
@@ -367,9 +369,9 @@ def _check_rows(db: sqlite3.Connection) -> int:
 
 
 def remember_changes(lock: int, changes: int) -> None:
-    """Write the count of changes into the lock's file, after a commit.
+    """Write the number of changes into the lock file, after a commit.
 
-    It is not synced: what it says is never more than what was committed.
+    The write needs no sync: after a crash the stored number may be too small, but never above the committed changes.
     """
     os.pwrite(lock, f"{changes:020d}".encode(), 0)
 
@@ -380,7 +382,7 @@ def _remembered_changes(lock: int) -> int:
 
 
 def _make_tables(db: sqlite3.Connection, remembered: str) -> None:
-    """Make the tables of a new file in one transaction: a process that is killed meanwhile leaves an empty one."""
+    """Create the tables of a new file in a single transaction: a killed process leaves an empty file."""
     db.execute("BEGIN IMMEDIATE")
     for statement in TABLES:
         db.execute(statement)
@@ -394,13 +396,13 @@ def _make_tables(db: sqlite3.Connection, remembered: str) -> None:
 
 
 def _is_empty(db: sqlite3.Connection) -> bool:
-    """Return whether the file has neither a schema's number nor tables."""
+    """Return whether the file has neither a schema number nor tables."""
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return db.execute("PRAGMA user_version").fetchone() == tables == (0,)
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise Moved for a journal that was moved to another machine, OtherSchema for one of another schema."""
+    """Raise Moved for a moved journal, and OtherSchema for a different schema."""
     (schema,) = db.execute("PRAGMA user_version").fetchone()
     if schema == MOVED_SCHEMA:
         raise Moved(path, **_move_of(db))
@@ -409,7 +411,7 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def moved_to(db: sqlite3.Connection) -> str:
-    """Return the control host that a journal was moved to; "" = it was not. Raises sqlite3.Error."""
+    """Return the new host of a moved journal; "" = not moved. Raises sqlite3.Error."""
     if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):
         return ""
     return str(_move_of(db)["host"])
@@ -422,7 +424,7 @@ def _move_of(db: sqlite3.Connection) -> dict[str, Any]:
 
 
 def read_only(path: Path, is_fixed: bool = False) -> sqlite3.Connection:
-    """Return a connection that writes nothing. is_fixed: no other process writes either."""
+    """Return a read-only connection. `is_fixed`: no other process writes to the file either."""
     how = "mode=ro&immutable=1" if is_fixed else "mode=ro"
     return sqlite3.connect(
         f"file:{quote(str(path))}?{how}", uri=True, isolation_level=None, timeout=10, check_same_thread=False
@@ -430,16 +432,16 @@ def read_only(path: Path, is_fixed: bool = False) -> sqlite3.Connection:
 
 
 def checkpoint_if_long(db: sqlite3.Connection, path: Path) -> None:
-    """Fold a long WAL into the file. The lock is held."""
+    """Copy a WAL above CHECKPOINT_BYTES into the file; the caller must hold the lock."""
     wal = path.with_name(path.name + "-wal")
     if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system that holds `path`, "" where the system does not say.
+    """Return the type of the file system of `path`, or "" on systems without mount information.
 
-    mounts: text as in /proc/self/mountinfo, which is the default.
+    `mounts`: text in the format of /proc/self/mountinfo, which is the default.
     """
     table = Path("/proc/self/mountinfo")
     if mounts is None:

@@ -1,4 +1,4 @@
-"""Money: whole micro-dollars inside, decimal text outside, binary fractions nowhere."""
+"""Money as integer micro-USD inside the program and as decimal text outside; never as binary floats."""
 
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 
@@ -8,11 +8,11 @@ MOST_USD = 10_000_000
 
 
 class BadAmount(SlipwayError, ValueError):
-    """The amount is negative, infinite, absurdly large, or no number at all."""
+    """The amount is negative, infinite, above MOST_USD, or no number."""
 
 
 def micro_usd(usd: Decimal | int | str) -> int:
-    """Return micro-dollars, rounded up. Raises BadAmount."""
+    """Convert US dollars to micro-USD, rounded up. Raises BadAmount."""
     try:
         amount = Decimal(usd)
     except InvalidOperation:
@@ -23,7 +23,7 @@ def micro_usd(usd: Decimal | int | str) -> int:
 
 
 def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
-    """Return a vendor's amount, None when it is none: it must not spoil a listing."""
+    """Convert a vendor's amount to micro-USD; return None for an invalid amount, which must not break a listing."""
     try:
         return micro_usd(Decimal(str(amount)) * unit_usd)
     except (BadAmount, ArithmeticError, RecursionError):
@@ -31,27 +31,27 @@ def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None
 
 
 def dollars(micro: int) -> str:
-    """Return the exact amount, cents at least: 33600000 -> `33.60`."""
+    """Return the exact amount in dollars with at least two decimals: 33600000 -> `33.60`."""
     whole, rest = divmod(micro, 1_000_000)
     digits = f"{rest:06d}".rstrip("0")
     return f"{whole}.{digits:0<2}"
 
 
 def cents(micro: int) -> str:
-    """Return the amount rounded up to a cent."""
+    """Return the amount in dollars, rounded up to a cent."""
     return dollars(-(-micro // 10_000) * 10_000)
 
 
 def in_usd(micro: int) -> str:
-    """Return an amount for people, rounded up to a cent: `34.21 USD`."""
+    """Return an amount for display, rounded up to a cent: `34.21 USD`."""
     return f"{cents(micro)} USD"
 
 
 def per_hour(micro: int) -> str:
-    """Return a price per hour for people, exact, cents at least: `2.39 USD/h`."""
+    """Return an exact price per hour for display, with at least two decimals: `2.39 USD/h`."""
     return f"{dollars(micro)} USD/h"
 
 
 def whole_usd(amount: int) -> str:
-    """Return an amount as a flag takes it, rounded up to whole US dollars: `12`."""
+    """Return an amount as a flag value, rounded up to whole US dollars: `12`."""
     return str(-(-amount // 1_000_000))

@@ -1,4 +1,4 @@
-"""Names: readable ones for runs, random ones for what a vendor bills."""
+"""Names: readable names for runs, random tokens for billable objects."""
 
 import difflib
 import secrets
@@ -27,9 +27,9 @@ _LETTERS = string.ascii_lowercase + string.digits
 
 
 def run_name(taken: Collection[str] = (), stem: str = "") -> str:
-    """Return a new readable run id such as `brave-otter-3`; its number is one more than the largest in `taken`.
+    """Return a new readable run id such as `brave-otter-3`, numbered one above the largest number in `taken`.
 
-    `stem`: what stands in front of the number, instead of words by chance.
+    `stem` replaces the random words before the number.
     """
     numbers = (name.rpartition("-")[2] for name in taken)
     number = 1 + max((int(one) for one in numbers if one.isascii() and one.isdigit()), default=0)
@@ -37,7 +37,7 @@ def run_name(taken: Collection[str] = (), stem: str = "") -> str:
 
 
 def check_name(name: str) -> str:
-    """Return `name` itself, safe as a file name and a word. Raises UsageError."""
+    """Return `name` if valid as a file name and a single word. Raises UsageError."""
     if not is_part(name):
         raise UsageError(
             f"{name!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.' "
@@ -47,7 +47,7 @@ def check_name(name: str) -> str:
 
 
 def match(prefix: str, names: Iterable[str]) -> str:
-    """Return the name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
+    """Return the name that equals `prefix` or uniquely matches the prefix. Raises UsageError with the candidates."""
     known = sorted(set(names))
     found = [name for name in known if name.startswith(prefix)]
     if prefix in known or len(found) == 1:
@@ -61,10 +61,10 @@ def match(prefix: str, names: Iterable[str]) -> str:
 
 
 def random_word(length: int) -> str:
-    """Return so many lowercase letters and digits."""
+    """Return a random word of `length` lowercase letters and digits."""
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 def new_token(installation: str) -> str:
-    """Return a new `sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never reused."""
+    """Return a new token `sw1-<installation>-<random>` of 29 characters: the unique key of one billable object."""
     return f"sw1-{installation}-{random_word(16)}"

@@ -1,4 +1,4 @@
-"""The stamp of the code that a process runs, and the notice that its checkout holds other code by now."""
+"""Stamp of the running code, and detection of changed code in the checkout."""
 
 import functools
 import hashlib
@@ -13,12 +13,12 @@ LOOK_EVERY_S = 15.0
 
 @functools.cache
 def stamp() -> str:
-    """Return the stamp of the checkout as it was when this process first asked."""
+    """Return the stamp of the checkout at this process's first call."""
     return of_checkout()
 
 
 def of_checkout() -> str:
-    """Return 12 hexadecimal digits of all Python files of the product, as they are now. Raises OSError."""
+    """Return the first 12 hexadecimal digits of a hash over all Python files of the product. Raises OSError."""
     digest = hashlib.sha256()
     for folder in PRODUCT:
         walked = os.walk(ROOT / folder)
@@ -29,22 +29,22 @@ def of_checkout() -> str:
 
 
 class CodeWatch:
-    """Notice when the checkout holds other code than this process runs.
+    """Detector of differences between the checkout's code and the running code.
 
-    Code that two looks in a row find the same counts: a checkout that is just being written is not whole.
+    A change counts after two equal looks in a row, since a checkout may be half-written.
     """
 
     def __init__(self) -> None:
         self._seen, self._looked_at, self._other = stamp(), time.monotonic(), ""
 
     def other(self) -> str:
-        """Return the stamp of the other code; "" while there is none, or while it still changes."""
+        """Return the stamp of the changed code; "" without a change, or while the code still changes."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_EVERY_S:
             before = self._seen
             try:
                 self._seen = of_checkout()
-            except OSError:  # a file that vanished meanwhile
+            except OSError:  # a file vanished meanwhile
                 self._seen = ""
             self._other = self._seen if self._seen == before != stamp() else ""
             self._looked_at = now

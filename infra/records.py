@@ -1,9 +1,9 @@
-"""The records that flow from a command to a pod and back: each stage takes one and returns the next.
+"""Records on the way from a command to a pod and back; each stage takes a record and returns the next.
 
     words -> Job + Request -> Offer -> Pod ~~~> progress.json -> PodView -> text
 
-Frozen, plain, light to import. Money is integer micro-dollars; durations are seconds; times are
-UTC epoch seconds.
+All records are frozen, plain and light to import. Money is in integer micro-USD, durations are in seconds, and times
+are UTC epoch seconds.
 """
 
 import math
@@ -17,24 +17,24 @@ from infra.agent.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The machine that is wanted, from any provider."""
+    """The requested machine, for any provider."""
 
     run: str
     provider: str = "local"
-    gpu: str = ""  # a kind, or any of a set such as `A100:1,H100:1`; "" = no GPU is asked for
+    gpu: str = ""  # a GPU kind, or alternatives such as `A100:1,H100:1`; "" = no GPU requested
     num_gpus: int = 0
     nodes: int = 1
     spot: bool = False
-    gpu_memory_bytes: int = 0  # least memory of each GPU; 0 = any
+    gpu_memory_bytes: int = 0  # minimum memory of each GPU; 0 = any
     pool: str = ""  # only machines of this pool; "" = any
-    host: str = ""  # only this machine, as `pool.list` names it; "" = any
-    devices: str = ""  # only these GPUs of a machine of one's own, such as `0,1`; "" = the whole machine
-    without_gpu: bool = False  # only machines that have no GPU
-    # Requirements on rented machines; 0 and "" = any. A figure that the vendor does not tell fails its minimum.
+    host: str = ""  # only this machine, as `pool.list` names machines; "" = any
+    devices: str = ""  # only these GPUs of an own machine, such as `0,1`; "" = the whole machine
+    without_gpu: bool = False  # only machines without a GPU
+    # Requirements on rented machines; 0 and "" = any. An unpublished value fails a minimum.
     cpus: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    work_disk_bytes: int = 0  # what the work needs, by its plan; 0 = not known: for vendors that rent out disks by size
+    work_disk_bytes: int = 0  # disk for the planned work, for vendors with disks by size; 0 = unknown
     country: str = ""  # ISO 3166, two letters
     city: str = ""
     cloud: str = ""
@@ -42,32 +42,32 @@ class Request:
     instance_type: str = ""
     upload_mbps: int = 0
     download_mbps: int = 0
-    network: str = ""  # "best" = made for traffic between machines
-    volume: str = ""  # id of a volume of the vendor's that the pod gets
+    network: str = ""  # "best" = an interconnect for traffic between machines
+    volume: str = ""  # id of a vendor's volume to attach to the pod
     max_micro_usd_per_hour: int = 0  # price of the whole machine
-    recovers: bool = False  # of a pod without work: another one takes its place when its provider takes it away
-    sandbox: bool = False  # code that a model wrote runs there, which Landlock or bubblewrap must hold
-    machine_filter: str = ""  # name of an extension whose code takes a machine or not; "" = none
+    recovers: bool = False  # for a pod without work: replace the pod after a preemption
+    sandbox: bool = False  # code written by a model runs there, confined by Landlock or bubblewrap
+    machine_filter: str = ""  # name of an extension with a machine filter; "" = none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The account with a provider: who pays, and what is left."""
+    """The account with a provider: owner and balance."""
 
     provider: str
-    owner: str  # "" = the vendor does not tell it now, and has not told it before
-    balance_micro_usd: int | None = None  # None = nothing is paid here, or it is not known
-    key: str = ""  # a fingerprint of the key, by which rows are marked while the owner is not known
+    owner: str  # "" = unknown: the vendor does not name the owner now and has not before
+    balance_micro_usd: int | None = None  # None = unknown, or a provider without payment
+    key: str = ""  # fingerprint of the key, which marks rows while the owner is unknown
 
     @property
     def whose(self) -> str:
-        """Return the owner, else the fingerprint of the key."""
+        """Return the owner, or the key's fingerprint if the owner is unknown."""
         return self.owner or self.key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One machine that can be had now, at one price."""
+    """An available machine at a fixed price."""
 
     provider: str
     offer_id: str
@@ -76,58 +76,58 @@ class Offer:
     num_gpus: int = 0
     cpus: int = 0
     memory_bytes: int = 0
-    micro_usd_per_hour: int = 0  # of all that bills, at the size that the request asks for
-    disk_micro_usd_per_hour: int = 0  # the part of that which is for the disk, where a vendor bills it on top
+    micro_usd_per_hour: int = 0  # total price at the requested size
+    disk_micro_usd_per_hour: int = 0  # the disk's part of the total, for vendors with separate disk prices
     spot: bool = False
-    place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
-    cloud: str = ""  # whose machine it is, or which tier, where a vendor has several
+    place: str = ""  # the single machine of this offer, for one pod at a time; "" = the vendor has many
+    cloud: str = ""  # cloud or tier, for vendors with several
     instance_type: str = ""  # type as the vendor spells it
-    country: str = ""  # ISO 3166, two letters; "" = not told, as below
+    country: str = ""  # ISO 3166, two letters; "" = unknown, also for the fields below
     city: str = ""
     gpu_memory_bytes: int = 0  # memory of each GPU
     disk_bytes: int = 0
     upload_mbps: float | None = None
     download_mbps: float | None = None
     nvlink: bool | None = None
-    is_own: bool = False  # True for a cluster of the user's own, which costs nothing
-    interconnect: str = ""  # as the vendor spells it; where vendors tell it, that of the GPUs within: sxm5, pcie
-    volume: str = ""  # id of the one that was asked for, when it can be had there
-    volume_bytes: int = 0  # size of the volume; 0 = not told
-    seen_at: float | None = None  # when the vendor said so
-    raw: str = field(default="", compare=False, repr=False)  # JSON: a machine as its vendor describes it; "" = a kind
+    is_own: bool = False  # True for a user's own cluster without costs
+    interconnect: str = ""  # in the vendor's spelling, of the GPUs within a machine: sxm5, pcie
+    volume: str = ""  # id of the requested volume, if available with this offer
+    volume_bytes: int = 0  # size of the volume; 0 = unknown
+    seen_at: float | None = None  # time of the vendor's answer
+    raw: str = field(default="", compare=False, repr=False)  # JSON of the vendor about the machine; "" = a kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One machine that is ours until it is proven gone."""
+    """A machine in use by this installation until proven gone."""
 
     provider: str
     pod_id: str
     token: str
     run: str
-    address: str  # a folder for `local`; an `Address` as text elsewhere; "" = none yet
+    address: str  # a folder for `local`, else an `Address` as text; "" = none yet
     micro_usd_per_hour: int = 0
-    created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
-    billed_at: float | None = None  # likewise, where billing begins later than that
-    # Facts that a vendor tells about it; "" and None = not told.
+    created_at: int = 0  # UTC epoch seconds; 0 = unknown
+    billed_at: float | None = None  # start of billing, if later than creation; None = unknown
+    # Facts from the vendor; "" and None = unknown.
     state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
     note: str = ""
     name: str = ""
-    odd: str = ""  # the part of its row that cannot be read or trusted, in words; it counts as not told
-    is_legible: bool = True  # False = not even whether it bears our mark
-    ends_at: float | None = None  # the vendor ends it then, by its own timer
-    spend_limit_micro_usd: int | None = None  # the vendor ends it there
+    odd: str = ""  # description of unreadable or untrusted fields, which count as unknown
+    is_legible: bool = True  # False = unknown whether the pod has Slipway's mark
+    ends_at: float | None = None  # time at which the vendor's own timer ends the pod
+    spend_limit_micro_usd: int | None = None  # cost at which the vendor ends the pod
     spent_micro_usd: int | None = None
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands in front of a port: an IPv6 address in brackets."""
+    """Return a host for use before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)
 class Address:
-    """The SSH address of a pod, and its folder there. As text: ssh://user@host:port/folder?key=/path."""
+    """SSH address of a pod, with a folder. As text: ssh://user@host:port/folder?key=/path."""
 
     user: str
     host: str
@@ -136,7 +136,7 @@ class Address:
     folder: str  # absolute, on the pod
 
     def __post_init__(self) -> None:
-        for name in ("user", "host"):  # both stand on the command line of the system's ssh
+        for name in ("user", "host"):  # both appear on the command line of the system's ssh
             value = getattr(self, name)
             if not value or value.startswith("-") or any(c.isspace() or not c.isprintable() for c in value):
                 raise ValueError(f"{value!r} is not a valid {name} of an address")
@@ -151,12 +151,12 @@ class Address:
 
     @property
     def place(self) -> str:
-        """Return user@host:port, for people."""
+        """Return user@host:port, for display."""
         return f"{self.user}@{bracketed(self.host)}:{self.port}"
 
     @staticmethod
     def parse(text: str) -> "Address":
-        """Return the address in `text`. Raises ValueError when it is none."""
+        """Parse an address. Raises ValueError for an invalid text."""
         parts = urlsplit(text)
         if parts.scheme != "ssh":
             raise ValueError(f"{text!r} is not an address; expected ssh://user@host:port/folder?key=/path")
@@ -168,92 +168,92 @@ class Address:
 
 @dataclass(frozen=True)
 class HeldArtifact:
-    """An artifact under one name in the store."""
+    """An artifact under a name in the store."""
 
     name: str
     fingerprint: str
-    problem: str = ""  # "" = whole; else what is wrong, in words
-    about: Mapping[str, Any] = field(default_factory=dict)  # metrics, sizes: whatever its maker wrote
+    problem: str = ""  # "" = intact; else a description of the damage
+    about: Mapping[str, Any] = field(default_factory=dict)  # metadata from the producing step: metrics, sizes
     num_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The artifacts that exist already: the store, seen once, so that planning touches nothing."""
+    """Existing artifacts: a snapshot of the store for planning without store access."""
 
     store: str  # URI
     artifacts: Mapping[str, HeldArtifact] = field(default_factory=dict)
-    """Artifacts by the names that point to them."""
+    """Artifacts by the names pointing to them."""
     kept: tuple[HeldArtifact, ...] = ()
     """Artifacts by their own names, as `store.manifest.kept_name` makes them."""
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Current readers of each fingerprint: runs and services, in words."""
+    """Current readers of each fingerprint: runs and services, as text."""
     num_bytes: int = 0  # bytes of `kept`
-    unread_bytes: int = 0  # bytes of artifacts that no name, run or service refers to
-    odd: tuple[str, ...] = ()  # leases that cannot be read, in words
+    unread_bytes: int = 0  # bytes of artifacts without a reference by a name, run or service
+    odd: tuple[str, ...] = ()  # unreadable leases, as text
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """The work of a step, as far as its time depends on it."""
+    """The properties of a step's work relevant for the duration."""
 
     step: str
     kind: str
-    """Program and version of the work: times of another kind do not apply to this step."""
+    """Program and version of the work; measured times of other kinds do not apply to this step."""
     machine: str
-    """The machine it runs on: kind and number of GPUs, or of CPUs."""
+    """Machine of the step: kind and number of GPUs, or of CPUs."""
     shape: str
-    """A digest of the settings that its pace depends on."""
+    """Digest of the settings relevant for the pace."""
     size: float = 0.0
-    """Parameters of the model; 0 = there is none."""
+    """Parameters of the model; 0 = no model."""
     amount: float = 0.0
-    """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
+    """Operations (FLOP) of the whole step; 0 = the duration is not known to scale with an amount."""
     guess_s: float | None = None
-    """Seconds without a measurement; None = they follow from the amount, or nobody knows."""
+    """Seconds without a measurement; None = derived from `amount`, or unknown."""
     fixed_s: float = 0.0
-    """Seconds that do not grow with the amount."""
+    """Constant seconds, independent of the amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The forecast of a step's time, in seconds."""
+    """Forecast of a step's duration, in seconds."""
 
     step: str
     seconds: float
     low: float
     high: float
     fixed_s: float
-    """The part of `seconds` that passes before and after the work itself."""
+    """Part of `seconds` before and after the work itself."""
     source: str
-    """Basis of the forecast: one of the words of `infra.market.expected`."""
+    """Basis of the forecast: a source constant of `infra.market.expected`."""
     times: int = 0
-    """Number of measurements that it is based on."""
+    """Number of measurements behind the forecast."""
     is_crowded: bool = False
-    """True if the measurements come from a machine that was busy with other work."""
+    """True if other work kept the measured machine busy."""
 
     @property
     def range_s(self) -> tuple[float, float, float]:
-        """Return low, expected, high."""
+        """Return the low, expected and high seconds."""
         return self.low, self.seconds, self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineKind:
-    """A kind of machine, for which times are kept and estimated."""
+    """A kind of machine, for which times are stored and estimated."""
 
     name: str
-    """The same for machines that are equally fast: `4 x H100-SXM`, `2 x AMD EPYC 9B14`."""
+    """Equal for machines of equal speed: `4 x H100-SXM`, `2 x AMD EPYC 9B14`."""
     flops_per_s: float | None
-    """Useful operations (FLOP) of training per second, of all its GPUs or CPUs, by a table; None = not in the table."""
+    """Useful training FLOP/s of all GPUs or CPUs, from a table; None = not in the table."""
     is_here: bool = False
-    """True if it is this machine."""
+    """True for this process's machine."""
     others: float = 0.0
-    """Share of the CPUs of this machine that other processes use now, 0 to 1."""
+    """Share of this machine's CPUs in use by other processes now, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateRequest:
-    """The steps whose time is to be estimated, and the kind of machine that they run on."""
+    """Steps to estimate, and the kind of machine for them."""
 
     machine: MachineKind
     steps: tuple[StepWork, ...]
@@ -261,35 +261,35 @@ class EstimateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The estimated time of steps on a kind of machine."""
+    """Estimated durations of steps on a kind of machine."""
 
     machine: MachineKind
     steps: tuple[Expected, ...]
-    """The estimate of each step; () = the time of one of them is not known."""
+    """Estimate of each step; () = the duration of a step is unknown."""
 
     @property
     def range_s(self) -> tuple[float, float, float]:
-        """Return low, middle and high of all steps together, in seconds."""
+        """Return the low, expected and high seconds of all steps together."""
         sums = [math.fsum(one.range_s[place] for one in self.steps) for place in range(3)]
         return sums[0], sums[1], sums[2]
 
 
 @dataclass(frozen=True)
 class PlannedArtifact:
-    """One line of a plan."""
+    """A line of a plan."""
 
     name: str
     state: str  # "here", "missing", "stale", "damaged"
-    step: str  # the step that makes it; "" when it is here
-    reason: str = ""  # reason why it is stale or damaged, or what the name pointed to, in words
+    step: str  # the step to make the artifact; "" = already here
+    reason: str = ""  # why the artifact is stale or damaged, or the previous target of the name, as text
     estimate_s: float | None = None
     fingerprint: str = ""
-    differs: tuple[str, ...] = ()  # files whose code is another one than that which made it
+    differs: tuple[str, ...] = ()  # code files changed since the artifact was made
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A name that is to refer to an artifact which is there."""
+    """A name to point at an existing artifact."""
 
     name: str
     fingerprint: str
@@ -297,68 +297,68 @@ class Pointer:
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A folder of this machine that goes along with the code, or one file of it."""
+    """A local folder, or a single file of a folder, sent along with the code."""
 
     name: str  # name of the folder beside the code, on the pod
     source: str  # absolute
     file: str = ""  # "" = the whole folder
-    anyway: tuple[str, ...] = ()  # files in it that the user has named to be sent although they look like secrets
+    anyway: tuple[str, ...] = ()  # apparent secrets to send on the user's request
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMount:
-    """A file or folder of this machine that a job would send, as a plan shows it."""
+    """A local file or folder to be sent by a job, as shown in a plan."""
 
-    source: str  # as people write it: ~ for the home
-    at: str  # the path on the pod, "" = the folder in which the job runs
+    source: str  # for display: ~ for the home folder
+    at: str  # path on the pod; "" = the working folder of the job
     files: int
     bytes: int
-    refused: tuple[str, ...] = ()  # files that stay here, and why
-    hidden: str = ""  # the hidden folder of the home that it lies in, such as ~/.aws; "" = none
-    is_named: bool = False  # the user has named it to be sent
+    refused: tuple[str, ...] = ()  # files left out, with reasons
+    hidden: str = ""  # hidden folder of the home with the source, such as ~/.aws; "" = none
+    is_named: bool = False  # True if the user named the source explicitly
 
     @property
     def asks(self) -> bool:
-        """Return whether somebody has to agree before it is sent."""
+        """Return whether a user must confirm before the source is sent."""
         return bool(self.hidden) and not self.is_named
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a launch, known before anything starts."""
+    """The plan of a launch, complete before any work starts."""
 
-    target: str  # fingerprint of what was asked for: two launches with the same one want the same thing
-    store: str  # URI of the store that it goes to
+    target: str  # fingerprint of the requested result; equal for equal requests
+    store: str  # URI of the target store
     artifacts: tuple[PlannedArtifact, ...]
-    job: Job | None  # None when everything is here
-    request: Request  # with the disk that the work needs
+    job: Job | None  # None when all artifacts exist
+    request: Request  # includes the disk for the work
     notes: tuple[str, ...] = ()
-    disk_bytes: int = 0  # bytes of checkpoints that the work keeps on the pod's disk
-    data_bytes: int = 0  # estimated bytes of the data that it fetches and makes there
-    pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts
-    doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
-    untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
-    carried: tuple[Carried, ...] = ()  # files and folders that go along with the code
-    mounts: tuple[PlannedMount, ...] = ()  # the same, one for each path that a task sees
-    engine_keys: Mapping[str, Any] = field(default_factory=dict)  # keys of a job file for engines that read them
-    works: tuple[StepWork, ...] = ()  # work of the steps, as far as their time depends on it
-    estimate: Estimate | None = None  # of the steps, and of all the rest (AROUND), where the work is done
-    imitated: Estimate | None = None  # in a rehearsal: of the steps on the rented machine that is imitated
+    disk_bytes: int = 0  # bytes of checkpoints kept on the pod's disk
+    data_bytes: int = 0  # estimated bytes of downloaded and created data
+    pointers: tuple[Pointer, ...] = ()  # names to move before work starts
+    doubtful: tuple[PlannedArtifact, ...] = ()  # requested phases with results of changed code: keep or remake?
+    untyped: tuple[str, ...] = ()  # phases to train without a request
+    carried: tuple[Carried, ...] = ()  # files and folders sent along with the code
+    mounts: tuple[PlannedMount, ...] = ()  # the same, by each path inside the task
+    engine_keys: Mapping[str, Any] = field(default_factory=dict)  # engine-specific keys of a job file
+    works: tuple[StepWork, ...] = ()  # work of the steps, for estimates
+    estimate: Estimate | None = None  # steps, and the time around them (AROUND), on the executing machine
+    imitated: Estimate | None = None  # in a rehearsal: the steps on the imitated rented machine
 
     @property
     def forecast(self) -> tuple[Expected, ...]:
-        """Return the estimate of each step where the work is done; () = it is not known."""
+        """Return the estimate of each step on the executing machine; () = unknown."""
         return self.estimate.steps if self.estimate else ()
 
     @property
     def shown(self) -> Estimate | None:
-        """Return the estimate of the machine that is asked for; a rehearsal shows that of a real one."""
+        """Return the estimate for the requested machine; in a rehearsal, for the imitated machine."""
         return self.imitated or self.estimate
 
 
 @dataclass(frozen=True)
 class PodView:
-    """One row of `inv status`: what the journal, the vendor and the pod's own files say, and how old that is."""
+    """A row of `inv status`, combined from the journal, the vendor and the pod's own files."""
 
     run: str
     provider: str
@@ -368,24 +368,24 @@ class PodView:
     age_s: float | None = None  # age of `progress`; None = never read
     micro_usd_per_hour: int = 0
     spent_micro_usd: int = 0
-    told_micro_usd: int | None = None  # what its vendor says now that its newest pod has cost
-    limit_micro_usd: int | None = None  # limit of this pod, plus the cost of those before it
-    limit_in_s: float | None = None  # time until its time or money is used up, on its provider's clock
-    over_limit_micro_usd: int = 0  # money that a live pod may have cost beyond its limit
-    over_limit_s: float = 0.0  # time that a live pod may have lived beyond its limit, on its provider's clock
-    heard_s: float | None = None  # age of its guard's last report, on its provider's clock; None = there is none
-    ends: tuple[str, ...] = ()  # the ends that are armed, and when each was last heard, in words
-    ssh: str = ""  # the command that reaches a rented pod
+    told_micro_usd: int | None = None  # cost of the newest pod by the vendor's latest report
+    limit_micro_usd: int | None = None  # limit of this pod, plus the cost of the run's earlier pods
+    limit_in_s: float | None = None  # time until the time limit or the money is used up, by the provider's clock
+    over_limit_micro_usd: int = 0  # possible cost of a live pod beyond the limit
+    over_limit_s: float = 0.0  # possible lifetime of a live pod beyond the limit, by the provider's clock
+    heard_s: float | None = None  # age of the guard's last report, by the provider's clock; None = no report
+    ends: tuple[str, ...] = ()  # armed mechanisms to end the pod, each with the age of the last report, as text
+    ssh: str = ""  # command to reach a rented pod
     started_at: float = 0.0
     note: str = ""
-    in_store: Mapping[str, float] = field(default_factory=dict)  # newest checkpoints read back there, and when
-    recoveries: int = 0  # times that its keeper has brought it back
-    elapsed_s: float | None = None  # time of the whole run, over all of its pods, by its provider's clock
-    ended_at: float | None = None  # when its work was over; None while it is not, or where nobody knows
-    clock_scale: float = 1.0  # speed of its provider's clock relative to ours: 1 except in a rehearsal
-    pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
-    upload_problem: str = ""  # reason why the store cannot be written just now
-    group: str = ""  # the group that it belongs to, such as a sweep
-    left_s: tuple[float, float, float] | None = None  # time until it is over: low, expected, high; None = not known
-    left_from: str = ""  # basis of that forecast, in words
-    beyond_limit: str = ""  # why its limits end it before its work is done, by that forecast, and how to raise them
+    in_store: Mapping[str, float] = field(default_factory=dict)  # newest verified checkpoints, with times
+    recoveries: int = 0  # number of recoveries by the keeper
+    elapsed_s: float | None = None  # duration of the whole run over all pods, by the provider's clock
+    ended_at: float | None = None  # end of the work; None while running or unknown
+    clock_scale: float = 1.0  # speed of the provider's clock relative to this machine's: 1 except in a rehearsal
+    pending: tuple[str, ...] = ()  # files and checkpoints of the pod still missing in the store
+    upload_problem: str = ""  # reason why the store cannot be written now
+    group: str = ""  # group of the run, such as a sweep
+    left_s: tuple[float, float, float] | None = None  # remaining time: low, expected, high; None = unknown
+    left_from: str = ""  # basis of the forecast in left_s, as text
+    beyond_limit: str = ""  # why the limits will probably end the run too early, and how to raise them

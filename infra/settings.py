@@ -1,7 +1,6 @@
-"""Every setting there is: its variable, its default, what it is for, and where its value came from.
+"""Settings of Slipway: for each the environment variable, default and description, and the source of the current value.
 
-A flag overrides a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
-default.
+Precedence, highest first: flag, overlay of a rehearsal, `-e KEY=V`, shell, `.env`, `slipway.yaml`, default.
 """
 
 import difflib
@@ -24,16 +23,16 @@ from store import extensions, packs
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
-WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
-MARKET = "market"  # provider name for every vendor whose key is set
-HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
-LEAST_KEY = 16  # letters: every vendor's key has more
+WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # weighted sources, which are mixed
+MARKET = "market"  # provider name for all vendors with a key
+HELD = "held"  # provider name for held pods: rented pods that stay, each shared by several runs
+LEAST_KEY = 16  # characters: no vendor's key is shorter
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 LOCAL = "local"  # provider name for this machine
 OWN_MACHINES = (LOCAL, "ssh")
 
 
-SHELL_ONLY = {  # what others read straight from their environment
+SHELL_ONLY = {  # variables read by other programs straight from the environment
     "HF_ENDPOINT": "Hugging Face: address of another hub",
     "AWS_ENDPOINT_URL": "S3: address of a service other than AWS",
     "AWS_REGION": "S3: region of the bucket",
@@ -47,12 +46,12 @@ SHELL_ONLY = {  # what others read straight from their environment
 
 
 class SettingsWarning(UserWarning):
-    """Something is odd about a file of settings, which is read all the same. Given once per process."""
+    """A settings file is odd but usable. Issued once per process and message."""
 
 
-HOOK = "SLIPWAY_HOOK_"  # in front of the name of a hook
+HOOK = "SLIPWAY_HOOK_"  # prefix of a hook's variable
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|^SLIPWAY_HOOK_")
-_warned: set[str] = set()  # Python's own memory of warnings is lost when anybody changes its filters
+_warned: set[str] = set()  # a change of warning filters clears Python's own record
 
 
 def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
@@ -61,7 +60,7 @@ def row(variable: str, about: str, default: str = "", secret: bool = False) -> A
 
 @dataclass(frozen=True)
 class ShownSetting:
-    """One line of `inv config`. A secret is shown as "set" or "not set"."""
+    """A line of `inv config`. A secret is shown as "set" or "not set"."""
 
     name: str
     variable: str
@@ -71,7 +70,7 @@ class ShownSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class PackSettings:
-    """The settings of a pack: one field per setting, as in `Settings`. `sources`: where each value came from."""
+    """Base class of a pack's settings: a field per setting, as in `Settings`. `sources`: the source of each value."""
 
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
 
@@ -81,19 +80,19 @@ PackRecord = TypeVar("PackRecord", bound=PackSettings)
 
 @dataclass(frozen=True)
 class SettingLayers:
-    """Everything that gives settings, first to last. The defaults read nothing but defaults."""
+    """All sources of settings, by precedence. An instance without arguments yields the defaults."""
 
     root: Path = Path()
     typed: Mapping[str, str] = field(default_factory=dict)
-    """Flags, by the name of the setting."""
+    """Flags, by setting name."""
     by_variable: Sequence[tuple[str, Mapping[str, str]]] = ()
-    """`-e`, the shell and .env, each with its name."""
+    """`-e`, the shell and .env: name and variables of each."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """slipway.yaml, by the name of the setting."""
+    """slipway.yaml, by setting name."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, record: type) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the values of a record of settings, and where each came from, by name. Raises UsageError."""
+        """Return the values and sources of a settings record, both by field name. Raises UsageError."""
         hints = get_type_hints(record)
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -112,7 +111,7 @@ class SettingLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The table: one field per setting, with its variable, what it is for, its default."""
+    """All settings: a field per setting, with variable, description and default."""
 
     provider: str = row("SLIPWAY_PROVIDER", "where pods come from; default: market if a key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "recipe of model and training", "smoke")
@@ -165,10 +164,10 @@ class Settings:
     )
     track: str = row("SLIPWAY_TRACK", "where metrics are sent: the trackers of --track, or none")
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """The variables SLIPWAY_HOOK_NAME: each names the kind and the target of a hook."""
+    """The SLIPWAY_HOOK_NAME variables: each holds the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """The variables of `--env`, settings among them."""
+    """The variables of `--env`, including settings."""
     layers: SettingLayers = field(repr=False, compare=False, default_factory=SettingLayers)
 
     @staticmethod
@@ -178,15 +177,15 @@ class Settings:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] = os.environ,
     ) -> "Settings":
-        """Return the settings of the checkout `root`.
+        """Load the settings of the checkout `root`.
 
-        `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
-        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
-        UsageError.
+        `flags`: values by setting name, None or "" if not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY
+        takes the shell's value. Relative paths start at the current folder when typed or exported, else at `root`.
+        Raises UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}
         given = read_overrides(overrides, environ)
-        layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
+        layers: list[tuple[str, Mapping[str, str]]] = [  # slipway.yaml is read by setting name, these by variable
             ("-e", given),
             ("shell", environ),
             (".env", {**read_dotenv(root / "credentials" / ".env"), **read_dotenv(root / ".env")}),
@@ -198,7 +197,7 @@ class Settings:
         written = _read_yaml(root / "slipway.yaml")
         found = SettingLayers(root, typed, layers, written, environ)
         values, sources = found.read(Settings)
-        if not folder:  # a rehearsal has keys of its own
+        if not folder:  # a rehearsal has separate keys
             _warn_of_short_keys(values)
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
@@ -208,22 +207,22 @@ class Settings:
         return Settings(**values, sources=sources, given=given, hook_lines=lines, layers=found)
 
     def of(self, record: type[PackRecord]) -> PackRecord:
-        """Return the settings of a pack, whose record is given. Raises UsageError."""
+        """Return the settings of a pack as the given record. Raises UsageError."""
         values, sources = self.layers.read(record)
         return record(**values, sources=sources)
 
     def records(self) -> "Iterator[Settings | PackSettings]":
-        """Yield this record and those of the installed packs."""
+        """Yield this record and the records of the installed packs."""
         yield self
         yield from (self.of(packs.load(one.settings)) for one in packs.installed().values() if one.settings)
 
     @property
     def homes(self) -> Path:
-        """Return the folder that holds the home of each run (`infra.runs.run_home`), by the run's name."""
+        """Return the folder with the home of each run (`infra.runs.run_home`), by the run's name."""
         return self.pods.parent / "runs"
 
     def shown(self) -> list[ShownSetting]:
-        """Return every setting, secrets hidden, in the table's order; those of packs at the end."""
+        """Return every setting with secrets hidden, in table order, followed by the settings of packs."""
         lines = []
         for record in self.records():
             for one in table(type(record)):
@@ -235,24 +234,25 @@ class Settings:
 
 
 def is_rented(provider: str) -> bool:
-    """Tell by its name whether the pods of a provider are rented by us, so that the ledger holds them to their limits.
+    """Return whether Slipway rents a provider's pods, with limits enforced by the ledger.
 
-    Own machines cost nothing, a run on a held pod is paid with that pod, and the engine of a pack ends what it pays.
+    False for own machines, which are free; for held pods, which are paid with the rented pod; and for packs, since a
+    pack's engine ends the paid machines.
     """
     return provider not in (*OWN_MACHINES, HELD, *packs.words("providers"))
 
 
 def pack_settings(kind: str, name: str, settings: Settings) -> PackSettings | None:
-    """Return the settings of the pack that has an entry; None where that has none, or no installed pack has it.
+    """Return the settings of the installed pack with the entry `name`, or None.
 
-    kind: a field of `store.packs.Pack`, such as `providers`; name: of the entry.
+    `kind`: a field of `store.packs.Pack`, such as `providers`; `name`: name of the entry.
     """
     record = next((one.settings for one in packs.installed().values() if name in getattr(one, kind)), "")
     return settings.of(packs.load(record)) if record else None
 
 
 def inventory(provider: str, settings: Settings) -> Path | None:
-    """Return the inventory of a pack's provider; None where it has none, or the file is not there."""
+    """Return the path of a pack provider's inventory, or None without an inventory file."""
     entry = packs.providers().get(provider)
     if not entry or not entry.inventory:
         return None
@@ -261,22 +261,22 @@ def inventory(provider: str, settings: Settings) -> Path | None:
 
 
 def is_secret(variable: str) -> bool:
-    """Return whether a variable's name says that nobody else may read its value."""
-    return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is how many, here and in SkyPilot
+    """Return whether a variable's name marks a secret value."""
+    return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is a count, here and in SkyPilot
 
 
 def table(record: type = Settings) -> list[Field]:
-    """Return the fields of a record that are settings."""
+    """Return the settings among the fields of a record."""
     return [one for one in fields(record) if one.metadata]
 
 
 def variables() -> set[str]:
-    """Return the variables of all settings, those of packs that are not installed as well."""
+    """Return the variables of all settings, including packs not installed."""
     return {row["variable"] for row in (*(one.metadata for one in table()), *(row for _, row in of_packs()))}
 
 
 def of_packs() -> list[tuple[str, dict[str, str]]]:
-    """Return the settings of all packs, installed or not: the name of each, and what `row` was given."""
+    """Return the settings of all packs, installed or not: name, and the metadata given to `row`."""
     return [(name, row) for pack in packs.known().values() for name, row in pack["settings"].items()]
 
 
@@ -295,7 +295,7 @@ def example() -> str:
 
 
 def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
+    """Parse the words `KEY=V`, or `KEY` with the shell's value, into a dict. Raises UsageError for other words."""
     read = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -309,7 +309,7 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Return the variables in a file of settings and keys, {} when there is none. Raises UsageError."""
+    """Return the variables in a dotenv file, or {} without the file. Raises UsageError."""
     if not path.exists():
         return {}
     from dotenv import dotenv_values
@@ -334,7 +334,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 
 def unlikely(key: str) -> str:
-    """Return why a key is probably not the whole key of a vendor; "" = nothing is wrong with the key's length."""
+    """Return why a key is too short for a vendor's whole key; "" = the length is plausible."""
     letters = "1 letter" if len(key) == 1 else f"{len(key)} letters"
     return f"it has {letters}, and keys have {LEAST_KEY} and more" if 0 < len(key) < LEAST_KEY else ""
 
@@ -346,16 +346,16 @@ def _warn_of_short_keys(values: Mapping[str, Any]) -> None:
 
 
 def _warn(said: str) -> None:
-    """Warn without the file as the place: Python would show the line, and that may be a key."""
+    """Warn without a source line, which Python would print and which may contain a key."""
     if said not in _warned:
         _warned.add(said)
         warnings.warn_explicit(said, SettingsWarning, "settings", 0)
 
 
 def _read_overlay(folder: Path) -> dict[str, str]:
-    """Return the overlay that leads into the rehearsal in that folder.
+    """Return the settings overlay of the rehearsal in `folder`.
 
-    `infra.rehearsal.attach` writes it, and it overrides all but flags.
+    `infra.rehearsal.attach` writes the overlay, which overrides all sources but flags.
     """
     try:
         return dict(json.loads((folder / OVERLAY).read_text(encoding="utf-8")))
@@ -364,7 +364,7 @@ def _read_overlay(folder: Path) -> dict[str, str]:
 
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
-    """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
+    """Refuse an unknown SLIPWAY_ variable; other programs' variables are allowed."""
     _refuse_lacking(read, where)
     known = [one.metadata["variable"] for one in table()]
     own = [row["variable"] for _, row in of_packs()]
@@ -375,7 +375,7 @@ def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
 
 
 def _refuse_lacking(read: Mapping[str, str], where: str) -> None:
-    """Refuse a variable with our prefix that a pack reads which is not there: it may say where things run."""
+    """Refuse a SLIPWAY_ variable of a missing pack, since the variable may select the machine of the work."""
     for setting, row in of_packs():
         variable = row["variable"]
         if variable.startswith("SLIPWAY_") and read.get(variable) and (why := packs.lacking("settings", setting)):
@@ -414,7 +414,7 @@ def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
     if one.name == "state_file":
         return str(default_path(environ))
     if one.name == "pools" and not (root / POOLS).exists():
-        shared = Path(environ.get("HOME") or Path.home()) / ".sky" / POOLS  # SkyPilot's own
+        shared = Path(environ.get("HOME") or Path.home()) / ".sky" / POOLS  # SkyPilot's own inventory
         return str(shared if shared.exists() else root / POOLS)
     return one.metadata["default"]
 
@@ -427,7 +427,7 @@ def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _convert(text: str, kind: type, one: Field, base: Path, source: str, own: Sequence[str]) -> Any:
-    """Return the value of a setting. `own`: the names of extensions, which a source may have."""
+    """Convert the text of a setting to its value; `own` are names of extensions, which may be sources."""
     if kind is int:
         if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 1 << 63:
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
@@ -447,11 +447,11 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str, own: Se
 
 
 def sources_of(source: str) -> list[str]:
-    """Return the sources of a mixture, each with its weight; else the source itself."""
+    """Return the weighted sources of a mixture, or the single source."""
     return source.split(",") if WEIGHTED.fullmatch(source) else [source]
 
 
 def _located(source: str, base: Path, own: Sequence[str]) -> str:
-    """Return a source with its path made whole, where it is one."""
+    """Return a source with an absolute path; names and URLs stay unchanged."""
     is_name = source.partition("=")[0] in (*NAMED_SOURCES, *own)
     return source if is_name or "://" in source else str(base / Path(source).expanduser())

@@ -1,4 +1,4 @@
-"""A strict YAML reader: nothing runs, nothing is huge, nothing is said twice."""
+"""Strict YAML reader for untrusted input: no code execution, size limits, no duplicate keys."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +11,15 @@ from infra.errors import UsageError
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 16
 MOST_ALIASES = 64
-MOST_DIGITS = 40  # digits of a number, with all that belongs to it
-MOST_NODES = 20_000  # nodes of a document, those behind aliases counted each time
+MOST_DIGITS = 40  # characters of a number
+MOST_NODES = 20_000  # nodes of a document, with aliased nodes counted each time
 
 Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is there twice: YAML wants keys to be unique; PyYAML lets the last one win."""
+        """Refuse duplicate keys: YAML requires unique keys, but PyYAML keeps the last value."""
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, _ in node.value:
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Refuse whole numbers of thousands of digits, which Python refuses to print or to read."""
+        """Refuse numbers with thousands of digits, which Python refuses to print or to read."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
         return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
@@ -42,23 +42,23 @@ for _kind in ("int", "float"):
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """One document of a file: what it says, and where."""
+    """A document of a file: value and line numbers."""
 
     said: Any
     lines: dict[Place, int] = field(default_factory=dict)
-    """Line of each place, counted from 1: that of the key, where the value stands below it."""
+    """Line of each place, counted from 1: the key's line if the value is below the key."""
     texts: dict[Place, str] = field(default_factory=dict)
-    """Plain values as they are written: `1.90`, and not 1.9."""
+    """Scalars as written: `1.90`, and not 1.9."""
 
     def line(self, *place: str | int) -> int:
-        """Return the line of that place, or of the nearest one above it."""
+        """Return the line of a place, or of the nearest known parent."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
 
 def documents(path: Path) -> list[YamlDocument]:
-    """Return every document of the file that says something. Raises as `read`, and for one that contains itself."""
+    """Return all non-empty documents of a file. Raises as `read`, and for a self-containing document."""
     text = _text(path)
     if not text.strip():
         return []
@@ -96,7 +96,7 @@ def _note_places(path: Path, node: yaml.Node, at: Place, found: YamlDocument, ab
 
 
 def read(path: Path) -> Any:
-    """Return the content of a file. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    """Return the content of a file. Raises FileNotFoundError, and UsageError with the place of a problem if known."""
     return parse(path, _text(path))
 
 
@@ -112,24 +112,24 @@ def _text(path: Path) -> str:
 
 
 def parse(path: Path, text: str) -> Any:
-    """Return the content of that text, of that file. Raises UsageError."""
+    """Return the content of a YAML text; `path` names the text in errors. Raises UsageError."""
     try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)
     except UsageError:
         raise
-    except Exception as error:  # PyYAML has one of Python's own for many a scalar: `!!int ""`, `!!bool x`
+    except Exception as error:  # PyYAML raises built-in exceptions for many scalars: `!!int ""`, `!!bool x`
         raise UsageError(f"{path}{at(error)}: {what(error)}") from None
 
 
 def at(error: Exception) -> str:
-    """Return the place that an error of PyYAML names, as ` line 3 column 5`; "" where it names none."""
+    """Return the place of a PyYAML error as ` line 3 column 5`; "" without a place."""
     mark = getattr(error, "problem_mark", None)
     return f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
 
 
 def what(error: Exception) -> str:
-    """Return the problem, without the place."""
+    """Return the problem of an error, without the place."""
     if isinstance(error, yaml.MarkedYAMLError):
         return " ".join(f"{error.context or ''} {error.problem or ''}".split())
     said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"this value cannot be read: {error!r}"

@@ -1,6 +1,6 @@
-"""The machines that words name: pods by their runs, sets and services, and own machines by their pools.
+"""Machines selected by words: pods by run, set or service, and own machines by pool or host.
 
-In: words as they were typed. Out: machines, and connections to them. Nothing is changed.
+Typed words become machines and connections. The functions change no state.
 """
 
 import difflib
@@ -28,21 +28,21 @@ MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class TargetMachine:
-    """A machine that commands can be run on."""
+    """A machine for running commands."""
 
     name: str
     folder: str
-    """Folder of the pod, where its commands start; "" = the home folder of an own machine."""
+    """Working folder of commands: the pod's folder; "" = the home folder of an own machine."""
     reach: Callable[[], Transport] = field(compare=False, repr=False)
 
 
 def find(words: Sequence[str], everything: bool, journal: Journal, settings: Settings) -> list[TargetMachine]:
-    """Return the machines that the words name, each once, in their order; with `everything` those of all live pods.
+    """Return the distinct machines named by the words, in order; with `everything`, start with all live pods.
 
-    A word is the first of these that it can be: a run, with all its nodes; a set of pods; a service; a pool of own
-    machines, or one of them; the beginning of the names of pods. Raises UsageError for one that is none of them.
+    Each word is matched as the first possible of: a run with all nodes; a set of pods; a service; an own pool or
+    machine; a prefix of pod names. Raises UsageError for a word without a match.
     """
-    live = [op for op in journal.ops(live=True) if not op.detached]  # others were given up: their machines are lost
+    live = [op for op in journal.ops(live=True) if not op.detached]  # detached pods were given up
     own = inventory.load(settings.pools) if settings.pools.exists() else inventory.OwnMachines()
     found: dict[str, TargetMachine] = {}
     for op in live if everything else ():
@@ -55,7 +55,7 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
 
 
 def connection(machine: TargetMachine) -> Any:
-    """Return a `fabric.Connection` to a machine, not open yet. Raises SlipwayError when it has no address."""
+    """Return an unopened `fabric.Connection` to a machine. Raises SlipwayError for a machine without an address."""
     transport = machine.reach()
     if isinstance(transport, Ssh):
         return transport.connection(machine.name, machine.folder)
@@ -65,7 +65,7 @@ def connection(machine: TargetMachine) -> Any:
 
 
 def connect(name: str) -> "fabric.Connection":
-    """Return a connection to the one machine of that name: see `infra.connect`."""
+    """Return a connection to the machine with this name: see `infra.connect`."""
     found = _by_settings([name])
     if len(found) > 1:
         raise UsageError(f"{name!r} names several machines: {', '.join(one.name for one in found)}; "

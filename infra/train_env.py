@@ -1,7 +1,7 @@
-"""The runner of `python -m data|trainer ...` in the environment that has torch, for a control side that has not.
+"""Runner for `python -m data|trainer ...` in an environment with torch, for a control side without torch.
 
-In: the words after the interpreter and, for a step, its configuration. Out: the step's records, live. What the
-step prints goes to our stderr, so that stdout stays free for data.
+`run` takes the words after the interpreter and an optional step configuration, and yields the step's records live. The
+step's output goes to stderr and leaves stdout free for data.
 """
 
 import collections
@@ -23,10 +23,10 @@ from store.moving_line import waiting
 
 POLL_S = 0.05
 LEAVING_S = 2.0
-GRACE_S = 30.0  # time for a step to save and leave before it is killed
+GRACE_S = 30.0  # seconds for a step to save and exit before the kill
 RESUMABLE = 75
-UNREACHABLE = 69  # of a step: the hub gives no answer
-PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
+UNREACHABLE = 69  # exit code of a step: the hub does not answer
+PARENT = "SLIPWAY_PARENT"  # variable with a process id; a step reading the variable exits with the process
 
 
 def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
@@ -46,15 +46,17 @@ def run(
     python: Path,
     environ: Mapping[str, str] | None = None,
 ) -> Generator[dict[str, Any], None, None]:
-    """Run `python *words [--config FILE]` in `root` and yield its records (`data/events.py`) as they come.
+    """Run `python *words [--config FILE]` in `root` and yield the records (`data/events.py`) as they arrive.
 
-    `config` is JSON-like, None for words that take none. `environ` is added to ours. The child is in a session of its
-    own: Ctrl-C of the terminal and a SIGINT to this process alone reach it once, from here; it is waited for, then
-    KeyboardInterrupt goes on. So it is with ToldToLeave. A caller that stops reading ends
-    the child: one that may be interrupted between two records has to close this generator.
-    Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
+    `config` is JSON-like, or None for words without a configuration. `environ` is added to this process's environment.
+    The child runs in a separate session: Ctrl-C in the terminal and a SIGINT to this process both reach the child
+    exactly once, through this function, which waits for the child and then re-raises KeyboardInterrupt. ToldToLeave
+    works the same way. A caller ends the child by closing the generator, and must do so if interrupted between two
+    records.
+
+    Raises UsageError if the child exits with code 2, and SlipwayError with the child's last line for other failures.
     """
-    import tempfile  # it brings much along, and every listing of the commands would pay for it
+    import tempfile  # slow import, kept out of command listings
 
     with tempfile.TemporaryDirectory(prefix="slipway-") as private:
         records = Path(private, "records.jsonl")
@@ -85,7 +87,7 @@ def run(
             process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)
-            if last:  # the end of its work
+            if last:  # the result of the child's shutdown
                 _write(last.pop().removeprefix(f"{name}: "))
             raise
         finally:
@@ -98,21 +100,21 @@ def run(
 
 
 def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoReturn:
-    """Become `python *words` in `root`, on this very terminal. Does not return."""
+    """Replace this process by `python *words` in `root`, on the same terminal. Does not return."""
     sys.stdout.flush()
     os.chdir(root)
     os.execve(python, [str(python), *words], _environ(root))
 
 
 def _environ(root: Path) -> dict[str, str]:
-    """Return an environment in which output is not buffered: else the last line may not be the last word."""
+    """Return an environment with unbuffered output; with buffering, the last line read might not be the last one."""
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
 
 
 def _relay(stream: IO[str], last: "collections.deque[str]") -> None:
-    """Relay through sys.stderr and not by inheritance: a live display may stand there, which prints above itself.
+    """Relay the child's output through sys.stderr, since a live display may replace sys.stderr and print above itself.
 
-    The last line is kept back: when the child fails it is the error, which is reported once.
+    The last line is held back: a failed child's last line is the error, which is reported once.
     """
     for line in stream or ():
         if last:
@@ -129,7 +131,7 @@ def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[st
     part = ""
     ended = False
     while not ended:
-        ended = _has_left(process, POLL_S)  # and then what it wrote before its end is read once more
+        ended = _has_left(process, POLL_S)  # records from before the exit are read once more
         for line in file:
             part += line
             if part.endswith("\n"):
@@ -138,7 +140,7 @@ def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[st
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End a child that had its time to leave, or whose records could not be read."""
+    """Terminate, then kill, a child after a late exit or unreadable records."""
     try:
         if not _has_left(process, LEAVING_S):
             process.terminate()
@@ -164,7 +166,7 @@ def _failure(name: str, code: int, last: str) -> SlipwayError:
         return UsageError(words)
     if code == UNREACHABLE:
         return HubUnreachable(words)
-    if words != last:  # it knew what was wrong, and said it
+    if words != last:  # the child reported the error itself
         return SlipwayError(words)
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
     return SlipwayError(f"{name} {how}: {last}")

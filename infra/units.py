@@ -1,4 +1,4 @@
-"""Amounts for people: times, sizes and counts as text, and durations as they are typed."""
+"""Formatting of times, sizes and counts for people, and parsing of typed durations."""
 
 import re
 from datetime import datetime, timezone
@@ -11,37 +11,37 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def count(number: int, thing: str) -> str:
-    """Return `1 step`, `2 steps`."""
+    """Format a count with a noun: `1 step`, `2 steps`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def estimated(seconds: float | None) -> str:
-    """Return an estimated duration in words; one beyond ten years says no more than that."""
+    """Format an estimated duration; values above ten years become `more than 10 years`."""
     return "more than 10 years" if seconds is not None and seconds > MOST_S else duration(seconds)
 
 
 def about(seconds: float) -> str:
-    """Return the same as part of a sentence: `about 3 min 05 s`."""
+    """Format an estimated duration within a sentence: `about 3 min 05 s`."""
     return estimated(seconds) if seconds > MOST_S else f"about {duration(seconds)}"
 
 
 def between(low: float, high: float) -> str:
-    """Return the range of an estimated duration: `2 h 10 min to 4 h 00 min`."""
+    """Format the range of an estimated duration: `2 h 10 min to 4 h 00 min`."""
     return estimated(low) if low > MOST_S else f"{duration(low)} to {estimated(high)}"
 
 
 def moment(at: float) -> str:
-    """Return `2026-11-23 04:12 UTC`."""
+    """Format UTC epoch seconds as `2026-11-23 04:12 UTC`."""
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def iso(at: float | None) -> str | None:
-    """Return a time in UTC, to the second."""
+    """Format UTC epoch seconds in ISO 8601, to the second; None for None or 0."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
 
 
 def size(num_bytes: float) -> str:
-    """Return `812 B`, `3.4 kB`, `30.0 MB`."""
+    """Format a number of bytes: `812 B`, `3.4 kB`, `30.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break
@@ -50,7 +50,7 @@ def size(num_bytes: float) -> str:
 
 
 def seconds(text: str) -> float | None:
-    """Return the seconds of `90s`, `30m`, `2h`, `1.5d` or bare seconds, up to ten years; None for an empty text.
+    """Parse `90s`, `30m`, `2h`, `1.5d` or bare seconds, up to ten years; None for an empty text.
 
     Raises UsageError.
     """
