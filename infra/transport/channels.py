@@ -39,7 +39,7 @@ class NoEnd(Exception):
 
 
 class Framed:
-    """The two output streams of one command, between their marks."""
+    """The two output streams of a command, between the marks."""
 
     def __init__(self, channel: Any, frame: Frame) -> None:
         self._channel = channel

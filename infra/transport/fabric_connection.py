@@ -1,4 +1,4 @@
-"""Fabric connections to machines, each with one private key, one pinned host key and a liveness check.
+"""Fabric connections to machines, each with a single private key, a pinned host key and a liveness check.
 
 `PodConnection` takes an address and the machine's own known_hosts file, and works like any `fabric.Connection`. A
 dropped link raises no error by itself, so a thread pings the machine, and a second thread closes a silent connection,
@@ -41,7 +41,7 @@ class _Counted(socket.socket):
 
 
 class PodConnection(fabric.Connection):  # type: ignore[misc]
-    """A connection to one machine, opened on first use and reopened after a loss.
+    """A connection to a machine, opened on first use and reopened after a loss.
 
     Opening raises Unreachable, StrangeHost, AuthError or UsageError.
     """

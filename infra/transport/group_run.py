@@ -54,7 +54,7 @@ AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutcome:
-    """The result of a command on one machine."""
+    """The result of a command on a machine."""
 
     name: str
     exit_code: int | None = None
@@ -72,7 +72,7 @@ class CommandOutcome:
 
 
 class _Work:
-    """The state of the command on one machine."""
+    """The state of the command on a machine."""
 
     def __init__(self, name: str, line: str, frame: Frame, listen: Listen, keeps: bool) -> None:
         self.name, self.line, self.frame, self.keeps = name, line, frame, keeps

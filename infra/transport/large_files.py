@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Way:
-    """The transfer method for large files to and from one machine."""
+    """The transfer method for large files to and from a machine."""
 
     program: str = ""
     """Path of rsync on the machine; "" = transfer in pieces."""

@@ -124,7 +124,7 @@ class Transport(Protocol):
         env: Mapping[str, str] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> Result:
-        """Run one program to the end, with `env` added to the machine's environment.
+        """Run a program to the end, with `env` added to the machine's environment.
 
         Raises TimedOut, Lost or SlipwayError, and TooLarge if stdout or stderr exceeds `limit_bytes`. Exceptions of the
         `stdin` iterator propagate.

@@ -1,4 +1,4 @@
-"""One SSH connection to a pod for many threads: one channel per command, with limits on channels and packets.
+"""SSH connection to a pod for many threads: a channel per command, with limits on channels and packets.
 
 `Link` takes an address and the pod's own known_hosts file. `fabric_connection` opens the connection.
 """
@@ -58,7 +58,7 @@ class Link:
 
     @contextlib.contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
-        """Yield a channel for one command. Raises TimeoutError, or paramiko's error for a lost connection."""
+        """Yield a channel for a command. Raises TimeoutError, or paramiko's error for a lost connection."""
         deadline = time.monotonic() + max(0.1, timeout_s)
         if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
@@ -153,8 +153,8 @@ def _transport(*words: Any, **flags: Any) -> Any:
     """Return a paramiko Transport with CLOSE replies left to the channel's user and with size limits.
 
     By default, paramiko's own thread answers CLOSE at once. A message from a second thread on the same channel may then
-    arrive after CLOSE, refers to a channel unknown to sshd, and ends the whole connection. paramiko also buffers data
-    of an untrusted machine regardless of packet length and channel window.
+    arrive after CLOSE; the message refers to a channel unknown to sshd and ends the whole connection. paramiko also
+    buffers data of an untrusted machine regardless of packet length and channel window.
     """
     from paramiko import Transport
     from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA

@@ -26,7 +26,7 @@ PLAIN = {  # options protected from a user's `Host *`: target machine, key, no f
 
 @dataclass(frozen=True)
 class PodNames:
-    """The ssh configuration file of one journal."""
+    """The ssh configuration file of a journal."""
 
     path: Path
 

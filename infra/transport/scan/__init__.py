@@ -1,1 +1,1 @@
-"""The search for secrets in files that leave this machine: by name, by form, and by the values of own keys."""
+"""Scan for secrets in files before an upload: by file name, by form, and by the values of the installation's keys."""

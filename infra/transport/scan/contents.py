@@ -1,7 +1,7 @@
-"""The search for secrets in the content of a file, piece by piece, in bounded memory.
+"""Scan of a file's content for secrets, piece by piece, in bounded memory.
 
-Every byte is looked at: a secret across two pieces is found in the overlap that is kept of the piece before. A
-pattern begins with a text, or is tried only where a probe is found, since a text is found ten times as fast.
+The scan covers every byte: an overlap of the previous piece detects secrets across two pieces. Each pattern starts with
+a literal text, or runs only after a literal probe was found, since a search for a literal is ten times as fast.
 """
 
 import base64
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from store.masking import spellings
 
-OVERLAP_BYTES = 4096  # longer than any match that is needed to know a secret
-MOST_VALUE_BYTES = 1024  # of a value that is looked for: a part of this length is as sure a sign as the whole
-LEAST_VALUE_LETTERS = 12  # a shorter value may be a word of the text
-ENCODED_BYTES = 16 << 20  # of a file: a value is looked for in other spellings up to here; larger files are data
+OVERLAP_BYTES = 4096  # longer than any match needed to recognize a secret
+MOST_VALUE_BYTES = 1024  # searched prefix of a key's value: as certain as the whole value
+LEAST_VALUE_LETTERS = 12  # shorter values may be ordinary words of the text
+ENCODED_BYTES = 16 << 20  # search limit for encoded spellings of keys; larger files are data
 
 
 @dataclass(frozen=True)
 class OwnKey:
-    """A key of this installation: the name of its variable, and its value."""
+    """A key of this installation: the name of the variable, and the value."""
 
     name: str
     value: str
@@ -30,7 +30,7 @@ class OwnKey:
 
 @dataclass(frozen=True)
 class SecretForm:
-    """A form that secrets have. `probe` is a text that is in all of them, "" where the pattern begins with a text."""
+    """A common form of secrets. `probe`: a text in every match; "" if the pattern itself starts with a literal."""
 
     kind: str
     probe: bytes
@@ -46,19 +46,20 @@ def _form(kind: str, probe: bytes, pattern: bytes) -> SecretForm:
 
 
 def _token(kind: str, head: bytes, rest: bytes) -> SecretForm:
-    """Return the form of a token that no letter stands before. That is checked behind the text, which is found fast."""
+    """Return the form of a token without a word character before `head`; tested after the fast search for `head`."""
     return SecretForm(kind, b"", re.compile(head + rb"(?<![0-9A-Za-z_]" + head + rb")" + rest))
 
 
 _HEADER = rb"-{4,5} ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)? ?-{4,5}"
 _BREAK = rb"(?:\\+[nr]|[\s\"'\\+,]){1,40}"
-# A header alone in source code is no key. A key has its header alone on a line, or key material behind it on the line.
+# A header alone in source code is no key. A real key has the header alone on a line, or followed by key material on the
+# same line.
 _PEM = (
     rb"(?m)^[ \t>]*" + _HEADER + rb"[ \t]*\r?$"
     rb"|" + _HEADER + _BREAK + rb"(?:[A-Za-z0-9+/=]{16}|Proc-Type|DEK-Info|Comment:|Version:)"
     rb"|\"private_key\"\s*:\s*\"" + _HEADER
 )  # fmt: skip
-# PEM in base64, as in kubeconfig files: the header is at the beginning, so its spelling is one of few.
+# PEM in base64, as in kubeconfig files: the header comes first, so only a few encodings of the header exist.
 _PEM_KINDS = (b"", b"RSA ", b"EC ", b"DSA ", b"OPENSSH ", b"ENCRYPTED ")
 _ENCODED_PEM = b"|".join(
     base64.b64encode(head := b"-----BEGIN " + kind + b"PRIVATE KEY")[: len(head) * 4 // 3 // 4 * 4].replace(
@@ -92,14 +93,14 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Needles:
-    """The texts by which own keys are found: as they are, and in other spellings."""
+    """The texts to search for own keys: plain values, and other spellings."""
 
     plain: tuple[tuple[str, bytes], ...]
     encoded: tuple[tuple[str, bytes], ...]
 
 
 def needles(keys: Sequence[OwnKey]) -> Needles:
-    """Return what to look for. A value of several lines is known by the longest; a short value is left out."""
+    """Return the search texts for keys: the longest line of a multi-line value; short values are skipped."""
     plain, encoded = [], []
     for key in keys:
         value = max(key.value.split("\n"), key=len).strip()[:MOST_VALUE_BYTES]
@@ -113,7 +114,7 @@ def needles(keys: Sequence[OwnKey]) -> Needles:
 
 
 class ContentScanner:
-    """A search through one file. `reason` says what was found first; "" = nothing."""
+    """A scan of a file. `reason` describes the first finding; "" = no finding."""
 
     def __init__(self, own: Needles, lines: re.Pattern[bytes] | None = None) -> None:
         self.own, self.lines = own, lines
@@ -122,14 +123,14 @@ class ContentScanner:
         self.num_seen = 0
 
     def feed(self, piece: bytes, is_last: bool = False) -> None:
-        """Look at the next piece of the file."""
+        """Scan the next piece of the file."""
         window = self.tail + piece
         self.reason = self.reason or self._found(window, is_last)
         self.tail = window[-OVERLAP_BYTES:]
         self.num_seen += len(piece)
 
     def _found(self, window: bytes, is_last: bool) -> str:
-        begin = 1 if self.num_seen > len(self.tail) else 0  # the letter before tells whether a word begins here
+        begin = 1 if self.num_seen > len(self.tail) else 0  # the preceding letter shows whether a word begins here
         for form in FORMS:
             if _is_whole(form.candidates(window, begin), window, is_last):
                 return f"it holds {form.kind}"
@@ -141,6 +142,6 @@ class ContentScanner:
 
 
 def _is_whole(matches: Iterator[re.Match[bytes]], window: bytes, is_last: bool) -> bool:
-    """Return whether there is a match. A match that may look otherwise with the next piece waits for that piece."""
+    """Return whether a match exists; a match that the next piece could change does not count yet."""
     settled = len(window) - OVERLAP_BYTES
     return any(is_last or one.end() < len(window) or one.start() < settled for one in matches)

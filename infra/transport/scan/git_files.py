@@ -1,4 +1,4 @@
-"""The files of a checkout, as git lists them."""
+"""File lists of a git checkout."""
 
 import os
 import subprocess
@@ -8,12 +8,15 @@ from infra.errors import UsageError
 
 
 def is_checkout(root: Path) -> bool:
-    """Return whether a folder is, or lies in, a git checkout."""
+    """Return whether a folder is a git checkout or lies in a git checkout."""
     return any((folder / ".git").exists() for folder in (root, *root.parents))
 
 
 def listed(root: Path, *which: str) -> list[str]:
-    """Return git's list of files under `root`: by default those it keeps and would keep."""
+    """Return git's list of files under `root`, sorted: by default all tracked and untracked files except ignored ones.
+
+    Raises UsageError without git or for a failure of git.
+    """
     words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)

@@ -1,4 +1,4 @@
-"""Hidden folders of a home: `~/.ssh`, `~/.aws`, `~/.bash_history`. What lies there often holds keys."""
+"""Hidden folders of the home such as `~/.ssh` and `~/.aws`, which often contain keys."""
 
 import os
 import pwd
@@ -9,9 +9,9 @@ from infra.checkout import ROOT
 
 
 def hidden_in(path: Path) -> str:
-    """Return the hidden file or folder of the home that a path is or lies in, such as `~/.aws`; "" for none.
+    """Return the hidden file or folder of the home that contains a path, such as `~/.aws`; "" for none.
 
-    The checkout whose code runs here may lie there: it is sent in any case.
+    Paths in the running checkout never count as hidden, since the checkout is always sent.
     """
     real = path.resolve()
     if real.is_relative_to(ROOT):
@@ -21,14 +21,14 @@ def hidden_in(path: Path) -> str:
 
 
 def is_named(path: Path, typed: Sequence[str]) -> bool:
-    """Return whether the user has named a path, or a hidden folder that it lies in."""
+    """Return whether the user named the path, or a hidden folder above the path."""
     named = [Path(one).expanduser() for one in typed]
     real = [one.resolve() for one in named if one.is_absolute()]
     return any(path.resolve().is_relative_to(one) and hidden_in(one) for one in real)
 
 
 def shown(path: Path) -> str:
-    """Return a path as people write it."""
+    """Return a path for display, with `~` for the home."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path != home and path.is_relative_to(home) else str(path)
 
@@ -37,5 +37,5 @@ def _homes() -> Iterator[Path]:
     yield Path.home().resolve()
     try:
         yield Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
-    except KeyError:  # a container's user without an entry
+    except KeyError:  # a container's user may have no passwd entry
         return

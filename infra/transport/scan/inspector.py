@@ -1,6 +1,6 @@
-"""The inspection of each file before it is sent: its sha256, or why it stays behind.
+"""Inspection of each file before an upload: its sha256, or the reason to keep the file here.
 
-What is sent later is compared with that sha256 by the receiver, so a file cannot change in between unnoticed.
+The receiver compares the received content with the sha256, so a change between inspection and upload is detected.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from infra.transport.scan.contents import ContentScanner, Needles, needles
 from infra.transport.scan.own_records import OwnRecords
 
 PIECE_BYTES = 1 << 20
-MOST_KNOWN = 200_000  # files whose inspection is remembered in this process
-FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
+MOST_KNOWN = 200_000  # limit of cached inspections in this process
+FRESH_NS = 1_000_000_000  # a file changed this recently may change again without a new time stamp
 Stamp = tuple[str, int, int, int, int, Needles]
 _known: dict[Stamp, tuple[str, str]] = {}
 
 
 @dataclass(frozen=True)
 class FileInspector:
-    """The inspection of the files of one folder.
+    """The inspection of the files of a folder.
 
-    anyway: files, relative to the folder, that the user has named to be sent although they look like secrets.
+    `anyway`: apparent secrets to send on the user's request, relative to the folder.
     """
 
     root: Path
@@ -39,15 +39,15 @@ class FileInspector:
     def of(root: Path, anyway: Sequence[str] = ()) -> "FileInspector":
         """Return the inspector of a folder, with the keys and records of this installation.
 
-        Raises UsageError for a bad `.env`.
+        Raises UsageError for an invalid `.env`.
         """
         own = needles(own_keys.of_installation())
         return FileInspector(root, own, own_records.in_folder(root), named(root, anyway))
 
     def inspect(self, path: str, seen: os.stat_result) -> tuple[str, str]:
-        """Return (sha256 of what would be sent, why it may not be: "" when it may).
+        """Return (sha256 of the content to send, reason not to send the file); exactly one of them is "".
 
-        The answer for a file that has not changed since is remembered in this process.
+        Results for unchanged files are cached in this process.
         """
         if reason := self.records.reason(path) or why_unfit(self.root, path, seen):
             return "", reason
@@ -85,7 +85,7 @@ class FileInspector:
 
 
 def named(root: Path, typed: Sequence[str]) -> tuple[str, ...]:
-    """Return the files of `root` that the user has named, relative to it; `~` and absolute paths are understood."""
+    """Return the user's named files relative to `root`; accepts `~` and absolute paths within `root`."""
     found = []
     for name in typed:
         path = Path(name).expanduser()
@@ -97,9 +97,9 @@ def named(root: Path, typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def pieces(root: Path, path: str) -> Iterator[bytes]:
-    """Yield the content of a file; of a link, its target.
+    """Yield the content of a file, or the target of a link.
 
-    Raises UsageError when it cannot be read.
+    Raises UsageError for an unreadable file.
     """
     full = f"{root}/{path}"
     try:
@@ -114,7 +114,7 @@ def pieces(root: Path, path: str) -> Iterator[bytes]:
 
 
 def why_unfit(root: Path, path: str, seen: os.stat_result) -> str:
-    """Return why `path` is nothing that can be sent; "" when it is a file, or a link within the folder."""
+    """Return why `path` cannot be sent; "" for a regular file, or for a link to a target within the folder."""
     if stat.S_ISLNK(seen.st_mode):
         target = os.readlink(root / path)
         is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)

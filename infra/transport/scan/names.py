@@ -1,4 +1,4 @@
-"""The names of files that hold secrets. Source files and examples are never refused for their name alone."""
+"""Names of files with secrets. A name alone never excludes source files and examples."""
 
 import fnmatch
 import re
@@ -14,7 +14,7 @@ ALWAYS = (
     "secrets.y*ml", "secrets.json", "secrets.toml", ".*_history", "journal.sqlite*",
 )  # fmt: skip
 _ASSIGNED = rb"(?im)^\s*(?:export\s+|setx?\s+)?\w*(?:KEY|TOKEN|SECRET|PASSW)\w*\s*=\s*[\"']?[^\s$\"'(){}<]{8,}"
-WITH = {  # name: the content that makes a secret of it
+WITH = {  # file name: content that makes the file a secret
     ".npmrc": rb"(?m)^[^#;\n]*_(?:auth|authToken|password)\s*=\s*[^\s$]",
     ".yarnrc.yml": rb"(?m)^\s*npmAuth(?:Token|Ident)\s*:\s*[\"']?[^\s$\"']",
     ".pypirc": rb"(?m)^\s*password\s*[:=]\s*\S",
@@ -30,12 +30,12 @@ BY_NAME = "its name says that it holds secrets"
 
 
 def reason(name: str) -> str:
-    """Return why a file of that name stays behind whatever it holds; "" when it may go."""
+    """Return why a file with this name stays here regardless of content; "" = may be sent."""
     return BY_NAME if _matches(name, ALWAYS) and not _matches(name, HARMLESS) else ""
 
 
 def secret_lines(name: str) -> re.Pattern[bytes] | None:
-    """Return what makes a secret of a file of that name; None for an ordinary name."""
+    """Return the pattern of secret content for files with this name; None for an ordinary name."""
     return next((re.compile(lines) for one, lines in WITH.items() if fnmatch.fnmatchcase(name, one)), None)
 
 

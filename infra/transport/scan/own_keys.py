@@ -1,6 +1,7 @@
-"""The keys of this installation: secrets of the settings, from the environment and from `.env`.
+"""Keys of this installation: secret settings from the environment and from `.env`.
 
-A file that holds the value of one of them never leaves this machine unnoticed, whatever its form.
+The scan refuses every file with the value of a key (12 letters or more), in any form, unless the user sends the file
+explicitly.
 """
 
 import json
@@ -18,7 +19,7 @@ ENV_FILES = (".env", "credentials/.env")
 
 
 def of_installation(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[OwnKey, ...]:
-    """Return the keys, each value once. Raises UsageError for an `.env` that cannot be read."""
+    """Return the keys, with each value once. Raises UsageError for an unreadable `.env`."""
     rows = (*(one.metadata for one in table()), *(row for _, row in of_packs()))
     ours = {row["variable"] for row in rows if row["secret"]}
     found = [(name, value) for name, value in environ.items() if name in ours or name.startswith(HOOK)]
@@ -29,8 +30,8 @@ def of_installation(root: Path = ROOT, environ: Mapping[str, str] = os.environ) 
 
 
 def _parts(name: str, value: str) -> Iterator[str]:
-    """Yield the secret values of a variable: of a service account, its private key instead of the path or the JSON."""
-    if name.startswith(HOOK):  # its kind, and an address that needs no other key
+    """Yield the secret values of a variable: for a service account the private key, for a hook the address."""
+    if name.startswith(HOOK):  # a hook has a kind and an address; only the address is secret
         yield from (word for word in value.split() if "://" in word)
         return
     if name != GOOGLE:
@@ -39,4 +40,4 @@ def _parts(name: str, value: str) -> Iterator[str]:
     try:
         yield str(json.loads(google_key(value))["private_key"])
     except (ValueError, KeyError, TypeError):
-        return  # a path that leads nowhere, or no service account: `store.backends.gs` says what is wrong
+        return  # missing file or no service account: `store.backends.gs` reports the problem

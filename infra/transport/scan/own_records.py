@@ -1,8 +1,8 @@
-"""The records of this installation: its journals, and what is kept beside them, in its pods' folders and its logs.
+"""Records of this installation: journals, files beside journals, pod folders and logs.
 
-They say what was rented, at which place, for how much, and hold the keys of pods. None is ever sent to a pod, wherever
-it lies and whatever it is called. In: the settings, and the journals that the user's configuration knows. Out: for a
-folder that is sent, why a file in it stays here.
+The records contain rented machines, places, prices and the keys of pods, and are never sent to a pod, regardless of
+place and name. The paths come from the settings and from the journals in the user's configuration; the result names,
+for a folder to send, the reason to keep a file here.
 """
 
 import os
@@ -15,7 +15,7 @@ from infra import installation, journal_file
 from infra.checkout import ROOT
 from infra.settings import Settings
 
-# Endings of files and folders beside a journal, by what they are added to.
+# Suffixes of files and folders beside a journal, by the base name they extend.
 OF_NAME = ("", "-wal", "-shm", "-journal", ".lock", "-pace-", ".moving", ".coming", ".copy", ".moved-")
 OF_STEM = (
     *(
@@ -31,22 +31,22 @@ OF_STEM = (
     ),
     *("-supervisor.json", "-supervisor.log", "-control", "-packs"),
 )
-BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # of names that go on differently
+BEGINNINGS = ("-pace-", ".copy", ".moved-", "-ssh-config")  # suffixes of names that continue differently
 BESIDE = ("known_hosts", "chat-history")
 REHEARSAL = "SLIPWAY_REHEARSAL"
 
 
 @dataclass(frozen=True)
 class OwnRecords:
-    """The records of this installation in one folder, as paths relative to it."""
+    """The records of this installation in a folder, as relative paths."""
 
     whole: frozenset[str]
     """Files and folders."""
     beginnings: tuple[str, ...] = ()
-    """Beginnings of paths of files."""
+    """Prefixes of file paths."""
 
     def reason(self, path: str) -> str:
-        """Return why a file may not be sent; "" when it is no record."""
+        """Return why a file may not be sent; "" for a file that is no record."""
         parts = path.split("/")
         is_ours = any("/".join(parts[:number]) in self.whole for number in range(1, len(parts) + 1))
         is_ours = is_ours or path.startswith(self.beginnings)
@@ -54,7 +54,7 @@ class OwnRecords:
 
 
 def in_folder(root: Path, environ: Mapping[str, str] = os.environ) -> OwnRecords:
-    """Return the records in a folder. Raises UsageError for settings that cannot be read."""
+    """Return the records in a folder. Raises UsageError for unreadable settings."""
     known = _known(tuple(sorted(environ.items())))
     real = root.resolve()
     whole, beginnings = set(), []
@@ -72,7 +72,7 @@ def in_folder(root: Path, environ: Mapping[str, str] = os.environ) -> OwnRecords
 
 @lru_cache(maxsize=4)
 def _known(environ: tuple[tuple[str, str], ...]) -> tuple[tuple[Path, bool], ...]:
-    """Return the paths of all records, each with whether it is only the beginning of a name."""
+    """Return the paths of all records, each with a flag for a mere name prefix."""
     return tuple(dict.fromkeys(_records(dict(environ))))
 
 

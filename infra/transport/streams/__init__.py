@@ -1,1 +1,1 @@
-"""The output of programs: how much of it is read."""
+"""Streams between machines: bounded reading, framing of output, and port forwards."""

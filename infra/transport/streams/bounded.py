@@ -1,7 +1,7 @@
-"""Readers of the output of programs and of files, within a bound of bytes.
+"""Readers for program output and files with a byte limit.
 
-In: pieces of a stream. Out: the whole stream, or `Exceeded` as soon as the stream is longer than its bound; or the end
-of the stream, where a program may speak for days.
+A reader keeps a whole stream and raises `Exceeded` beyond the limit, or keeps only the end of the stream of a
+long-running program.
 """
 
 import contextlib
@@ -19,32 +19,32 @@ CHUNK = 1 << 16
 
 
 class Exceeded(Exception):
-    """A stream or a file is longer than its bound; the caller knows the machine and the command."""
+    """A stream or a file exceeds the limit; the caller adds the machine and the command."""
 
 
 class NotRegular(Exception):
-    """A path leads to a pipe, a device or a folder."""
+    """The path is a pipe, a device or a folder."""
 
 
 class KeptStream(Protocol):
     """The kept part of a stream."""
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece. Raises Exceeded."""
+        """Append the next piece. Raises Exceeded."""
 
     def value(self) -> bytes:
-        """Return what is kept."""
+        """Return the kept bytes."""
 
 
 class WholeStream:
-    """A whole stream of `limit_bytes` at most."""
+    """A whole stream of at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece. Raises Exceeded."""
+        """Append the next piece. Raises Exceeded."""
         if len(self._held) + len(piece) > self._limit_bytes:
             raise Exceeded
         self._held += piece
@@ -62,7 +62,7 @@ class StreamEnd:
         self._held = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece."""
+        """Append the next piece and drop older bytes beyond the limit."""
         self._held += piece
         del self._held[: -self._limit_bytes]
 
@@ -72,7 +72,7 @@ class StreamEnd:
 
 
 def gather(child: "subprocess.Popen[bytes]", out: KeptStream, err: KeptStream, timeout_s: float) -> int:
-    """Read stdout and stderr of a program to their ends; return its exit code. Raises Exceeded, TimeoutError."""
+    """Read a program's stdout and stderr to the end and return the exit code. Raises Exceeded, TimeoutError."""
     deadline = time.monotonic() + timeout_s
     assert child.stdout is not None and child.stderr is not None
     with selectors.DefaultSelector() as waiting:
@@ -95,7 +95,7 @@ def gather(child: "subprocess.Popen[bytes]", out: KeptStream, err: KeptStream, t
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """Yield a regular file, open for reading, without waiting for a pipe. Raises NotRegular, OSError."""
+    """Open a regular file for reading, without blocking on a pipe. Raises NotRegular, OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -114,7 +114,7 @@ def whole_file(path: str | Path, limit_bytes: int) -> bytes:
 
 
 def drained(source: IO[bytes], kept: KeptStream) -> threading.Thread:
-    """Return the started thread that reads a stream to its end."""
+    """Start and return a thread that reads a stream to the end."""
 
     def drain() -> None:
         while piece := os.read(source.fileno(), CHUNK):

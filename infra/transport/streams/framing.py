@@ -1,30 +1,30 @@
-"""Frames around the output of a machine: only what stands between random marks of ours is read.
+"""Framing of a remote command's output between random marks, which excludes all other output of the machine.
 
-In: a script of `sh`. Out: a line that every login shell takes for the same, and the script's output without what
-start-up files, wrappers and forced commands print around it. The line has one quoted word of harmless characters, so
-that csh, fish and zsh read it as `sh` does; the marks are in it in halves, so that a shell that repeats its commands
-does not print a mark. The shell of the script tells its process number between the marks, and its exit code.
+A `sh` script becomes a line with the same meaning in every login shell, and the readers strip all output of start-up
+files, wrappers and forced commands around the script's output. The line is a single quoted word of harmless characters,
+so csh, fish and zsh read the line as `sh` does. The line contains each mark in two halves, so a shell that echoes
+commands prints no mark. The script's shell reports its process id and exit code next to the marks.
 """
 
 import re
 import secrets
 from dataclasses import dataclass, field
 
-TALK_BYTES = 1 << 20  # before the first mark
-SHOWN_BYTES = 300  # kept of that
-_LONGEST_LINE = 96 << 10  # a system takes words of 128 KiB
+TALK_BYTES = 1 << 20  # limit before the first mark
+SHOWN_BYTES = 300  # kept part of the output before the first mark
+_LONGEST_LINE = 96 << 10  # systems accept words of 128 KiB
 _LONGEST_NUMBER = 20
-_LEAST_NUMBER = 2  # a smaller one is init, or stands for many processes
+_LEAST_NUMBER = 2  # smaller ids are init, or signal many processes
 _PLAIN = re.compile(rb"[^A-Za-z0-9_/.,:=+@ -]")
 
 
 class NoFrame(Exception):
-    """A login shell has printed so much that no command can have begun."""
+    """The login shell printed more than TALK_BYTES before the first mark, so no command has started."""
 
 
 @dataclass(frozen=True)
 class RemoteLine:
-    """A line for a login shell, and what the line reads from its stdin before anything else does."""
+    """A line for a login shell, and the bytes that the line reads from stdin first."""
 
     line: str
     head: bytes = b""
@@ -32,47 +32,47 @@ class RemoteLine:
 
 @dataclass(frozen=True)
 class Frame:
-    """The marks of one command. Those on stderr are others: a wrapper may join stderr with stdout."""
+    """The marks of a command. Stderr has separate marks, since a wrapper may merge stderr into stdout."""
 
     begin: str = field(default_factory=lambda: secrets.token_hex(16))
     end: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def opening(self) -> str:
-        """Return the beginning of a script, which says the first marks."""
+        """Return the start of a script, which prints the first marks."""
         return f"echo {_halves(_turned(self.begin))} >&2; echo {_halves(self.begin)} $$\n"
 
     def closing(self, stderr: int = 2) -> str:
-        """Return the end of a script, which says the last marks and leaves with `$code`; `stderr` is its number."""
+        """Return the end of a script, which prints the last marks to stdout and fd `stderr` and exits with `$code`."""
         return f"echo {_halves(self.end)} $code; echo {_halves(_turned(self.end))} >&{stderr}; exit $code\n"
 
     @property
     def stdout(self) -> "FramedStream":
-        """Return the reader of stdout."""
+        """Return a reader for stdout."""
         return FramedStream(self.begin, self.end)
 
     @property
     def stderr(self) -> "FramedStream":
-        """Return the reader of stderr."""
+        """Return a reader for stderr."""
         return FramedStream(_turned(self.begin), _turned(self.end))
 
     def around(self, script: str) -> str:
-        """Return a script that runs another one between the marks. Its shell stays, to tell of a signal."""
+        """Wrap a script between the marks. The outer shell stays, in order to report a signal."""
         return f"{self.opening}(\n{script}\n)\ncode=$?\n{self.closing()}"
 
 
 def login_line(script: str) -> RemoteLine:
-    """Return the line of a login shell, whichever, that runs a script of `sh`."""
+    """Return a line that runs a `sh` script in any login shell."""
     raw = script.encode()
     line = f"""exec sh -c 'eval "$(printf "{_PLAIN.sub(_escape, raw).decode()}")"'"""
     if len(line) < _LONGEST_LINE:
         return RemoteLine(line)
-    # Byte by byte, so that what follows is left to the command.
+    # dd reads byte by byte and leaves the rest of stdin to the command.
     return RemoteLine(f"""exec sh -c 'eval "$(dd bs=1 count={len(raw)} 2>/dev/null)"'""", raw)
 
 
 class FramedStream:
-    """A reader of one stream, which takes pieces and returns what stands between the marks."""
+    """A reader of a stream that accepts pieces and returns the bytes between the marks."""
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin.encode(), end.encode()
@@ -80,22 +80,22 @@ class FramedStream:
         self._said_at_end: int | None = None
         self._number = b""
         self.talk = b""
-        """The beginning of what came before the first mark."""
+        """Beginning of the output before the first mark."""
         self.is_open = False
         self.is_over = False
 
     @property
     def process(self) -> int | None:
-        """Return the process number of the shell, which leads its process group; None = none that may be signalled."""
+        """Return the process id of the shell, which leads its process group; None without a safe id to signal."""
         return _whole(self._number, _LEAST_NUMBER)
 
     @property
     def code(self) -> int | None:
-        """Return the exit code that was said with the last mark."""
+        """Return the exit code after the last mark; None before the last mark."""
         return self._said_at_end
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what a piece adds to what stands between the marks. Raises NoFrame."""
+        """Return the bytes between the marks that `piece` adds. Raises NoFrame."""
         if self.is_over:
             return b""
         self._held += piece
@@ -128,7 +128,7 @@ class FramedStream:
 
 
 def shown(talk: bytes) -> str:
-    """Return the beginning of what a shell printed, in one line that steers no terminal."""
+    """Return the beginning of a shell's output as a single line without control characters."""
     text = talk.decode(errors="replace")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:120]
 
@@ -142,7 +142,7 @@ def _turned(mark: str) -> str:
 
 
 def _escape(found: "re.Match[bytes]") -> bytes:
-    # `printf` may read its format twice, for escapes and for signs of percent.
+    # `printf` may interpret the format twice, for escapes and for percent signs.
     return b"%%" if found[0] == b"%" else b"\\%03o" % found[0][0]
 
 
@@ -152,5 +152,5 @@ def _whole(text: bytes, least: int) -> int | None:
 
 
 def _overlap(text: bytes, mark: bytes) -> int:
-    """Return how many bytes at the end of a text may be the beginning of the mark."""
+    """Return the number of bytes at the end of a text that may be the beginning of the mark."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

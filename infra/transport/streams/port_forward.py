@@ -1,4 +1,4 @@
-"""A port forward: a port of this machine, on loopback only, behind which another machine answers."""
+"""Port forward from a local loopback port to a remote machine."""
 
 import contextlib
 import logging
@@ -17,10 +17,10 @@ _CHUNK = 1 << 16
 
 @contextlib.contextmanager
 def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterator[int]:
-    """Listen on `port` (0: any) and join each caller with what `dial` returns; gives the port.
+    """Listen on `port` (0: any) and connect each caller with a new connection of `dial`; yield the port.
 
-    `dial`: gives a connected socket, or anything with recv, sendall and shutdown, to a `with`; what it raises costs
-    that caller its connection, and a warning. Raises UsageError when the port is taken.
+    `dial` returns a context manager with a connected socket, or any object with recv, sendall and shutdown. An error of
+    `dial` closes the caller's connection and logs a warning. Raises UsageError if the port is in use.
     """
     try:
         listener = socket.create_server((LOOPBACK, port))
@@ -34,9 +34,9 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
         while not stop.is_set():
             try:
                 near, _ = listener.accept()
-            except TimeoutError:  # a look at `stop`
+            except TimeoutError:  # check `stop`
                 continue
-            except OSError as error:  # no file for it just now
+            except OSError as error:  # out of file descriptors
                 logging.getLogger(__name__).warning("no call of the forwarded port can be taken: %s", error)
                 stop.wait(TICK_S)
                 continue
@@ -45,7 +45,7 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
             call = _Call(near, dial)
             try:
                 call.start()
-            except RuntimeError:  # no thread for it
+            except RuntimeError:  # no new thread possible
                 near.close()
             else:
                 calls.append(call)
@@ -65,7 +65,7 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
 
 
 class _Call(threading.Thread):
-    """One caller and what it is joined with."""
+    """A caller with the remote connection."""
 
     def __init__(self, near: socket.socket, dial: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__(daemon=True)
@@ -94,16 +94,16 @@ class _Call(threading.Thread):
 
 
 def _pump(source: Any, sink: Any) -> None:
-    """Copy until `source` ends, then tell `sink`; when `sink` is gone, `source` is told to stop."""
+    """Copy until `source` ends, then shut down writing on `sink`; shut down both after an error."""
     try:
         while piece := source.recv(_CHUNK):
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)
-    except (OSError, EOFError):  # one side hung up, so the other one is closed too
+    except (OSError, EOFError):  # one side hung up, so close the other side too
         _hang_up(source)
         _hang_up(sink)
 
 
 def _hang_up(end: Any) -> None:
-    with contextlib.suppress(OSError, EOFError):  # hung up already
+    with contextlib.suppress(OSError, EOFError):  # already closed
         end.shutdown(socket.SHUT_RDWR)
