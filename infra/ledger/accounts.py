@@ -1,8 +1,8 @@
-"""The vendor account that each pod was rented with: a pod missing in the listing of another account may still bill.
+"""The vendor account that rented each pod, compared with the account of the current API key.
 
-In: a provider as its key opens it now, and a row. Out: whether that key could see the pod. A key that was replaced by
-another one of the same account is no other account. Where a vendor does not tell whose a key is, the key counts: a row
-that was rented by the same key is of the same account.
+A pod of a different account may still bill although the current account does not list the pod. The owner identifies an
+account, or the API key if the vendor reports no owner: two keys of one owner belong to the same account, and a row
+rented with the current key belongs to the current account.
 """
 
 import hashlib
@@ -16,15 +16,19 @@ from infra.providers import Provider, clock_scale, market
 
 
 def fingerprint(provider: Provider) -> str:
-    """Return a fingerprint of whose pods `provider.list` shows: of the owner, else of the key. Raises SlipwayError."""
+    """Return the fingerprint of the account behind `provider.list`: of the owner if known, else of the API key.
+
+    Raise SlipwayError when the provider cannot report the account.
+    """
     return _hash(provider, provider.account().whose)
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
-    """Return whether another account rented the pod, so that its absence from this one proves nothing.
+    """Return whether a different account rented the pod; absence from this account's listing then proves nothing.
 
-    A pod whose limit has passed was ended by its vendor, where that has a timer, whichever account that is. Raises
-    SlipwayError.
+    Return False for a row without a fingerprint, and for a pod beyond a limit if the vendor enforces time or spend
+    limits: the vendor has ended such a pod in any account. Raise SlipwayError when the vendor does not report the
+    owner of the current key and the row has the fingerprint of a different key.
     """
     rented = market(provider)
     ends_by_itself = rented is not None and (rented.can.time_limit or rented.can.spend_limit)
@@ -43,7 +47,7 @@ def _hash(provider: Provider, word: str) -> str:
 
 
 def in_words(op: Op) -> str:
-    """Return advice about a pod that another account rented."""
+    """Return advice for the user about a pod rented by a different account."""
     cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
     return (f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
             f"account's key back, or end it in the vendor's console{cost}")  # fmt: skip

@@ -1,8 +1,8 @@
-"""Forecasts of runs against what came. Pure.
+"""Forecast errors of past runs. Pure.
 
-In: the times of runs (`infra.ledger.timings`). Out: of each that went through in one go how far its forecast was off,
-and what was left of it by our word once a tenth of it was over, replayed from the marks of its steps; the
-medians of both.
+The input is the times of runs (`infra.ledger.timings`). The output is, for each uninterrupted run, the error of the
+first forecast and the error of a second forecast after a tenth of the run, replayed from the marks of the steps, and
+the medians of both errors.
 """
 
 import statistics
@@ -13,13 +13,13 @@ from typing import Any
 from infra.ledger.timings import RunTimes
 from infra.market.expected import AROUND, CROWDED, SAME, StepTime, left, total, words
 
-EARLY = 0.1  # share of a run after which the rest is forecast again
-REPEATED, ANEW = 0.25, 0.15  # targets for the medians: of runs whose steps ran before; of all at a tenth
+EARLY = 0.1  # fraction of a run after which the rest is forecast again
+REPEATED, ANEW = 0.25, 0.15  # target medians: runs with repeated steps; all runs at EARLY
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastError:
-    """The forecast of one run beside its actual time. Errors are relative to that: +0.2 = 20 % too long a forecast."""
+    """The forecast of one run and the actual duration. Errors are relative: +0.2 = the forecast was 20 % too long."""
 
     run: str
     machine: str
@@ -27,14 +27,14 @@ class ForecastError:
     forecast_s: tuple[float, float, float]
     came_s: float
     source: str
-    """The source of the forecast, in words."""
+    """Source of the forecast, in words."""
     is_repeated: bool
-    """True if all long steps had run before with these settings on such a machine."""
+    """True if all long steps (5 % of the step time or more) ran before with the same settings on such a machine."""
     error: float
     early_error: float
-    """Error of the total as it was predicted after a tenth of the run."""
+    """Error of the total duration as forecast after a tenth of the run."""
     others: float
-    """Share of the machine's CPUs that other programs used."""
+    """Fraction of the machine's CPUs used by other programs."""
     micro_usd: tuple[int, int, int] | None = None
     spent_micro_usd: int | None = None
 
@@ -44,13 +44,13 @@ class ForecastError:
 
     @property
     def is_inside(self) -> bool:
-        """Return whether what came lies in the range that was forecast."""
+        """Return whether the actual duration lies in the forecast range."""
         return self.forecast_s[0] <= self.came_s <= self.forecast_s[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Medians:
-    """Median absolute errors, None where there is no run; of machines that had nothing else to do."""
+    """Median absolute errors of runs on machines without other load; None without such runs."""
 
     repeated: float | None
     repeated_runs: int
@@ -64,14 +64,15 @@ class Medians:
 
 
 def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError | None:
-    """Return the error of a run's forecast; None where there was no forecast, or the run was interrupted."""
+    """Return the forecast error of a run, or None for a run without a forecast or with an interruption."""
     if not one.wall_s or not one.expected:
         return None
     low, seconds, high = total(one.expected)
     early_s = EARLY * one.wall_s
     said_s = early_s + left(one.expected, replayed(one, early_s), one.asked_at + early_s, early_s)[1]
     steps = [each for each in one.expected if each.step != AROUND]
-    long_s = 0.05 * sum(each.seconds for each in steps)  # not of the total: a long AROUND would leave no step
+    # A fraction of the step time, not of the total: a long AROUND would leave no step.
+    long_s = 0.05 * sum(each.seconds for each in steps)
     repeated = bool(steps) and all(each.source == SAME for each in steps if each.seconds >= long_s)
     return ForecastError(
         run=one.run, machine=one.works[0].machine, asked_at=one.asked_at, forecast_s=(low, seconds, high),
@@ -82,7 +83,7 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
 
 
 def medians(found: Iterable[ForecastError]) -> Medians:
-    """Return the median errors of forecasts."""
+    """Return the median errors of forecasts, without runs on busy machines."""
     every = list(found)
     calm = [one for one in every if not one.is_crowded]
     repeated, first = [one for one in calm if one.is_repeated], [one for one in calm if not one.is_repeated]
@@ -99,7 +100,7 @@ def _median(errors: Sequence[float]) -> float | None:
 
 
 def replayed(one: RunTimes, at_s: float) -> list[dict[str, Any]]:
-    """Return the steps of a run's progress as they were so many seconds after it was asked for."""
+    """Return the progress records of a run's steps as of `at_s` seconds after the request."""
     times = {each.work.step: each for each in one.times if each.work.step != AROUND}
     return [_step_at(name, times.get(name), one.asked_at, at_s) for name in _names(one)]
 
@@ -109,7 +110,7 @@ def _names(one: RunTimes) -> list[str]:
 
 
 def _step_at(name: str, time: StepTime | None, asked_at: float, at_s: float) -> dict[str, Any]:
-    if time is None:  # it was not made by this run after all
+    if time is None:  # the run did not execute the step
         return {"name": name, "state": "reused"}
     began_at, spent_s = asked_at + time.began_s, at_s - time.began_s
     if spent_s < 0:

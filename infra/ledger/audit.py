@@ -1,8 +1,8 @@
-"""The audit of an account: what the vendor lists, compared with what the journal knows.
+"""The audit of an account: the vendor's listing compared with the journal.
 
-    reconcile.look -> findings -> is it clean?
+The input and the output are records; the audit sends no requests and makes no changes.
 
-In: records. Out: records; nothing is asked for and nothing is changed here.
+    reconcile.look -> findings -> Finding.is_wrong
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,47 +15,53 @@ from infra.ledger.reconcile import Look
 from infra.providers.pod_keys import is_token
 from infra.records import Pod
 
-CLAIMED = "claimed"  # ours, and a live row has it
-ORPHANED = "orphaned"  # ours, and no live row has it
-ENDING = "ending"  # ours, its end was asked for, and the vendor still has it
+CLAIMED = "claimed"  # our pod with a live row
+ORPHANED = "orphaned"  # our pod without a live row
+ENDING = "ending"  # our pod; the end was requested, and the vendor still lists the pod
 FOREIGN = "foreign"
-GHOST = "ghost"  # a live row, and the vendor knows nothing of its machine
-UNCLEAR = "unclear"  # a row whose request got no clear answer: its machine may turn up
-UNKNOWN_MARK = "unknown"  # the vendor's data do not tell whose it is
+GHOST = "ghost"  # a live row; the vendor does not know the machine
+UNCLEAR = "unclear"  # a row without a clear answer of the vendor: the machine may exist
+UNKNOWN_MARK = "unknown"  # the vendor's data do not show whether the machine is ours
 
-ENDED_BY_VENDOR = "ending"  # the state in `Pod.state` of a machine on its way out
+ENDED_BY_VENDOR = "ending"  # `Pod.state` of a machine on the way out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The finding about one machine, or one row without its machine."""
+    """The finding about one machine, or about one row without a machine."""
 
     provider: str
     kind: str
     pod_id: str = ""
     token: str = ""
     run: str = ""
-    name: str = ""  # name that the vendor shows
-    state: str = ""  # state that the vendor shows
+    name: str = ""  # name shown by the vendor
+    state: str = ""  # state shown by the vendor
     micro_usd_per_hour: int = 0
-    age_s: float | None = None  # age by the vendor's clock; None = the vendor does not tell
+    age_s: float | None = None  # seconds by the vendor's clock; None = not reported
     note: str = ""
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is ours, should be gone, and is not."""
+        """Return whether the machine is ours, should be gone, and still exists."""
         return self.kind in (ORPHANED, ENDING)
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether it costs money that nobody wants to spend, or may."""
+        """Return whether the machine costs, or may cost, unwanted money.
+
+        True for a due machine not yet ending at the vendor, an unclear row, and a machine with an unknown mark.
+        """
         return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 
 def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Finding]:
-    """Return every machine of the account, then the rows without one. `now`: by the vendor's clock."""
+    """Return a finding for each listed machine, then for each live row without a machine, except PLANNED rows.
+
+    `now`: UTC epoch seconds by the vendor's clock.
+    """
     found = []
-    taken: set[str] = set()  # tokens whose row has its machine
+    taken: set[str] = set()  # tokens of rows already matched with a machine
     for pod in sorted(seen.listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
         row = seen.rows.get(pod.token)
         kind, note = _whose(pod, row, prefix, seen, taken)
@@ -80,7 +86,7 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 
 
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
-    """Return the kind of that machine, and the reason."""
+    """Return the kind of finding for a listed machine, and the reason."""
     if not pod.is_legible:
         return UNKNOWN_MARK, "it may be ours"
     if not pod.token.startswith(prefix):
@@ -98,7 +104,7 @@ def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -
 
 
 def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]:
-    """Yield rows that are live and whose machines are not listed; of an incomplete listing nothing follows."""
+    """Yield findings for live rows without a listed machine; an incomplete listing yields none."""
     for row in rows if seen.listing.is_complete else ():
         if row.token in seen.elsewhere:
             kind, note = UNCLEAR, accounts.in_words(row)

@@ -1,11 +1,11 @@
-"""One amount for many pods: what each may cost is reserved before it is rented.
+"""Shared budgets: one spend limit for many pods, with the cost of each pod reserved before renting.
 
-In: the journal's budgets and reservations, and the rows that a budget pays for. Out: what is spent, what is reserved,
-and whether more can be. A budget is that of a sweep, of a set of pods, or of a service; its rows name it. A row counts
-with the most that its pod may cost until that is proven gone, then with what it has cost. A run counts with what was
-reserved for it where that is more: a pod that was taken away must leave money for the next one. So the sum never
-passes the amount, whatever dies: a reservation outlives its process for as long as a pod, or a keeper, of its run does,
-and is returned when nobody can go on with the run.
+The module computes the spent, reserved and free amounts of a budget in micro-USD from the journal. A budget belongs to
+a sweep, a set of pods or a service, or is named by the user; the rows of the journal name the budget. A row counts with
+the maximum cost of the pod until the pod is proven gone, and with the actual cost afterwards. A run counts with the
+reservation if the reservation is larger: a preempted pod must leave money for the next pod. The sum therefore never
+exceeds the amount, whichever process dies: a reservation outlives the reserving process while a pod or a keeper of the
+run lives, and expires when no process can continue the run.
 
     open_budget -> reserve | admit, in the transaction that writes a row's intent | give_back
 """
@@ -25,12 +25,13 @@ from infra.ledger.leases import keeper_lease
 from infra.ledger.op import Op
 from infra.money import in_usd
 
-RECENT_S = 900.0  # time since it was written about in which a run whose keeper died may be taken up by another one
+# Seconds since the last journal event of a run during which a new keeper may take over from a dead keeper.
+RECENT_S = 900.0
 
 
 @dataclass(frozen=True)
 class SharedBudget:
-    """An amount for all pods that name it, in micro-dollars; `since`: UTC epoch seconds."""
+    """A spend limit in micro-USD for all pods that name the budget; `since`: UTC epoch seconds."""
 
     name: str
     epoch: int
@@ -40,45 +41,45 @@ class SharedBudget:
 
 @dataclass(frozen=True)
 class BudgetRun:
-    """The spending of a budget on one run, in micro-dollars."""
+    """The part of a budget that one run uses, in micro-USD."""
 
     run: str
     spent: int = 0
     most: int = 0
-    """The most that all of its pods can cost; pods that are gone count with what they did cost."""
+    """Maximum cost of all pods of the run; ended pods count with the actual cost."""
     reserved: int = 0
-    """Reservation for all of its pods together; 0 = none beyond what they can cost."""
+    """Reservation for all pods of the run together; 0 = no reservation."""
 
     @property
     def committed(self) -> int:
-        """Return the larger of both: the amount that counts against the budget."""
+        """Return the amount charged to the budget: the larger of `most` and `reserved`."""
         return max(self.most, self.reserved)
 
 
 @dataclass(frozen=True)
 class BudgetState:
-    """A budget as it stands."""
+    """The current state of a budget, by run."""
 
     budget: SharedBudget
     runs: Mapping[str, BudgetRun] = field(default_factory=dict)
 
     @property
     def spent(self) -> int:
-        """Return the cost of all pods so far."""
+        """Return the cost of all pods so far, in micro-USD."""
         return sum(one.spent for one in self.runs.values())
 
     @property
     def committed(self) -> int:
-        """Return the most that all pods may cost in the end."""
+        """Return the maximum final cost of all pods, with reservations, in micro-USD."""
         return sum(one.committed for one in self.runs.values())
 
     @property
     def free(self) -> int:
-        """Return the amount that can still be reserved."""
+        """Return the amount still free to reserve, in micro-USD."""
         return max(0, self.budget.amount - self.committed)
 
     def refusal(self, run: str, most: int) -> str:
-        """Return why a run cannot come to cost so much; "" when it can."""
+        """Return why `run` cannot commit `most` micro-USD in total; "" if the budget has enough."""
         others = self.committed - (self.runs[run].committed if run in self.runs else 0)
         if others + most <= self.budget.amount:
             return ""
@@ -92,28 +93,30 @@ class BudgetState:
 
 
 def budgets(journal: Journal) -> list[SharedBudget]:
-    """Return all budgets, by name."""
+    """Return all budgets, sorted by name."""
     return [SharedBudget(*row) for row in journal.read("SELECT name, epoch, amount, since FROM budgets ORDER BY name")]
 
 
 def find(journal: Journal, name: str) -> SharedBudget | None:
-    """Return the budget of that name."""
+    """Return the budget `name`, or None."""
     return next((one for one in budgets(journal) if one.name == name), None)
 
 
 def open_budget(
     journal: Journal, name: str, amount: int, before: SharedBudget | None, scale: float = 1.0
 ) -> SharedBudget:
-    """Write down what all pods of `name` may cost together, where it still stands as in `before`.
+    """Set the spend limit of all pods of `name` to `amount` micro-USD, unless the budget changed since `before`.
 
-    Raises Fenced; UsageError for less than what is spent and reserved already.
+    Raise Fenced when a concurrent command has set a different amount. Raise UsageError for an amount of zero or less,
+    and for a decrease below the spent and reserved amounts.
     """
-    flag = "--spend-limit" if ":" in name else f"--budget {name}=USD"  # of a sweep, a set or a service, or one's own
+    # A colon marks the budget of a sweep, a set of pods or a service; the user names all other budgets.
+    flag = "--spend-limit" if ":" in name else f"--budget {name}=USD"
     if amount <= 0:
         raise UsageError(f"{name}: a limit of {in_usd(amount)} is too small to pay for anything; give more: {flag}")
     with journal.writing():
         now = find(journal, name)
-        is_wanted = now is not None and now.amount == amount  # another process wanted the same and was first
+        is_wanted = now is not None and now.amount == amount  # a concurrent process set the same amount first
         if not is_wanted and (now and now.epoch) != (before and before.epoch):
             raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
         if now is None:
@@ -134,19 +137,19 @@ def open_budget(
 
 
 def state(journal: Journal, name: str, scale: float = 1.0, now: Clocks | None = None) -> BudgetState:
-    """Return the state of a budget. Raises UsageError when there is none."""
+    """Return the current state of a budget. Raise UsageError for an unknown name."""
     return _state(journal, _found(journal, name), journal.ops(), now or read_clocks(), scale)
 
 
 def states(journal: Journal, scale: float = 1.0) -> list[BudgetState]:
-    """Return all budgets as they stand."""
+    """Return the current state of every budget."""
     return [state(journal, one.name, scale) for one in budgets(journal)]
 
 
 def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1.0) -> None:
-    """Reserve what all pods of a run may cost together, and do so in the name of this process; again, another amount.
+    """Reserve `amount` micro-USD for all pods of a run together, on behalf of this process.
 
-    Raises OutOfMoney when so much is not free: nothing was changed.
+    A second call replaces the reservation. Raise OutOfMoney, without changes, when the amount is not free.
     """
     me = myself()
     with journal.writing():
@@ -161,15 +164,16 @@ def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1
 
 
 def give_back(journal: Journal, name: str, run: str) -> None:
-    """Return the reservation of a run that is over; what its pods may still cost counts until they are proven gone."""
+    """Delete the reservation of a finished run; possible costs of the pods count until the pods are proven gone."""
     with journal.writing():
         journal.execute("DELETE FROM reservations WHERE budget = ? AND run = ?", name, run)
 
 
 def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> None:
-    """Check that the budget of a new row has what its pod may cost; within the transaction that writes the row.
+    """Check that the budget of a new row covers the maximum cost of the pod.
 
-    Raises OutOfMoney; nothing was rented then.
+    Call within the transaction that writes the row. Raise OutOfMoney for too small a budget, and for a pod without a
+    limit; no pod is rented then.
     """
     if not new.budget_name or not new.rate:
         return
@@ -178,7 +182,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> 
     if most is None:
         raise OutOfMoney(f"{new.run}: a pod without a limit cannot be paid from {new.budget_name}; give --spend-limit")
     found = _state(journal, budget, rows, now, scale)
-    _sweep(journal, found)  # otherwise this row would put a budget in force again that no longer is
+    _sweep(journal, found)  # otherwise the new row would put an expired reservation in force again
     own = found.runs.get(new.budget_run, BudgetRun(new.budget_run))
     if why := found.refusal(new.budget_run, max(own.reserved, own.most + most)):
         raise OutOfMoney(f"{why}; nothing was rented; see: inv status")
@@ -193,7 +197,7 @@ def _found(journal: Journal, name: str) -> SharedBudget:
 
 
 def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
-    """Return the state of a budget, by its rows and reservations."""
+    """Return the state of a budget, computed from rows and reservations."""
     own: dict[str, list[Op]] = {}
     for op in rows:
         if op.budget_name == budget.name:
@@ -202,17 +206,17 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
     found = {}
     for run in (*own, *(run for run in reserved if run not in own)):
         costs = {op.token: max(spend.spent(op, now, scale), told.get(op.token, (0, 0))[1]) for op in own.get(run, [])}
-        # Each was admitted with a limit: there is none only where somebody took it away since.
+        # Every pod was admitted with a limit; `worst` returns None only for a limit removed since.
         most = sum(max(costs[op.token], spend.worst(op, now, scale) or 0) for op in own.get(run, []))
         found[run] = BudgetRun(run, sum(costs.values()), most, reserved.get(run, 0))
     return BudgetState(budget, found)
 
 
 def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict[str, int]:
-    """Return the reservations in force, by run, in micro-dollars: those with which somebody can still go on.
+    """Return the reservations in force, by run, in micro-USD: those of runs with a process able to continue.
 
-    What is left out is safe to be reserved by others at any time: whoever goes on with such a run all the same has to
-    have its next pod admitted.
+    Other runs may reserve all other amounts at any time: a process that continues an expired run after all must have
+    the next pod admitted.
     """
     found = journal.read("SELECT run, amount, boot_id, pid, pid_starttime FROM reservations WHERE budget = ?", name)
     held, left = journal.leases.held(), journal.leases.abandoned()
@@ -227,15 +231,15 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
 
 
 def is_recent(journal: Journal, run: str) -> bool:
-    """Return whether another keeper may take up a run without a pod that was left: nobody rents for one of last week.
+    """Return whether a new keeper may take over an abandoned run without a pod: the last event must be recent.
 
-    A keeper that waits for a machine writes that down each time that it has looked for one.
+    The limit prevents renting for a run of last week. A waiting keeper records an event after each machine search.
     """
     return time.time() - journal.changed_at(run) < RECENT_S
 
 
 def _may_go_on(rows: list[Op], is_kept: bool) -> bool:
-    """Return whether somebody may rent for that run again without a person who asks for it."""
+    """Return whether a process may rent for the run again without a command of the user."""
     if any(op.is_live for op in rows):
         return True
     if not rows or rows[-1].outcome not in ("", NODE_LOST):
@@ -244,7 +248,7 @@ def _may_go_on(rows: list[Op], is_kept: bool) -> bool:
 
 
 def _sweep(journal: Journal, found: BudgetState) -> None:
-    """Delete the reservations that are in force no more; within a transaction."""
+    """Delete expired reservations; call within a transaction."""
     name = found.budget.name
     for (run,) in journal.read("SELECT run FROM reservations WHERE budget = ?", name):
         if run not in found.runs or not found.runs[run].reserved:

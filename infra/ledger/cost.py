@@ -1,8 +1,8 @@
-"""The cost of pods, by the journal and by the vendors' word.
+"""The cost of pods, by the journal and by the vendors' bills.
 
-In: rows. Out: records; nothing is asked for here. The ledger counts as `infra.ledger.spend` does, from the
-request until the pod is proven gone, so that it is never below what is owed; whoever shows what something has cost uses
-it. Money is micro-dollars, times UTC epoch seconds.
+`ledger` turns journal rows into cost records and sends no requests. Like `infra.ledger.spend`, the ledger counts until
+the pod is proven gone, so that the cost is never below the amount owed. All displays of costs use the ledger. Money is
+micro-USD, times are UTC epoch seconds.
 """
 
 import math
@@ -27,15 +27,18 @@ class PodCost:
     pod_id: str
     micro_usd_per_hour: int
     began_at: int
-    ended_at: int | None  # None = it is not proven gone
-    elapsed_s: float  # seconds by its own clock
-    quoted_micro_usd: int  # rate x time, what its vendor bills whole once it is begun counted whole
-    billed_micro_usd: int | None  # bill of the vendor; None = it told none, or cannot tell that of the month alone
-    billed_at: int | None  # when it said so
+    ended_at: int | None  # None = not proven gone
+    elapsed_s: float  # seconds by the vendor's clock
+    quoted_micro_usd: int  # rate x time; a started billing unit of the vendor counts in full
+    billed_micro_usd: int | None  # bill of the vendor; None = not reported, or not known for the month alone
+    billed_at: int | None  # time of the vendor's report
 
     @property
     def micro_usd(self) -> int:
-        """Return the vendor's word once the pod is gone; before that it is late, and only raises ours."""
+        """Return the vendor's bill for an ended pod, else the larger of quote and bill.
+
+        The bill of a running pod lags, and only ever raises the quote. Without a bill, return the quote.
+        """
         if self.billed_micro_usd is None:
             return self.quoted_micro_usd
         return self.billed_micro_usd if self.ended_at else max(self.quoted_micro_usd, self.billed_micro_usd)
@@ -49,17 +52,17 @@ def ledger(
     clock_scale: float = 1.0,
     month: str = "",
 ) -> list[PodCost]:
-    """Return one line for each row that something was asked for, oldest first.
+    """Return one line for each row with a request to the vendor, in the order of `rows`.
 
-    `month`: `2026-11`, UTC; only what fell into it. `told`: as the journal has it. Vendors' clocks run `clock_scale`
-    times as fast as ours.
+    `month`: a UTC month, such as `2026-11`; count only costs in that month. `told`: bills by token, as from
+    `Journal.told`. The vendors' clocks run `clock_scale` times as fast as ours.
     """
     lines = []
     wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)
     since, until = span(month) if month else (0, math.inf)
     for row in rows:
         if row.state in (PLANNED, FAILED):
-            continue  # nothing was sent, it was refused, or it is proven that nothing came of it
+            continue  # not sent, refused, or proven never created
         began_at = int(spend.billed_from(row))
         ended_at = spend.ended_at(row, clock_scale)
         last = 1 + (wall_s if ended_at is None else ended_at)
@@ -91,12 +94,12 @@ def ledger(
 def total(
     rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
 ) -> int:  # fmt: skip
-    """Return the cost of these rows together: of a run, the rows of all its pods."""
+    """Return the total cost of `rows` in micro-USD; for a run, pass the rows of all pods."""
     return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 
 
 def span(month: str) -> tuple[int, int]:
-    """Return the start of that month, and of the next one. Raises UsageError."""
+    """Return the start of `month` and of the next month. Raise UsageError for an invalid month."""
     try:
         first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -110,7 +113,7 @@ def month_of(at: float) -> str:
 
 
 def months(first_at: int, last_at: int) -> list[str]:
-    """Return all months from that of the first time to that of the last."""
+    """Return all months from `first_at` to `last_at`, both included."""
     found = [month_of(first_at)]
     while (following := span(found[-1])[1]) <= last_at:
         found.append(month_of(following))

@@ -1,7 +1,7 @@
-"""The dismissal of processes that hold leases: they are asked to leave, and what they looked after is named.
+"""The dismissal of lease holders: ask each process to exit, wait, and return the freed leases.
 
-In: a journal. Out: the leases that are free now. A keeper or a controller that leaves ends nothing: pods and engines go
-on, held by their guards, until another process takes over.
+A dismissed keeper or controller ends no pod and no engine: guards keep pods and engines running until a new process
+takes over.
 """
 
 import signal
@@ -13,14 +13,14 @@ from infra.errors import SlipwayError
 from infra.ledger.leases import Holder
 from infra.units import duration
 
-LEAVE_S = 60.0  # a controller lets requests under way end first
+LEAVE_S = 60.0  # seconds; a controller first lets running requests finish
 POLL_S = 0.1
 
 
 def dismiss(holders: Iterable[Holder], why: str, tell: Callable[[str], None], patience_s: float = LEAVE_S) -> list[str]:
-    """Ask these processes but this one to leave; return the leases that they held once they are gone.
+    """Send SIGTERM to every holder except this process, and return the freed leases after all have exited.
 
-    Raises SlipwayError when a process stays. The same again goes on from there.
+    Raise SlipwayError when a process still runs after `patience_s` seconds. A repeated call resumes the dismissal.
     """
     leaving = [one for one in holders if one.process != myself()]
     for process in dict.fromkeys(one.process for one in leaving):

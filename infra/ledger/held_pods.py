@@ -1,4 +1,4 @@
-"""Rented pods that stay, as rows of the journal: which they are, what was asked for with them, and the runs on them."""
+"""Held pods, which are rented and stay, as rows of the journal: the rows, the requests, and the runs on each pod."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,24 +10,24 @@ from store import outside
 
 
 def is_held(op: Op) -> bool:
-    """Return whether a live row is that of a rented pod which stays and has an address."""
+    """Return whether a row is the live row of a held, rented pod with an address."""
     return op.is_live and op.stays and op.is_head and bool(op.address) and is_rented(op.vendor)
 
 
 def place_of(op: Op) -> str:
-    """Return the name of a held pod as a machine: another pod of the same name is another machine."""
+    """Return the machine name of a held pod; a new pod with the same run name gets a new machine name."""
     return f"{op.run}/{op.token[-8:]}"
 
 
 def gpus_of(op: Op) -> int:
-    """Return the number of GPUs requested with a pod, of several kinds the least."""
+    """Return the number of GPUs requested with a pod; the smallest number for several GPU kinds."""
     asked = asked_of(op)
     kinds = gpus.read_set(asked.get("gpu", ""), asked.get("num_gpus", 0))
     return asked.get("num_gpus") or min((number for _, number in kinds), default=0)
 
 
 def asked_of(op: Op) -> dict[str, Any]:
-    """Return what was asked for with a pod; {} where that cannot be read."""
+    """Return the request of a pod, or {} without a readable request."""
     try:
         return outside.mapping(op.request) if op.request else {}
     except ValueError:
@@ -35,5 +35,5 @@ def asked_of(op: Op) -> dict[str, Any]:
 
 
 def guests_of(op: Op, rows: Sequence[Op]) -> list[Op]:
-    """Return those of the rows that are runs on this held pod."""
+    """Return the live rows of runs on this held pod."""
     return [one for one in rows if one.is_live and one.vendor == HELD and one.place == place_of(op)]

@@ -1,9 +1,9 @@
-"""The journal of what we rented and owe: intents, written before their effects, and what became of them.
+"""The journal of rented pods: intents, written before the requests to the vendor, and outcomes.
 
-In: events about pods. Out: rows. One journal per installation, in the user's state directory. The protocol: `plan`
-commits the intent, `advance` moves a row along the table of `infra.ledger.life_cycle`. A write names the row as its
-writer last saw it (its epoch); when somebody else moved it meanwhile, nothing is written and Fenced is raised: look
-again. A pod whose row is live, or UNKNOWN, may be billing.
+An installation has one journal, in the user's state directory. `plan` commits an intent; `advance` moves a row along
+the table of `infra.ledger.life_cycle`. A writer passes the row with the epoch last read. If the row has moved
+since, the journal writes no changes and raises Fenced: the writer must read again. A pod with a live row, or an
+UNKNOWN row, may be billing.
 """
 
 import contextlib
@@ -42,20 +42,22 @@ _LIVE = "state NOT IN ('TERMINATED', 'FAILED')"
 
 
 class Journal:
-    """Open with `Journal.open`; use as a context manager, or close it."""
+    """The journal of an installation. Open with `Journal.open`; use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, opened: journal_file.Opened, environ: Mapping[str, str] = os.environ) -> None:
         self.path, self._db, self._environ = path, opened.db, environ
         self.installation, self.problem, self.others = opened.installation, opened.problem, opened.others
         self.is_replacement, self.replaced = opened.is_replacement, opened.replaced
-        self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
+        # The open file, and the last event written by the open transaction.
+        self._file, self._last_event = _identity(path), 0
         self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
 
     @staticmethod
     def open(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Journal":
-        """Open the journal at `path`, else this user's. A damaged one is read-only, and its `problem` says so.
+        """Open the journal at `path`, or the default journal of this user.
 
-        Raises JournalError when it cannot or must not be used at all.
+        A damaged journal is opened read-only, with the damage in `problem`. Raise JournalError when the journal cannot
+        or must not be used at all.
         """
         place = Path(path).absolute() if path else journal_file.default_path(environ)
         return Journal(place, journal_file.open_file(place, environ), environ)
@@ -68,18 +70,19 @@ class Journal:
 
     @property
     def leases(self) -> Leases:
-        """Return its leases. Made anew each time: what held on to its journal would keep that from being closed."""
-        # The thread that beats opens the same journal, whatever the environment of this process becomes.
+        """Return the leases of the journal, as a new object: a stored object would keep the journal open."""
+        # The heartbeat thread must open the same journal even if the environment of this process changes.
         open_again = functools.partial(Journal.open, self.path, dict(self._environ))
         return Leases(self._db, self.writing, (self.path, self._file), open_again)
 
     # Pods.
 
     def plan(self, *, token: str, run: str, vendor: str, admit: Admit | None = None, **facts: Any) -> Op:
-        """Commit the intent to rent.
+        """Commit the intent to rent a pod.
 
-        Raises Taken when its (run, rank), or its target in its store, is live; Leased when its place is; what `admit`
-        raises for all rows, as they are in that very transaction, and the new one.
+        Raise Taken when the (run, rank), or the target in the store, is already live. Raise Leased when a live row at
+        the same place has one of the devices; a row without devices has the whole place. `admit` gets all rows of the
+        same transaction and the new row; errors of `admit` propagate.
         """
         clocks = read_clocks()
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
@@ -98,7 +101,7 @@ class Journal:
         return op
 
     def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
-        """Claim a pod that bears our mark and has no row: it is to be ended, or (LOST) may be at work."""
+        """Insert a row for a pod with our mark and without a row: to be ended, or (LOST) possibly at work."""
         clocks = read_clocks()
         now = int(clocks.wall_s)
         sent_at = min(pod.created_at, now) or None
@@ -106,23 +109,26 @@ class Journal:
             run, job = f"orphan-{pod.token[-8:]}", ""
         else:
             run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
-            job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows what is at work on it
+            job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows the running work
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
                 remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
                 sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
                 last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
                 del_requested_at=now if state == TERMINATING else None)  # fmt: skip
-        with self.writing():  # at once: a row that is only PLANNED would say that nothing was sent
+        with self.writing():  # one step: a PLANNED row would mean that no request was sent
             self._insert(op, "claim")
         return op
 
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
-        """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
+        """Move a row along the table and write `facts` (columns).
+
+        Raise Fenced for a row changed meanwhile, and SlipwayError for a move missing from the table.
+        """
         state = after(op.state, event)
-        if event in ("resurfaced", "detach"):  # another pod is live under the run's name, by now or soon
+        if event in ("resurfaced", "detach"):  # a new pod is, or will soon be, live under the run's name
             facts |= {"detached": True}
-        if event == "resurfaced":  # one that was only silent keeps its machine leased
+        if event == "resurfaced":  # after `detach`, the silent pod keeps the machine leased
             facts |= {"target": "", "place": "", "ended_at": None}
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))
@@ -136,33 +142,33 @@ class Journal:
         return self._change(op, event, {"state": state, **facts})
 
     def note(self, op: Op, **facts: Any) -> Op:
-        """Write down `facts` (columns) about a row that stays in its state. Raises Fenced."""
+        """Write `facts` (columns) to a row without changing the state. Raise Fenced for a row changed meanwhile."""
         return self._change(op, "note", facts)
 
     def op(self, token: str) -> Op:
-        """Return the row with this token. Raises JournalError when none has it."""
+        """Return the row with this token. Raise JournalError for an unknown token."""
         found = self._ops("WHERE token = ?", token)
         if not found:
             raise JournalError(f"journal {self.path}: no row has the token {token}")
         return found[0]
 
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
-        """Return rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
+        """Return rows, oldest first: all rows, or only live or ended rows, or only rows of a run."""
         found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
         return [op for op in found if live is None or op.is_live is live]
 
     def version(self) -> JournalVersion:
-        """Return what differs whenever a row has changed: whose journal it is, and the number of its last event."""
+        """Return a version, changed by each event: the installation and the number of the last event."""
         return self.installation, self.read("SELECT coalesce(max(id), 0) FROM events")[0][0]
 
     def replaced_ago_s(self, now: Clocks) -> float | None:
-        """Return for how long, at least, it has replaced one that was lost; None when it does not."""
+        """Return the minimum seconds since this journal replaced a lost journal; None for an original journal."""
         if self.replaced is None:
             return None
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def recovered_at(self, run: str) -> list[float]:
-        """Return the times at which the run was brought back: UTC epoch seconds, by the number of the recovery."""
+        """Return the recovery times of a run in UTC epoch seconds, ordered by recovery number."""
         found: dict[int, float] = {}
         for op in self._ops("WHERE run = ? ORDER BY rowid", run):
             notes = "SELECT facts, at FROM events WHERE token = ? AND event = 'note' AND facts LIKE '%\"recoveries\"%'"
@@ -173,34 +179,34 @@ class Journal:
         return [found[number] for number in sorted(found)]
 
     def changed_at(self, run: str) -> float:
-        """Return when a pod of the run was last written about: UTC epoch seconds, 0 for a run without any."""
+        """Return the time of the last event of a run in UTC epoch seconds; 0 for a run without events."""
         sql = "SELECT max(at) FROM events JOIN ops USING (token) WHERE run = ?"
         return float(self._db.execute(sql, (run,)).fetchone()[0] or 0)
 
     def events(self, run: str) -> list[JournalEvent]:
-        """Return everything that was written down of the pods of a run, oldest first."""
+        """Return all events of the pods of a run, oldest first."""
         sql = """SELECT events.token, event, events.state, facts, at FROM events JOIN ops USING (token)
             WHERE run = ? ORDER BY events.id"""
         rows = self._db.execute(sql, (run,)).fetchall()
         return [JournalEvent(token, event, state, json.loads(facts), at) for token, event, state, facts, at in rows]
 
     def runs(self) -> list[str]:
-        """Return the names of runs, the one that was rented for last at the end."""
+        """Return the names of runs, with the most recently rented run last."""
         return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]
 
     # Money.
 
     def tell(self, token: str, source: str, micro_usd: int) -> None:
-        """Write down what `source` says that a pod has cost until now."""
+        """Record the cost of a pod until now in micro-USD, as reported by `source`."""
         with self.writing():
             self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
 
     def told(self, source: str) -> dict[str, tuple[int, int]]:
-        """Return by token when `source` reported last what a pod has cost, and how much."""
+        """Return the last report of `source` by token: UTC epoch seconds of the report, and the cost in micro-USD."""
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
 
-    # Within.
+    # Internal.
 
     def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
         assert facts.keys() <= set(_COLUMNS), facts
@@ -215,7 +221,7 @@ class Journal:
             if event == "armed" and op.rate and op.is_head and not (op.stays or op.service):
                 self.leases.leave(
                     keeper_lease(op.run)
-                )  # its launch may die before it follows it, and its machine be taken
+                )  # The launch may die before following the run, and the machine may be taken away.
         return changed
 
     def _insert(self, op: Op, event: str) -> None:
@@ -238,27 +244,30 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise JournalError(self.problem or f"journal {self.path}: {error}") from error
         found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
-        return [Op(**{**one, "detached": bool(one["detached"])}) for one in found]  # SQLite has numbers only
+        return [Op(**{**one, "detached": bool(one["detached"])}) for one in found]  # SQLite has no booleans
 
     def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return rows of a table, as they are now; within a transaction, as it has them. Raises JournalError."""
+        """Return the current rows of a table, as seen by the open transaction. Raise JournalError."""
         try:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.DatabaseError as error:
             raise JournalError(self.problem or f"journal {self.path}: {error}") from error
 
     def execute(self, sql: str, *values: Any) -> None:
-        """Execute a statement of the transaction that `writing` has begun."""
+        """Execute a statement in the transaction begun by `writing`."""
         assert self._db.in_transaction
         self._db.execute(sql, values)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Run one transaction under the lock. Raises JournalFull, JournalError; Replaced: a lease of ours was taken."""
+        """Run one transaction under the lock.
+
+        Raise JournalFull or JournalError on failure, and Replaced when a lease of this process was taken over.
+        """
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
-            if _identity(self.path) != self._file:  # writes to a file without a name are lost with this process
+            if _identity(self.path) != self._file:  # writes to an unlinked file are lost with this process
                 raise JournalError(f"journal {self.path} was moved away or replaced while it was open; run that again")
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -279,7 +288,7 @@ class Journal:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return the device and inode of that file; None when there is none."""
+    """Return the device and inode of a file, or None for a missing file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -288,7 +297,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:
-    """Close the database under the lock, as the last one to close makes a checkpoint."""
+    """Close the database, under the lock unless read-only: the last connection to close runs a checkpoint."""
     if is_read_only:
         db.close()
     else:

@@ -1,12 +1,12 @@
-"""Leases of the journal: the right of one process to change one thing.
+"""Leases of the journal: the right of one process to change one resource.
 
-In: a name, and the process that asks. Out: a `Lease`, held until its process dies, falls silent, releases it or hands
-it on. Each lease has an epoch; whoever writes with an old one is refused (Fenced).
+A process holds a `Lease` until the process dies, falls silent, releases the lease or hands over the lease. Each lease
+has an epoch; the journal refuses a write with an old epoch (Fenced).
 
-A process that holds leases beats: a thread writes down every few seconds that the process is awake. By a clock that
-stands still while the machine sleeps, a holder whose last beat is a minute old hangs or was stopped: another process
-may take its leases. When such a process wakes, `check_held` refuses its next write and its next call of a vendor
-(Replaced), so that it does nothing more.
+A holder sends heartbeats: a thread records every `BEAT_S` seconds that the process is awake. The heartbeat clock stands
+still while the machine sleeps, so a holder without a heartbeat for `SILENT_S` seconds hangs or was stopped, and a new
+process may take the leases. When the old holder wakes up, `check_held` refuses the next write and the next vendor call
+(Replaced), so that the old holder does no more work.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from infra.errors import SlipwayError, UsageError
 from infra.interrupts import Replaced
 from infra.journal_file import Fenced
 
-SUPERVISOR = "supervisor"  # the lease of an installation's supervisor
+SUPERVISOR = "supervisor"  # lease of the supervisor of an installation
 BEAT_S = 10.0
-SILENT_S = 60.0  # without a beat, after which a holder is replaced
+SILENT_S = 60.0  # seconds without a heartbeat, after which a new process may replace the holder
 _HOLDER = "boot_id, pid, pid_starttime, heard_s"
 _PUT = f"INSERT OR REPLACE INTO leases (name, epoch, {_HOLDER}) VALUES (?, ?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to change one thing, held by one process until it dies, falls silent, releases it or hands it on."""
+    """The right of one process to change one resource, until death, silence, release or handover."""
 
     name: str
     epoch: int
     code: str = ""
-    """The stamp of the code that its holder runs, which is told to others; "" = it tells none."""
+    """Version stamp of the holder's code, published for other processes; "" = not published."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,24 @@ class Holder:
     lease: str
     process: Identity
     code: str
-    """The stamp of its code; "" when it told none."""
+    """Version stamp of the holder's code; "" = not published."""
 
 
 def keeper_lease(run: str) -> str:
-    """Return the name of the lease that the keeper of a run holds."""
+    """Return the name of the lease held by the keeper of a run."""
     return f"keep:{run}"
 
 
 class Held(UsageError):
-    """A living process holds that lease."""
+    """A living process holds the requested lease."""
 
 
 class Beating(Protocol):
-    """An open journal, as the thread that beats sees it."""
+    """An open journal, as used by the heartbeat thread."""
 
     @property
     def leases(self) -> "Leases":
-        """Return its leases."""
+        """Return the leases of the journal."""
 
 
 File = tuple[Path, tuple[int, int] | None]
@@ -75,20 +75,20 @@ Open = Callable[[], AbstractContextManager[Beating]]
 
 @dataclass
 class _Pulse:
-    """The leases of one journal that this process holds, and the thread that beats for them."""
+    """The leases of one journal held by this process, and the heartbeat thread."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: dict[str, Lease] = field(default_factory=dict)
     is_beating: bool = False
     is_well: Callable[[], bool] = lambda: True
-    """True while this process does its work: the thread that beats may live on in a process that hangs."""
+    """Health check: True while this process works. The heartbeat thread may survive in a hanging process."""
 
     def leases(self) -> list[Lease]:
         with self.lock:
             return list(self.held.values())
 
     def hold(self, lease: Lease, path: Path, open_again: Open) -> None:
-        """Add a lease, and begin to beat where nothing was held before."""
+        """Add a lease, and start the heartbeat thread if none runs."""
         with self.lock:
             self.held[lease.name] = lease
             if not self.is_beating:
@@ -100,7 +100,7 @@ class _Pulse:
             self.held.pop(lease.name, None)
 
     def _beat_on(self, path: Path, open_again: Open) -> None:
-        """Beat until nothing is held, or the journal is gone; a beat that cannot be written waits for the next."""
+        """Send heartbeats until no lease is held or the journal is gone; ignore a failed write."""
         resting = threading.Event()
         while True:
             resting.wait(BEAT_S)
@@ -116,12 +116,12 @@ class _Pulse:
 
 
 _PULSES: dict[File, _Pulse] = {}
-# No fork copies the files and the locks of a beat that is being written.
+# A fork must not copy the open files and locks of a running heartbeat.
 _WRITING = threading.Lock()
 
 
 def _begin_as_child() -> None:
-    """Forget the leases of the parent, and the thread that beats for them there."""
+    """Drop the leases and the heartbeat of the parent process in a forked child."""
     _WRITING.release()
     _PULSES.clear()
 
@@ -132,8 +132,8 @@ os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, a
 class Leases:
     """The leases of one open journal.
 
-    writing: begins a transaction there. file: its path, device and inode.
-    open_again: opens that journal once more, for the thread that beats.
+    writing: begins a transaction in the journal. file: the path, device and inode of the journal. open_again: opens the
+    journal a second time, for the heartbeat thread.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class Leases:
         return _PULSES.setdefault(self._file, _Pulse())
 
     def take(self, name: str, code: str = "") -> Lease:
-        """Acquire a lease. Raises Held while the process that has it lives, and beats.
+        """Acquire a lease. Raise Held while the current holder lives and sends heartbeats.
 
-        code: the stamp of our code, for a lease that is held long.
+        code: the version stamp of our code, for a lease held long.
         """
         with self._writing():
             epoch, holder = self._lease(name)
@@ -163,37 +163,37 @@ class Leases:
         return lease
 
     def held(self) -> set[str]:
-        """Return the names of the leases whose holders live, and beat."""
+        """Return the names of leases with a living holder and recent heartbeats."""
         rows = self._db.execute(f"SELECT name, {_HOLDER} FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if _living(*holder)}
 
     def abandoned(self) -> set[str]:
-        """Return the names of the leases whose holders have died or fallen silent without releasing them."""
+        """Return the names of leases not released by a dead or silent holder."""
         rows = self._db.execute(f"SELECT name, {_HOLDER} FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if not _living(*holder)}
 
     def abandon(self, name: str) -> None:
-        """Write a lease down as one whose holder has died, where none lives: whoever looks for those takes it up."""
+        """Mark a lease without a living holder as abandoned, so that a new holder takes over the work."""
         with self._writing():
             self.leave(name)
 
     def leave(self, name: str) -> None:
-        """Do what `abandon` does, within a transaction."""
+        """Mark a lease as `abandon` does, within a transaction."""
         epoch, holder = self._lease(name)
         if holder is None:
             values = (name, epoch + 1, "", 0, "", None)
             self._db.execute(_PUT, values)
 
     def holder(self, name: str) -> Identity | None:
-        """Return the living process that has this lease, and beats."""
+        """Return the living holder with recent heartbeats, or None."""
         return self._lease(name)[1]
 
     def is_ours(self, lease: Lease) -> bool:
-        """Return whether nobody has taken it over since."""
+        """Return whether the lease still has this epoch: no process has taken over."""
         return self._lease(lease.name)[0] == lease.epoch
 
     def check_held(self) -> None:
-        """Raise Replaced when another process has taken a lease of this one: before each write and vendor's call."""
+        """Raise Replaced when a lease of this process was taken over; call before each write and vendor call."""
         for lease in self._pulse.leases():
             if not self.is_ours(lease):
                 holder = self.holder(lease.name)
@@ -204,33 +204,33 @@ class Leases:
                 )
 
     def beat_while(self, is_well: Callable[[], bool]) -> None:
-        """Let this process beat only while that is true: one that hangs is to be replaced as well."""
+        """Send heartbeats only while `is_well` returns True, so that a hanging process is replaced as well."""
         self._pulse.is_well = is_well
 
     def beat(self) -> None:
-        """Write down that this process is awake."""
+        """Record a heartbeat of this process."""
         me = myself()
         with self._writing():
             sql = "UPDATE leases SET heard_s = ? WHERE boot_id = ? AND pid = ? AND pid_starttime = ?"
             self._db.execute(sql, (awake_s(), me.boot_id, me.pid, me.started))
 
     def renew(self, lease: Lease) -> Lease:
-        """Return the same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
+        """Return the lease with a new epoch, held by this process; the old epoch is void. Raise Fenced if lost."""
         me = myself()
         held = self._hold(lease, me.boot_id, me.pid, me.started, awake_s())
         self._pulse.hold(held, self._file[0], self._open_again)
         return held
 
     def release(self, lease: Lease) -> None:
-        """Release a lease. Raises Fenced when it was no longer ours."""
+        """Release a lease. Raise Fenced after a takeover."""
         self._hold(lease, None, None, None)
 
     def forsake(self, lease: Lease) -> None:
-        """Release a lease as if its holder had died: whoever looks for abandoned ones takes it up. Raises Fenced."""
+        """Release a lease as abandoned, so that a new holder takes over the work. Raise Fenced after a takeover."""
         self._hold(lease, "", 0, "")
 
     def holders(self) -> list[Holder]:
-        """Return the living processes that hold leases, silent ones too, each with the stamp of its code."""
+        """Return the living holders of leases, also silent holders, with the version stamps of their code."""
         told = dict(self._db.execute("SELECT key, value FROM meta WHERE key LIKE 'code of %'").fetchall())
         columns = "name, epoch, boot_id, pid, pid_starttime"
         rows = self._db.execute(f"SELECT {columns} FROM leases WHERE pid IS NOT NULL ORDER BY name")
@@ -242,7 +242,7 @@ class Leases:
         return found
 
     def _lease(self, name: str) -> tuple[int, Identity | None]:
-        """Return its epoch, and who has it: a process that is dead or silent has nothing."""
+        """Return the epoch of a lease and the holder; None for a dead or silent holder."""
         row = self._db.execute(f"SELECT epoch, {_HOLDER} FROM leases WHERE name = ?", (name,)).fetchone()
         epoch, *holder = row or (0, None, None, None, None)
         return epoch, _living(*holder) if holder[1] is not None else None
@@ -262,19 +262,19 @@ class Leases:
         return held
 
     def _tell_code(self, lease: Lease) -> None:
-        """Write down which code the holder of a lease runs; within a transaction."""
+        """Record the version stamp of the holder's code; call within a transaction."""
         if lease.code:
             pair = (_code_key(lease.name), f"{lease.epoch} {lease.code}")
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", pair)
 
 
 def _code_key(lease: str) -> str:
-    """Return the key in `meta` under which the holder of a lease tells which code it runs."""
+    """Return the key in `meta` for the version stamp of a lease holder."""
     return f"code of {lease}"
 
 
 def _living(boot_id: str, pid: int, started: str, heard_s: float | None) -> Identity | None:
-    """Return the holder of a lease; None where its process has died, or was not heard for long."""
+    """Return the holder of a lease, or None if the process died or has been silent for `SILENT_S` seconds."""
     found = Identity(boot_id, pid, started)
     is_silent = heard_s is not None and awake_s() - heard_s >= SILENT_S
     return None if is_silent or not is_alive(found) else found

@@ -1,6 +1,6 @@
-"""The reaper of an account: it ends what reconciling finds, what has outlived its limits, what was never handed over.
+"""The reaper of an account: ends orphans, pods beyond a limit, and pods without a handover.
 
-A limit is kept by the pod's guard and by the vendor's timer; this is the third line, whenever a command runs.
+Commands run the reaper as the third enforcement of a limit, after the pod's guard and the vendor's timer.
 """
 
 import time
@@ -18,26 +18,26 @@ from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Clock, Look
 from infra.providers import Market, Provider, market
 
-PATIENCE_S = 180.0  # by the vendor's clock, for it to let go of a machine
+PATIENCE_S = 180.0  # seconds by the vendor's clock, for the vendor to release a machine
 LEAST_PATIENCE_S = 30.0
-POLL_S = 5.0  # likewise, between two looks
+POLL_S = 5.0  # seconds by the vendor's clock, between two looks
 LEAST_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """The result of a reap in one account: what was done, and what there is now."""
+    """The result of a reap in one account: the actions taken, and the remaining machines."""
 
     actions: tuple[Action, ...]
-    due: tuple[tuple[Op, str], ...]  # rows whose end was asked for, and why
+    due: tuple[tuple[Op, str], ...]  # rows with a requested end, and the reason
     findings: tuple[audit.Finding, ...]
-    problems: tuple[str, ...]  # problems of the last look
+    problems: tuple[str, ...]  # problems of the last pass
 
 
 def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
-    """Return the reason why this pod is to end now, and the state of its run then; ("", "") while it may live.
+    """Return why the pod must end now, and the resulting state of the run; ("", "") while the pod may live.
 
-    Its clock runs `clock_scale` times as fast as `now`.
+    The vendor's clock runs `clock_scale` times as fast as `now`.
     """
     if not row.is_live or row.state == TERMINATING or row.remote_id is None:
         return "", ""
@@ -48,7 +48,7 @@ def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0)
 
 
 def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], Look]:
-    """Return whose the machines of an account are, or the jobs on clusters. Changes nothing."""
+    """Return the findings and the look at an account: machines, or jobs on clusters. Change nothing."""
     seen = reconcile.look(provider, journal)
     prefix, rented = reconcile.prefix(journal), market(provider)
     now = rented.now() if rented else time.time()
@@ -59,13 +59,14 @@ def reap(
     market: Market, journal: Journal, *, orphans_only: bool = False,
     clock: Clock = read_clocks, sleep: Callable[[float], None] = time.sleep,
 ) -> Reaped:  # fmt: skip
-    """Reconcile, end what is due, and wait until the vendor has let go of it; what it keeps is in `findings`.
+    """Reconcile, end due pods, and wait until the vendor releases the machines.
 
-    `orphans_only`: pods that a row claims live on, whatever their limits say.
+    `findings` of the result contains the machines still held by the vendor. `orphans_only`: leave pods with a live
+    row alone, even beyond their limits.
     """
 
     def is_due(row: Op) -> bool:
-        """Return whether its end was asked for, and can be proven at once."""
+        """Return whether the end of a row was requested and can be proven at once."""
         return row.state == TERMINATING and row.remote_id is not None
 
     deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)
@@ -83,7 +84,7 @@ def reap(
         now = clock()
         new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale, problems)
         asked += new
-        # A pod without an id cannot be ended from here, however long one waits.
+        # The reaper cannot end a pod without an id, so waiting does not help.
         is_left = any(one.is_due and one.pod_id for one in found)
         is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
         if is_over or now.boot_s >= deadline:
@@ -102,7 +103,7 @@ def _end_due(
             if reason:
                 ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
         except Fenced:
-            continue  # somebody else has moved it meanwhile: the next look shows where it is
-        except Exception as error:  # an error about one must not keep the others from being ended
+            continue  # the row moved meanwhile: the next look shows the new state
+        except Exception as error:  # an error with one row must not keep the other rows alive
             problems.append(f"{row.run}: {in_words(error)}")
     return ended

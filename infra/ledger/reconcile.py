@@ -1,10 +1,10 @@
-"""The reconciliation of a vendor's listing with the journal: first a pure decision, then its effects.
+"""The reconciliation of a vendor's listing with the journal: a pure decision, then the effects.
+
+Commands that rent or end pods reconcile first, for every vendor with keys. The listing is fetched before the rows are
+read: an intent precedes the request, so every listed pod except an orphan has a row by then. Silence ends no row:
+absence takes the answer of the vendor, and several answers for a pod without a known id.
 
     listing, then rows -> decide -> actions -> journal and vendor
-
-Run at the start of whatever rents or ends, for every vendor with keys. The listing is fetched before the rows are
-read: an intent precedes its request, so a pod in the listing has a row by the time the rows are read, unless it is an
-orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
 
 import time
@@ -25,31 +25,32 @@ from infra.money import per_hour
 from infra.providers import LAG_S, PartialListing, Provider, SpotUnlisted, clock_scale, look_up, market
 from infra.records import Pod
 
-EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
-TURN_S = 10.0  # for which whoever asks the same vendor just now is waited for
-TURN_POLL_S = 0.1  # between looks whether it has finished
-APART_S = 60  # between listings that are to prove an absence
-# a row at work no longer belongs to its renter, though that process may still live
+# Seconds by the vendor's clock: vendors check limits by the minute, bill started units, and know their clock best.
+EARLY_S = 60.0
+TURN_S = 10.0  # seconds to wait for a second process reconciling the same vendor
+TURN_POLL_S = 0.1  # seconds between attempts
+APART_S = 60  # seconds between listings that count as a proof of absence
+# A row beyond these states no longer belongs to the renting process, even if the process still lives.
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)
 FOUND = "its row was lost with its journal; it was found in a listing"
-OVERPRICED = 1.05  # times the rate that was agreed to
+OVERPRICED = 1.05  # multiple of the agreed rate above which the pod is ended
 Clock = Callable[[], Clocks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The listing of a vendor. `began`: before the first page was asked for."""
+    """The listing of a vendor. `began`: the clocks before the request for the first page."""
 
     began: Clocks
     pods: tuple[Pod, ...] = ()
     is_complete: bool = True
-    spot_silence: str = ""  # why pods that were rented as spot may be missing; "" = they are not
-    denied: frozenset[str] = frozenset()  # ids of which the vendor, asked one by one, knows nothing
+    spot_silence: str = ""  # why spot pods may be missing; "" = none are missing
+    denied: frozenset[str] = frozenset()  # ids unknown to the vendor, each checked by a request
 
 
 @dataclass(frozen=True)
 class Move:
-    """An event of a row; "note" writes facts down and leaves the state."""
+    """An event of a row; "note" writes facts without changing the state."""
 
     token: str
     event: str
@@ -58,10 +59,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Claim:
-    """A new row for a pod with our mark that no row knows, so that its end is on record."""
+    """A new row for a pod with our mark and without a row, so that the journal records the pod's end."""
 
     pod: Pod
-    is_kept: bool = False  # the row may have been lost with its journal: it is not to be ended
+    is_kept: bool = False  # the row may be lost with an earlier journal: do not end the pod
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,20 @@ def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
     replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
-    """Return the actions to take, in this order; a token's actions follow each other.
+    """Return the actions to take, in order; the actions of a token are consecutive.
 
-    `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
-    tokens that a living process is renting. `replaced_ago_s`: how long, at least, the journal has replaced one that was
-    lost, with the rows of all pods from before; whoever had opened that one may have rented for a while after it.
-    `at_limit`: why a pod was to end by now, by token: a vendor that has it no more has kept that limit.
+    `rows`: all rows of the vendor, also ended rows. `prefix`: prefix of our tokens; other pods are ignored. `busy`:
+    tokens that a living process is renting. `replaced_ago_s`: minimum seconds since the journal replaced a lost
+    journal, which had the rows of all earlier pods; a process with the lost journal open may have rented for a while
+    afterwards. `at_limit`: by token, why a pod was due to end by now; if the vendor no longer has the pod, the vendor
+    enforced the limit.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
         if pod.token.startswith(prefix):
             found.setdefault(pod.token, []).append(pod)
     rows = tuple(rows)
-    # An account that had pods and shows none at all may be a listing gone wrong.
+    # An empty listing of an account with earlier pods may be a faulty listing.
     needed = 3 if not listing.pods and any(row.is_live and row.last_seen_at for row in rows) else 2
     actions: list[Action] = []
     for row in rows:
@@ -133,7 +135,8 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         return [*adopted, *extras]
     is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
     is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
-    if ours is not None:  # under an id that its vendor does not know it cannot be ended: a row may have been damaged
+    # The vendor cannot end a pod under an unknown id. The row may be damaged: use the listed id.
+    if ours is not None:
         known = (ours.pod_id if is_denied else row.remote_id or ours.pod_id) or row.remote_id
         facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": known}
         is_news = row.last_seen_at is None or row.remote_id != known
@@ -141,7 +144,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
         ending = [Delete(row.token, ours.pod_id or known or "")] if row.state == TERMINATING else []
         return [*shown, *ending, *extras]
     if row.remote_id is None and row.sent_at is None:
-        return [Move(row.token, "gone")]  # asked to end before anything was sent
+        return [Move(row.token, "gone")]  # the end was requested before anything was sent
     if row.remote_id is None:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
@@ -153,9 +156,10 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
 
 
 def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str) -> list[Action]:
-    """Return one more listing without it, or the last one that was needed. Only those count that could have shown it.
+    """Return the action for a listing without the pod: count the listing, or apply `event` after `needed` listings.
 
-    When it was missed first is counted from its request by the boot's own clock; after another boot that begins anew.
+    Only complete and legible listings count, `APART_S` apart and later than `settle_s` after the request. The first
+    absence is measured from the request by the boot clock; a reboot restarts the count.
     """
     since_s = row.settling_s(listing.began)
     may_be_there = not all(pod.is_legible for pod in listing.pods)
@@ -173,19 +177,20 @@ def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str
 
 @dataclass(frozen=True)
 class Look:
-    """An account as it was seen: what the vendor says first, what the journal says then."""
+    """The state of an account: the vendor's listing, then the rows of the journal."""
 
     listing: Listing
-    rows: Mapping[str, Op]  # all of that vendor, by token
+    rows: Mapping[str, Op]  # all rows of the vendor, by token
     busy: frozenset[str]  # tokens that a living process is renting
     problems: tuple[str, ...]
-    elsewhere: frozenset[str] = frozenset()  # tokens of another account's: nothing follows from their absence
+    # Tokens of pods of a different or unknown account: absence from the listing proves no end.
+    elsewhere: frozenset[str] = frozenset()
 
 
 def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
     """Look at an account without changing anything.
 
-    A vendor that does not answer is a listing that is not complete, and a problem in words.
+    If the vendor does not answer, the listing is incomplete and `problems` has the error.
     """
     began, problems = clock(), []
     try:
@@ -200,7 +205,7 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
         listing = Listing(began=began, is_complete=False)
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
     listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
-    # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
+    # Leases are read after rows: a renter takes the lease before writing the row, so no row is read without a lease.
     busy = frozenset(name.removeprefix("rent:") for name in journal.leases.held())
     elsewhere = _elsewhere(provider, rows.values(), listing, clock(), problems)
     here = [row for token, row in rows.items() if token not in elsewhere]
@@ -214,9 +219,9 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
 def _elsewhere(
     provider: Provider, rows: Iterable[Op], listing: Listing, now: Clocks, problems: list[str]
 ) -> frozenset[str]:
-    """Return the tokens of live rows that are not listed, and that another account rented, as far as can be told."""
+    """Return the tokens of live, unlisted rows that a different account rented, or may have rented."""
     shown = {pod.token for pod in listing.pods}
-    ours = {row.account_fp for row in rows if row.token in shown}  # a new key may be another one of the same account
+    ours = {row.account_fp for row in rows if row.token in shown}  # a new key may belong to the same account
     found = set()
     for row in rows if listing.is_complete else ():
         was_sent = row.is_live and (row.sent_at is not None or row.remote_id is not None)
@@ -225,14 +230,14 @@ def _elsewhere(
                 if not accounts.is_another(provider, row, now):
                     continue
                 problems.append(f"{row.run}: {accounts.in_words(row)}")
-            except Exception as error:  # it cannot be told whose listing it is: nothing follows from it for this row
+            except Exception as error:  # unknown account: the listing proves no absence of the row
                 problems.append(f"{row.run}: {in_words(error)}")
             found.add(row.token)
     return frozenset(found)
 
 
 def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
-    """Yield the same pods; one whose mark cannot be read, and whose id a row has, gets the token of that row."""
+    """Yield the pods; a pod with an unreadable mark gets the token of the row with the same id."""
     tokens = {row.remote_id: row.token for row in rows if row.remote_id}
     for pod in pods:
         token = "" if pod.is_legible else tokens.get(pod.pod_id, "")
@@ -246,14 +251,14 @@ def prefix(journal: Journal) -> str:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The result of a reconciliation, for whoever tells the user."""
+    """The result of a reconciliation, for display."""
 
     actions: tuple[Action, ...]
     problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
 
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """Reconcile one vendor once. Raises Held while another process does; JournalError."""
+    """Reconcile one vendor once. Raise Held while a second process reconciles the vendor; JournalError."""
     lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
@@ -264,7 +269,8 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         here = [row for token, row in rows.items() if token not in seen.elsewhere]
         actions = decide(here, listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
                          replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
-        lost: set[str] = set()  # tokens whose rows another process changed meanwhile: that one looks after them now
+        # Tokens of rows changed and now handled by a second process, or with a failed record: skip their actions.
+        lost: set[str] = set()
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Reconciled(tuple(done), tuple(problems))
     finally:
@@ -272,9 +278,9 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
 
 
 def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """Reconcile one vendor once, after whoever else does it just now.
+    """Reconcile one vendor once, after waiting for a second process reconciling the same vendor.
 
-    Raises Held where that takes so long that it hangs, or was suspended; JournalError.
+    Raise Held after `TURN_S` seconds: the second process then hangs or was suspended. Raise JournalError.
     """
     deadline = time.monotonic() + TURN_S
     while True:
@@ -293,7 +299,7 @@ def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_
 
 
 def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
-    """Return the listing with times by our clock: the vendor's may be another one, and ours may be wrong."""
+    """Return the listing with times by our clock, which may differ from the vendor's clock and may be wrong."""
     rented = market(provider)
     if rented is None:
         return listing
@@ -309,7 +315,7 @@ def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
 
 
 def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, str]:
-    """Return why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
+    """Return by token why live rows are due to end by now, or within `EARLY_S`, by our arithmetic."""
     scale = clock_scale(provider)
     soon = replace(now, boot_s=now.boot_s + EARLY_S / scale, wall_s=now.wall_s + EARLY_S / scale)
     return {row.token: why for row in rows if row.is_live and (why := spend.due(row, soon, scale))}
@@ -323,21 +329,21 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
             try:
                 if look_up(provider, row.remote_id, row.is_spot) is None:
                     denied.add(row.remote_id)
-            except Exception as error:  # an error about one pod: nothing is known of it, and the others go on
+            except Exception as error:  # error with one pod: the state is unknown, and the other pods continue
                 problems.append(f"{row.run}: {in_words(error)}")
     return frozenset(denied)
 
 
 def _with_limits(pod: Pod, provider: Provider) -> Pod:
-    """Return a listed pod with the limits that its vendor shows for its id: a listing may leave them out.
+    """Return a listed pod with the limits that the vendor shows for the id, since a listing may omit limits.
 
-    Raises SlipwayError where the vendor does not answer; the pod is adopted by the next look then.
+    Raise SlipwayError when the vendor does not answer; the next look then adopts the pod.
     """
     rented = market(provider)
     found = provider.find(pod.pod_id) if rented and rented.can.tells_limits and pod.pod_id else None
     if found is None:
         return pod
-    # The listing's times are by our clock by now, those of the single row by the vendor's.
+    # The listing's times are already by our clock; the times of the single row are by the vendor's clock.
     ends_at = pod.created_at + found.ends_at - found.created_at if found.ends_at and found.created_at else None
     return replace(pod, ends_at=ends_at, spend_limit_micro_usd=found.spend_limit_micro_usd)
 
@@ -365,8 +371,8 @@ def _carry_out(
         return True
     except Fenced:
         lost.add(token)
-    except Exception as error:  # an error about one pod must not keep the others from being settled
-        if not isinstance(action, Delete):  # an action must be on record before it is carried out
+    except Exception as error:  # an error with one pod must not block the other pods
+        if not isinstance(action, Delete):  # an action must be recorded before the effect
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
         cost = f"; it may still cost {per_hour(rate)}" if rate else ""

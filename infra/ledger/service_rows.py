@@ -1,7 +1,8 @@
-"""The rows of services: what is wanted of each, and what its controller sees of it.
+"""The rows of services: the desired state, and the state observed by the controller.
 
-In: texts of its commands, and of its controller. Out: rows. A text is written where nobody else has written meanwhile:
-what is wanted over the row that its writer read, what is seen by whoever holds the service's lease.
+Both states are texts that this module does not parse. A write with outdated knowledge raises Fenced: a command must
+have read the current row to write the desired state, and only the holder of the service's lease writes the observed
+state.
 """
 
 from dataclasses import dataclass
@@ -13,32 +14,32 @@ from infra.ledger.leases import Lease
 
 @dataclass(frozen=True)
 class ServiceRow:
-    """The row of a service. Both texts are for its commands and its controller; "" = nothing was written yet."""
+    """The row of a service, with the desired and the observed state as texts; "" = not written yet."""
 
     name: str
-    epoch: int  # counts the changes of `wanted`
+    epoch: int  # incremented with each change of `wanted`
     wanted: str
     seen: str
 
 
 def service_lease(name: str) -> str:
-    """Return the name of the lease that the controller of a service holds."""
+    """Return the name of the lease held by the controller of a service."""
     return f"serve:{name}"
 
 
 def every(journal: Journal) -> list[ServiceRow]:
-    """Return all services, by name."""
+    """Return the rows of all services, sorted by name."""
     return [ServiceRow(*row) for row in journal.read("SELECT name, epoch, wanted, seen FROM services ORDER BY name")]
 
 
 def find(journal: Journal, name: str) -> ServiceRow | None:
-    """Return the row of a service, None when there is none."""
+    """Return the row of a service, or None."""
     rows = journal.read("SELECT name, epoch, wanted, seen FROM services WHERE name = ?", name)
     return ServiceRow(*rows[0]) if rows else None
 
 
 def want(journal: Journal, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
-    """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
+    """Write the desired state, unless the row changed since `before`. Raise Fenced after a change."""
     with journal.writing():
         now = find(journal, name)
         if (now and now.epoch) != (before and before.epoch):
@@ -53,14 +54,14 @@ def want(journal: Journal, name: str, wanted: str, before: ServiceRow | None) ->
 
 
 def saw(journal: Journal, name: str, seen: str, lease: Lease) -> None:
-    """Write down what there is. Raises Fenced when `lease` was taken over."""
+    """Write the observed state. Raise Fenced when a new controller took over `lease`."""
     with journal.writing():
         _check(journal, lease)
         journal.execute("UPDATE services SET seen = ? WHERE name = ?", seen, name)
 
 
 def forget(journal: Journal, name: str, lease: Lease) -> None:
-    """Remove a service of which nothing is left. Raises Fenced when `lease` was taken over."""
+    """Remove the row of a stopped service. Raise Fenced when a new controller took over `lease`."""
     with journal.writing():
         _check(journal, lease)
         journal.execute("DELETE FROM services WHERE name = ?", name)

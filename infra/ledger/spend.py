@@ -1,9 +1,9 @@
-"""The spend of rented pods, so far and at most: an upper bound, never less than what is owed. Pure.
+"""The spend of rented pods, so far and at most: an upper bound, never below the amount owed. Pure.
 
-In: rows of the journal. Out: micro-dollars. An hour is one of the vendor's, which in a rehearsal passes faster: `scale`
-times. A pod costs from the moment its request was about to be sent, or from when its vendor says that billing began
-if that is later, until it was proven gone. Of two clocks, the wall's and the boot's, the one that says more counts:
-whoever sets a clock back gets no time for nothing.
+The functions turn journal rows into micro-USD. Times are by the vendor's clock, which runs `scale` times faster in a
+rehearsal. A pod costs from just before the request, or from a later start of billing if reported by the vendor, until
+the proof of absence. Of the wall clock and the boot clock, the clock that counted more applies: setting a clock back
+saves no money.
 """
 
 import math
@@ -19,17 +19,17 @@ from infra.money import in_usd
 from infra.providers import TIMER_GRAIN_S
 from infra.units import duration
 
-VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
-GRAIN_S = {"shadeform": 60}  # billing unit, charged when it starts; elsewhere a second
-Now = float | Clocks  # a float: by the wall's clock alone
+VENDOR_LATE_S = 300.0  # seconds; vendors check timers at intervals
+GRAIN_S = {"shadeform": 60}  # billing unit in seconds, charged when started; 1 s for other vendors
+Now = float | Clocks  # a float: wall clock only
 
 
 def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return the time since its request was sent, until its end if that is known, by the vendor's clock.
+    """Return the seconds from the request to now, or to a known end, by the vendor's clock.
 
-    Time limits count from there.
+    Time limits count from the request.
     """
-    if op.state == FAILED:  # nothing was rented
+    if op.state == FAILED:  # no pod was rented
         return 0.0
     sent_at = _sent_at(op)
     if op.is_live:
@@ -42,9 +42,9 @@ def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
 
 
 def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | None = None) -> float:
-    """Return the time of a run over all of its pods, oldest first, by the vendor's clock.
+    """Return the seconds of a run over all pods, oldest first, by the vendor's clock.
 
-    `ended_at`: when its last pod had its verdict, which may be long before that pod was found gone.
+    `ended_at`: time of the verdict of the last pod, possibly long before the proof of absence.
     """
     *before, last = rows
     spans = [(_until_detached_s if row.detached else since_request_s)(row, now, scale) for row in before]
@@ -54,23 +54,24 @@ def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | No
 
 
 def _until_detached_s(op: Op, now: Now, scale: float) -> float:
-    """Return the time for which a detached pod was part of its run."""
+    """Return the seconds for which a detached pod was part of the run, by the vendor's clock."""
     if op.del_requested_at is None:
         return since_request_s(op, now, scale)
     return max(0.0, op.del_requested_at - _sent_at(op)) * scale
 
 
 def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return the longest time for which it can have been billed, by the vendor's clock."""
+    """Return the maximum billed seconds of a pod so far, by the vendor's clock."""
     billed_s = max(0.0, since_request_s(op, now, scale) - (billed_from(op) - _sent_at(op)) * scale)
     most_s = None if op.is_live else _most_s(op)
     return billed_s if most_s is None else min(billed_s, most_s)
 
 
 def _most_s(op: Op) -> float | None:
-    """Return how long a pod was billed at most, by its vendor's clock, which has ended it without being asked.
+    """Return the maximum billed seconds, by the vendor's clock, of a pod ended by the vendor's own timer.
 
-    It may be missed long after, and was not billed beyond its own timer. None: it was asked to end, or has no timer.
+    Slipway may notice the end much later, but the vendor bills no time beyond the timer. None: the pod is not gone,
+    Slipway requested the end, the vendor has no timer, or no limit was set.
     """
     hard_s = limit_s(op)
     grain_s = TIMER_GRAIN_S.get(op.vendor)
@@ -80,7 +81,7 @@ def _most_s(op: Op) -> float | None:
 
 
 def ended_at(op: Op, scale: float = 1.0) -> int | None:
-    """Return the latest time at which it was gone; None when that is not proven."""
+    """Return the latest possible end of the pod in UTC epoch seconds; None without a proof of absence."""
     most_s = _most_s(op)
     if op.ended_at is None or most_s is None:
         return op.ended_at
@@ -88,7 +89,7 @@ def ended_at(op: Op, scale: float = 1.0) -> int | None:
 
 
 def billed_from(op: Op) -> float:
-    """Return the start of billing, by the wall's clock as it was when the request was sent."""
+    """Return the start of billing, by the wall clock as of the request."""
     if op.billed_at is not None:
         return op.billed_at
     return _sent_at(op)
@@ -104,7 +105,10 @@ def spent(op: Op, now: Now, scale: float = 1.0) -> int:
 
 
 def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
-    """Return its cost when its hardest limit ends it; None when it has none."""
+    """Return the cost in micro-USD when the earliest limit ends the pod; None for a live pod without a limit.
+
+    For an ended or free pod, return the cost so far.
+    """
     cost = spent(op, now, scale)
     if not op.is_live or not op.rate:
         return cost
@@ -114,13 +118,16 @@ def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
 
 
 def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
-    """Return what it has cost and, while it lives, may yet cost; until now, where whether it exists is not known."""
+    """Return the cost so far plus the possible further cost of a live pod, in micro-USD.
+
+    Without a limit or a known id, return the cost so far.
+    """
     most = worst(op, now, scale) if op.remote_id else None
     return spent(op, now, scale) if most is None else most
 
 
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
-    """Return why a live pod must end by now, in words; "" while it need not. Its own guard has the same limits."""
+    """Return why a live pod must end by now, in words; "" before any limit. The pod's guard has the same limits."""
     if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:
         return f"its time limit of {duration(op.ttl_s)} is reached"
     if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
@@ -130,20 +137,20 @@ def due(op: Op, now: Now, scale: float = 1.0) -> str:
 
 @dataclass(frozen=True)
 class Excess:
-    """The part of what a live pod may have used that is beyond its limits: money, and time by its vendor's clock."""
+    """The possible use of a live pod beyond the limits: micro-USD, and seconds by the vendor's clock."""
 
     micro_usd: int = 0
     time_s: float = 0.0
 
     @property
     def words(self) -> str:
-        """Return it as `2.97 USD`, "" where it is nothing."""
+        """Return the excess as `2.97 USD`, "" for no excess."""
         parts = [in_usd(self.micro_usd)] if self.micro_usd else []
         return " and ".join([*parts, *([duration(self.time_s)] if self.time_s else [])])
 
 
 def excess(op: Op, now: Now, scale: float = 1.0) -> Excess:
-    """Return by how much the most that a pod may have used is beyond its limits; nothing while it is due by neither."""
+    """Return the possible excess of a pod over the limits; zero within the limits and for an ended pod."""
     if not op.is_live:
         return Excess()
     over_s = 0.0 if op.ttl_s is None else since_request_s(op, now, scale) - op.ttl_s
@@ -152,13 +159,13 @@ def excess(op: Op, now: Now, scale: float = 1.0) -> Excess:
 
 
 def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
-    """Return the time until its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    """Return the seconds until the time or the money is used up, by the vendor's clock; None without a limit."""
     left = _left_s(op, now, scale)
     return None if left is None else max(0.0, left)
 
 
 def past_limit_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return the time since its time or its money was used up, by the vendor's clock; 0 where that is to come."""
+    """Return the seconds since the time or the money was used up, by the vendor's clock; 0 before the limit."""
     return max(0.0, -(_left_s(op, now, scale) or 0.0))
 
 
@@ -170,7 +177,7 @@ def _left_s(op: Op, now: Now, scale: float) -> float | None:
 
 
 def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
-    """Return the rest of a run's limits for its next pod."""
+    """Return the limits for a run's next pod: the limits of the run minus the use so far."""
     time_s, money = limits.time_s, limits.spend_micro_usd
     return replace(limits, billed_s=0.0, time_s=None if time_s is None else time_s - used_s,
                    spend_micro_usd=None if money is None else money - used_micro_usd)  # fmt: skip
@@ -181,14 +188,14 @@ def is_used_up(limits: Limits) -> bool:
 
 
 def limit_s(op: Op) -> float | None:
-    """Return after how long its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    """Return the seconds of a whole pod life within the limits, by the vendor's clock; None without a limit."""
     return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 
 def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: float = 1.0) -> None:
-    """Check that all pods that live or may live, and this one, stay below `of_all` in the worst case.
+    """Check that all live pods and the new pod together cost at most `of_all` micro-USD in the worst case.
 
-    Raises OutOfMoney; nothing was rented then.
+    Raise OutOfMoney when they may cost more, or when a pod has no limit; no pod is rented then.
     """
     if of_all is None:
         return

@@ -1,8 +1,8 @@
-"""The forecasts and the actual times of runs: one file for each run, beside the journal.
+"""The forecast and the actual times of each run: one file per run, beside the journal.
 
-In: a forecast as a run begins, its times when it is over. Out: the same, of all runs that can be read. A file is
-replaced whole, by whoever sees first that a run is over: two who see it at once write the same. What cannot be read is
-left out, and `problems` names it. Files of runs that ended longest ago are removed when there are more than `MOST`.
+A file holds the forecast from the start of a run, and the actual times after the end. The first process to see the end
+replaces the whole file; two concurrent writers write the same content. `all` leaves out unreadable files, and
+`problems` names them. `prune` removes the oldest files beyond `MOST`.
 """
 
 import json
@@ -17,31 +17,31 @@ from infra.records import Expected, StepWork
 from store import outside, strict_records
 
 SCHEMA = 1
-MOST = 500  # runs of which the times are kept
+MOST = 500  # number of runs to keep
 MOST_BYTES = outside.MIB
 MOST_S = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """One run on one pod. Seconds are real ones, money is micro-dollars, times are UTC epoch seconds."""
+    """One run on one pod. Seconds are real seconds, money is micro-USD, times are UTC epoch seconds."""
 
     token: str
     run: str
     vendor: str
     asked_at: float
     works: tuple[StepWork, ...] = ()
-    """Work of its steps; () = the run was started by a Slipway that did not write this."""
+    """Work of the steps; () = written by a version of Slipway without this field."""
     expected: tuple[Expected, ...] = ()
-    """The forecast that was shown at the start, for those of `works` that have one."""
+    """Forecast shown at the start, for the steps in `works` with a forecast."""
     micro_usd: tuple[int, int, int] | None = None
-    """Cost by that forecast: low, expected, high; None = nothing is paid, or it was not forecast."""
+    """Forecast cost: low, expected, high; None = free, or no forecast."""
     state: str = ""
     """Final state of the run; "" = not known yet."""
     wall_s: float | None = None
-    """Seconds from the request to the verdict; None where the run was interrupted and resumed."""
+    """Seconds from the request to the verdict; None before the verdict, or for an interrupted and resumed run."""
     times: tuple[StepTime, ...] = ()
-    """Times of the steps that were done."""
+    """Times of the completed steps."""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class RunTimes:
 
     @property
     def others(self) -> float:
-        """Return the share of its machine's CPUs that others had, over all of its steps; 0.0 where nobody knows."""
+        """Return the fraction of the machine's CPUs used by others, over all steps; 0.0 if unknown."""
         known = [(one.seconds, one.others) for one in self.times if one.others is not None]
         spent_s = sum(seconds for seconds, _ in known)
         return sum(seconds * share for seconds, share in known) / spent_s if spent_s else 0.0
@@ -61,7 +61,7 @@ class RunTimes:
 
 @dataclass(frozen=True)
 class Timings:
-    """The times of an installation, in `folder`."""
+    """The timing files of an installation, in `folder`."""
 
     folder: Path
 
@@ -70,36 +70,36 @@ class Timings:
         return Timings(journal.with_name(f"{journal.stem}-timings"))
 
     def save(self, one: RunTimes) -> None:
-        """Write it down. Raises OSError."""
+        """Write the times of a run. Raise OSError."""
         write_durably(self._path(one.token), json.dumps(asdict(one), indent=1) + "\n", 0o600)
 
     def of(self, token: str) -> RunTimes | None:
-        """Return the times of that run; None where there are none, or they cannot be read."""
+        """Return the times of a run, or None for a missing or unreadable file."""
         try:
             return _read(self._path(token))
         except (OSError, ValueError):
             return None
 
     def known(self) -> set[str]:
-        """Return the tokens that have a file, whatever is in it."""
+        """Return the tokens of all files, readable or not."""
         return {path.stem for path in self._paths()}
 
     def all(self) -> list[RunTimes]:
-        """Return all that can be read, oldest first."""
+        """Return all readable records, oldest first."""
         found = []
         for path in self._paths():
             try:
                 found.append(_read(path))
             except (OSError, ValueError):
-                continue  # `problems` names it, when somebody asks what is wrong here
+                continue  # `problems` names the file
         return sorted(found, key=lambda one: (one.asked_at, one.token))
 
     def past(self) -> list[StepTime]:
-        """Return the times of all steps of all of them."""
+        """Return the times of all steps of all runs."""
         return [time for one in self.all() for time in one.times]
 
     def problems(self) -> Iterator[str]:
-        """Yield each file that cannot be read, and why."""
+        """Yield each unreadable file with the reason."""
         for path in self._paths():
             try:
                 _read(path)
@@ -107,7 +107,7 @@ class Timings:
                 yield f"{path.name}: {error}"
 
     def prune(self) -> None:
-        """Remove the oldest files beyond `MOST`. Raises OSError."""
+        """Remove the oldest files beyond `MOST`, by modification time. Raise OSError."""
         dated = sorted((path.stat().st_mtime, path) for path in self._paths())
         for _, path in dated[: max(0, len(dated) - MOST)]:
             path.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class Timings:
 
 
 def _read(path: Path) -> RunTimes:
-    """Return the record in a file. Raises OSError, ValueError."""
+    """Return the record in a file. Raise OSError, or ValueError for an invalid record."""
     said = outside.load(path, MOST_BYTES)
     if said.get("schema") != SCHEMA:
         raise ValueError(f"its schema is {outside.shown(said.get('schema'))}, this Slipway reads {SCHEMA}")

@@ -1,11 +1,12 @@
-"""The launches that wait: for a user's own machines and their devices, first come, first served; or for an offer.
+"""The wait queue of launches: for the user's own machines and devices, first come, first served; or for an offer.
 
-In: live rows, and the turns of processes that wait. Out: what keeps a run from a machine, in words. A run has the
-whole machine, or the GPUs that it names; two that name different ones share it. On this machine runs that name no GPU
-share it as they please, and one that waits wants it for itself. A turn ends with the process that took it, however that
-ends. Who came later gets a machine before an earlier one only where both can have it. What waits for an offer of a
-vendor has a turn, too, and stands in nobody's way: each looks by itself, and whoever first finds what it asks for rents
-it, also where another has waited longer for the same.
+A turn ends with the process. A run has a whole machine or named GPUs; runs with different GPUs share
+a machine. On this machine, runs without named GPUs share freely, but a waiting run wants the whole machine. A later
+launch gets a machine before an earlier launch only if both fit on the machine. A turn that waits for a vendor's offer
+blocks no other turn: each process searches alone, and the first process to find a matching offer rents, even if others
+have waited longer.
+
+    live rows, turns of living processes -> in_the_way -> reason for waiting, in words
 """
 
 import time
@@ -18,7 +19,7 @@ from infra.errors import Busy, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.ledger.op import Leased, Op
 
-HERE = "local"  # the provider whose pods are all on one machine, which no row names
+HERE = "local"  # the provider with all pods on this machine; rows have no place
 THIS_MACHINE = "this machine"
 
 
@@ -30,26 +31,26 @@ class Turn:
     run: str
     vendor: str
     places: tuple[str, ...]
-    """Machines any of which would do; ("",) = this machine. For an offer a place that nobody else asks for."""
+    """Machines of which any will do; ("",) = this machine. For an offer, a place requested by no other launch."""
     devices: str
     since: int
     """UTC epoch seconds."""
     why: str = ""
-    """The last reason for waiting that its process was given, if it is not recorded here already."""
+    """Last reason for waiting given to the process, unless the journal already shows the reason."""
 
 
 class InLine(Busy):
-    """An earlier launch waits for that machine."""
+    """An earlier launch waits for the machine."""
 
 
 class Withdrawn(SlipwayError):
-    """Somebody has ended the run while it waited."""
+    """Another command ended the run during the wait."""
 
 
 def read_devices(said: str, flag: str = "--devices", counted: str = "as nvidia-smi shows them") -> str:
-    """Return the numbers of GPUs in order: `1,0` is `0,1`. Raises UsageError.
+    """Return the numbers of GPUs in order: `1,0` is `0,1`. Raise UsageError for invalid or repeated numbers.
 
-    counted: how the numbers that the flag takes are counted, in words.
+    counted: how the flag counts GPUs, in words.
     """
     words = [word.strip() for word in said.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 4 for word in words):
@@ -61,7 +62,7 @@ def read_devices(said: str, flag: str = "--devices", counted: str = "as nvidia-s
 
 
 def named(devices: str) -> str:
-    """Return the part of a machine that is held, in words."""
+    """Return the held part of a machine, in words."""
     if not devices:
         return "it"
     return f"device{'s' if ',' in devices else ''} {devices}"
@@ -70,7 +71,7 @@ def named(devices: str) -> str:
 def stand_in_line(
     journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = ""
 ) -> Turn:  # fmt: skip
-    """Join the line behind all who wait, for as long as this process lives. `why`: as `note` takes it."""
+    """Join the end of the queue, for the lifetime of this process. `why`: as for `note`."""
     me, now = myself(), int(time.time())
     with journal.writing():
         for number, *holder in journal.read("SELECT number, boot_id, pid, pid_starttime FROM turns"):
@@ -84,31 +85,31 @@ def stand_in_line(
 
 
 def note(journal: Journal, turn: Turn, why: str) -> None:
-    """Write down what keeps it waiting that no row of ours says."""
+    """Record a reason for waiting not shown by any row."""
     with journal.writing():
         journal.execute("UPDATE turns SET why = ? WHERE number = ?", why, turn.number)
 
 
 def leave(journal: Journal, turn: Turn) -> None:
-    """Leave the line."""
+    """Leave the queue."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
 
 
 def withdraw(journal: Journal, turn: Turn) -> None:
-    """Take the run of another process out of every line: it begins nothing then."""
+    """Remove the waiting run of a process from every queue, so that the process does not start the run."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE run = ?", turn.run)
 
 
 def check_in_line(journal: Journal, turn: Turn) -> None:
-    """Raise Withdrawn when somebody has taken this turn out of the line."""
+    """Raise Withdrawn when a command removed this turn from the queue."""
     if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
         raise Withdrawn(f"{turn.run}: somebody ended it while it waited (inv down); nothing of it was begun")
 
 
 def waiting(journal: Journal) -> list[Turn]:
-    """Return the turns of living processes, first come first; of a run that has several, the one it took last."""
+    """Return the turns of living processes, in order; only the last of several turns of a run."""
     columns = "number, run, vendor, places, devices, since, why, boot_id, pid, pid_starttime"
     return [
         Turn(number, run, vendor, tuple(places.split("\n")), devices, since, why)
@@ -121,7 +122,7 @@ def waiting(journal: Journal) -> list[Turn]:
 
 
 def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str) -> "Op | Turn | None":
-    """Return the row or the earlier turn that blocks a waiting one; None when nothing does."""
+    """Return the row or the earlier turn blocking a waiting turn at `place`, or None."""
     for op in rows:
         is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.rank > 0 and not op.detached
         is_there = op.is_live and (op.vendor, op.place) == (turn.vendor, place)
@@ -131,7 +132,7 @@ def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str
 
 
 def obstacles(journal: Journal, turn: Turn) -> dict[str, "Op | Turn | None"]:
-    """Return by place what keeps one that waits from it."""
+    """Return by place the row or the earlier turn blocking a waiting turn, or None."""
     rows, turns = journal.ops(live=True), waiting(journal)
     return {place: in_the_way(rows, turns, turn, place) for place in turn.places}
 
@@ -145,10 +146,10 @@ def in_words(found: "Op | Turn", place: str) -> str:
 
 
 def why_waiting(journal: Journal, turn: Turn) -> str:
-    """Return the reason for which a turn waits, in words."""
+    """Return the reason for waiting, in words."""
     found = obstacles(journal, turn)
     said = [in_words(one, place) for place, one in found.items() if one is not None]
-    if len(said) < len(found) and turn.why:  # the places on record are free
+    if len(said) < len(found) and turn.why:  # a place is free by the journal
         said = [turn.why]
     if len(said) < len(found) and not turn.why:
         return "its turn has come"
@@ -157,10 +158,9 @@ def why_waiting(journal: Journal, turn: Turn) -> str:
 
 
 def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None) -> None:
-    """Check that a new row may have its machine now; within the transaction that writes the row.
+    """Check that a new row may have the machine now, within the transaction that writes the row.
 
-    `own`: the turn of who asks. A run that has been there before goes on where it was. Raises Leased, InLine,
-    Withdrawn.
+    `own`: the turn of the caller. A run with an earlier row does not queue again. Raise Leased, InLine or Withdrawn.
     """
     rows = list(rows)
     if own is not None:
