@@ -1,7 +1,7 @@
-"""The interface of every provider: six verbs, one file per vendor.
+"""The interface of every provider: six verbs, with one module per vendor.
 
-A verb asks and returns; waiting for something to become true, ranking and printing are the caller's. What only reads is
-retried within a deadline when its answer was lost; what rents or ends is asked once.
+A verb asks the provider and returns; the caller waits for conditions, ranks and prints. Reads are retried within a
+deadline after a lost answer; requests to rent or end are sent once.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from infra.errors import SlipwayError
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Transport
 
-LAG_S = 120.0  # time for which a vendor may not show, in a listing or asked for its id, what it has just created
+LAG_S = 120.0  # seconds for which a vendor may omit a new pod from listings and lookups by id
 
 
 class PartialListing(SlipwayError):
-    """Some machines or clusters of a provider have not answered: `pods` are those of the others."""
+    """Some machines or clusters of a provider did not answer; `pods` are the pods of all others."""
 
     def __init__(self, words: str, pods: Sequence[Pod]) -> None:
         super().__init__(words)
@@ -25,207 +25,208 @@ class PartialListing(SlipwayError):
 
 
 class SpotUnlisted(PartialListing):
-    """Only pods that were rented as spot may be missing: the API that shows them does not answer."""
+    """Only spot pods may be missing: the API for spot pods does not answer."""
 
 
 class Provider(Protocol):
-    """A provider inherits from this, or from `Market`: what is not asked of every one has its usual answer there."""
+    """Base class of providers, together with `Market`; optional members have defaults here."""
 
     @property
     def name(self) -> str:
-        """Return its name, as `--provider` and the journal spell it."""
+        """Return the name, as in `--provider` and in the journal."""
 
     @property
     def settle_s(self) -> float:
-        """Return how long after a lost answer a pod may still turn up in a listing, by our clock."""
+        """Return the seconds after a lost answer for which a pod may still appear in a listing, by our clock."""
 
     @property
     def is_here(self) -> bool:
-        """Return whether its pods are on this machine."""
+        """Return whether the pods run on this machine."""
 
     @property
     def is_rented(self) -> bool:
-        """Return whether its pods cost money until they are ended."""
+        """Return whether the pods cost money until ended."""
 
     @property
     def recovers(self) -> bool:
-        """Return whether its engine restarts a run by itself when the machine is taken away: this side only observes.
+        """Return whether an engine restarts a run by itself after the loss of a machine: this side only observes.
 
-        It also decides when and where the run works, so that nothing of a machine is known before.
+        The engine also decides when and where the run works, so that the machine is unknown beforehand.
         """
         return False
 
     @property
     def fleeting(self) -> bool:
-        """Return whether its machines may disappear with their disks, so that results go to the store meanwhile."""
+        """Return whether machines may disappear with their disks, so that runs upload results while they work."""
         return self.is_rented
 
     @property
     def keeps_runs(self) -> bool:
-        """Return whether it is an engine (`infra.runs.engine`): a run is submitted whole, and no process here keeps it.
+        """Return whether the provider is an engine (`infra.runs.engine`), with runs submitted whole and not kept here.
 
-        Only the engine reaches its machines. It recovers runs by itself, and still tells their reports once they ended.
+        Only the engine reaches the machines. The engine recovers runs by itself, and still reports on runs after the
+        end.
         """
         return False
 
     @property
     def pod_store(self) -> str:
-        """Return the artifact store as the pod's steps name it, from their code folder; "" = the local one."""
+        """Return the artifact store as named by the pod's steps, from their code folder; "" = the local store."""
 
     def account(self) -> Account:
-        """Return the account: its owner and its balance. AuthError: the key is missing or refused."""
+        """Return the account: owner and balance. Raise AuthError for a missing or refused key."""
 
     def whole(self, request: Request) -> Request:
-        """Return a request without a number of GPUs as one for a whole machine, where that takes a number."""
+        """Return a request without a number of GPUs as a request for a whole machine, if a number is needed."""
         return request
 
     def places(self, request: Request) -> tuple[str, ...]:
-        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        """Return the machines named by a request, regardless of capacity and use; send no request."""
         return ("",)
 
     def likely(self, request: Request) -> Offer | None:
-        """Return the machine that a request would get, as far as that is known before any is asked; None elsewhere."""
+        """Return the probable machine for a request, as far as known without asking a machine; None if unknown."""
         return None
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return the offers now that satisfy `request`; in no order, perhaps none."""
+        """Return the current offers for `request`, in no order, perhaps none."""
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
+        """Rent `offer`, marked with `token`; return at once, perhaps without an address.
 
-        The vendor's own ends are armed in the same request, where it has them. Called twice, it rents twice.
-        Ambiguous: the pod may exist; look with find() before asking again. Any other SlipwayError is a definite
-        no: nothing was rented. NoOffer: the next offer may do; OutOfMoney, AuthError: none will.
+        The same request arms the vendor's own limits, if supported. A second call rents a second pod. Raise Ambiguous
+        when the pod may exist: look with find() before a new attempt. Any other SlipwayError is a definite refusal, and
+        no pod was rented: after NoOffer, the next offer may succeed; after OutOfMoney or AuthError, no offer will.
         """
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod with that id or token; None only when the vendor says that there is none."""
+        """Return the pod with this id or token; None only when the vendor denies the pod."""
 
     def list(self) -> "list[Pod]":
-        """Return all pods, ours or not, from a complete listing; an incomplete one raises SlipwayError.
+        """Return all pods, ours or not, from a complete listing. Raise SlipwayError for an incomplete listing.
 
-        A row of which little can be read is one all the same: see `Pod.odd`.
+        A barely readable row still counts as a pod: see `Pod.odd`.
         """
 
     def delete(self, pod_id: str) -> None:
-        """End it, knowing no more than its id. A pod already gone counts as ended, so calling twice is safe.
+        """End the pod with this id; the id suffices. A second call is safe: a pod already gone counts as ended.
 
-        Returning is no proof of absence: find() is. SlipwayError: it may be there still.
+        A return is no proof of absence; find() is. Raise SlipwayError when the pod may still exist.
         """
 
     def reach(self, pod: Pod) -> Transport:
-        """Return the transport to that pod, without a connection yet."""
+        """Return the transport to a pod, not connected yet."""
 
 
-TIMER_GRAIN_S = {"lium": 3600.0, "shadeform": 1.0}  # vendors with a timer of their own: the unit that it takes
-Vendors = Callable[[str], Provider]  # the provider of that name; raises UsageError for one that cannot be used
+TIMER_GRAIN_S = {"lium": 3600.0, "shadeform": 1.0}  # seconds: unit of the vendor's timer, for vendors with a timer
+Vendors = Callable[[str], Provider]  # opens the provider with this name; raises UsageError for an unusable provider
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """The features of a vendor beyond the six verbs."""
 
-    time_limit: bool = False  # ends a pod at a time given to create()
-    time_grain_s: float = 1.0  # unit to which that time is rounded up
-    resets_timer: bool = False  # a boot replaces that time: `arm` sets it again
-    spend_limit: bool = False  # ends a pod at an amount given to create()
-    start_timer: bool = False  # its containers start with a dead-man timer, which asks as a pod's self-termination does
-    tells_limits: bool = False  # find() shows both as they are armed
-    tells_bills: bool = True  # billed() tells what a pod has cost
+    time_limit: bool = False  # ends a pod at a time passed to create()
+    time_grain_s: float = 1.0  # the time is rounded up to this unit
+    resets_timer: bool = False  # a boot replaces the time: `arm` sets the time again
+    spend_limit: bool = False  # ends a pod at an amount passed to create()
+    start_timer: bool = False  # containers start with a dead-man timer, which sends the pod's self-termination requests
+    tells_limits: bool = False  # find() shows both limits as armed
+    tells_bills: bool = True  # billed() returns the cost of a pod
     spot: bool = False
-    lists_spot: bool = True  # the API that lists all other machines lists those rented as spot, too
-    stop: bool = False  # keeps the disk, and bills it
-    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
-    # controller of an engine that gives its machines back when the job is over (engine), none.
+    lists_spot: bool = True  # the API for all other machines also lists spot machines
+    stop: bool = False  # keeps the disk, and bills the disk
+    # End of an unsupervised pod: by a key of the pod (pod_credential), by the vendor's timer (native), by the
+    # controller of an engine, which returns the machines after the job (engine), or none.
     self_terminate: str = "none"
-    volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
-    volumes_apart: bool = False  # the vendor bills volumes by use, apart from the pod, and tells no price of them
+    volumes: tuple[str, ...] = ()  # shell patterns of the volume's mount points in a pod; () = no volumes
+    volumes_apart: bool = False  # the vendor bills volumes by use, apart from the pod, and reports no price
     settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
-    drilled: frozenset[str] = frozenset()  # clauses that a recent drill of this account found kept at this API
+    drilled: frozenset[str] = frozenset()  # clauses kept at this API in a recent drill of this account
 
 
 class Market(Provider, Protocol):
-    """A provider that rents out machines for money."""
+    """A provider with machines for rent."""
 
     @property
     def can(self) -> Abilities:
-        """Return its features at any of its APIs: see `infra.providers.promises.abilities`."""
+        """Return the features at any API: see `infra.providers.promises.abilities`."""
 
     @property
     def documented(self) -> Abilities:
-        """Return its features as its documentation has them, whatever a drill has found."""
+        """Return the features as documented by the vendor, regardless of drills."""
         return self.can
 
     def can_at(self, api: str) -> Abilities:
-        """Return its features at one API, as `abilities.api_of` names them."""
+        """Return the features at one API, named as by `abilities.api_of`."""
         return self.can
 
     @property
     def clock_scale(self) -> float:
-        """Return the speed of its clock relative to ours: 1, except in a rehearsal."""
+        """Return the speed of the vendor's clock relative to ours: 1, except in a rehearsal."""
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """Return the requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
+        """Return the requests for a pod to delete itself with a key of its own; () = not supported."""
         return ()
 
     @property
     def self_end_key(self) -> str:
-        """Return the key by which `self_end` asks; "" where pods have their own, or there is none to hand out."""
+        """Return the key for `self_end`; "" if pods have their own keys, or without a key to hand out."""
         return ""
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        """Return the requests by which the pod with that id deletes itself with `self_end_key`; () = it cannot.
+        """Return the requests for a pod to delete itself with `self_end_key`; () = not supported.
 
-        `infra.agent.job.SELF_END_KEY` stands for the key.
+        `infra.agent.job.SELF_END_KEY` is the placeholder for the key.
         """
         return ()
 
     @property
     def takes_self_end(self) -> bool:
-        """Return whether its pods delete themselves by `self_end` alone."""
+        """Return whether pods delete themselves by `self_end` alone."""
         return self.can.self_terminate == "native" and bool(self.self_end("pod"))
 
     def check_self_end(self) -> str:
         """Return a warning before `self_end_key` goes to a pod; "" = none.
 
-        Raises UsageError when it is missing, or may do more than it must.
+        Raise UsageError for a missing key, and for a key with more rights than required.
         """
         return ""
 
     def arm(self, pod_id: str, ends_at: float) -> None:
-        """Set the time, by the vendor's clock, at which the vendor ends a pod, where its boot resets that time."""
+        """Set the time, by the vendor's clock, at which the vendor ends a pod, for vendors that reset it at a boot."""
         return None
 
     def forget(self, token: str) -> None:
-        """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
+        """Remove the local SSH key of a pod after the proof of absence."""
 
     def catalog(self, request: Request) -> "list[Offer]":
-        """Return all offers now, also those that do not satisfy `request`.
+        """Return all current offers, including offers unsuitable for `request`.
 
-        `request` says which counts, and whether spot.
+        `request` gives the numbers of GPUs, and whether to ask for spot.
         """
 
     def now(self) -> float:
-        """Return UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that.
+        """Return UTC epoch seconds by the vendor's clock, as of the last answer; by our clock before any answer.
 
-        Asks nobody.
+        Send no request.
         """
 
     @property
     def skew(self) -> str:
-        """Return why its timer cannot be trusted: its clock and ours are far apart; "" while they are not."""
+        """Return why the vendor's timer cannot be trusted: the clocks are far apart; "" for close clocks."""
 
     def shows_spot(self, pod_id: str) -> bool | None:
-        """Return whether the API that lists all other machines lists this spot one; None where one API lists all."""
+        """Return whether the API for all other machines lists this spot pod; None if one API lists all pods."""
         return None
 
     def billed(self, pod_id: str) -> int | None:
-        """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""
+        """Return the cost of a pod in micro-USD as reported by the vendor; None = not reported."""
 
 
 def listed(provider: Provider, spot: bool) -> list[Pod]:
-    """Return the pods of a complete listing; without `spot`, those rented as spot may be missing."""
+    """Return the pods of a complete listing; without `spot`, spot pods may be missing."""
     try:
         return provider.list()
     except SpotUnlisted as error:
@@ -235,7 +236,10 @@ def listed(provider: Provider, spot: bool) -> list[Pod]:
 
 
 def look_up(provider: Provider, pod: str, spot: bool) -> Pod | None:
-    """Return what `find` does. `spot`: it was rented as spot, so that only the API which shows those can deny it."""
+    """Return the result of `find`. `spot`: the pod is a spot pod, which only the API for spot pods can deny.
+
+    Without `spot`, use the partial listing if the API for spot pods does not answer.
+    """
     try:
         return provider.find(pod)
     except SpotUnlisted as error:
@@ -245,7 +249,7 @@ def look_up(provider: Provider, pod: str, spot: bool) -> Pod | None:
 
 
 def market(provider: Provider) -> "Market | None":
-    """Return the provider itself when it rents out for money."""
+    """Return the provider itself if the pods cost money, else None."""
     return cast(Market, provider) if provider.is_rented else None
 
 
@@ -257,12 +261,12 @@ def is_examined(provider: Provider) -> bool:
 
 
 def clock_scale(provider: Provider) -> float:
-    """Return the speed, relative to ours, of the clock by which its pods are billed and limited."""
+    """Return the speed, relative to ours, of the clock for billing and limits of the pods."""
     found = market(provider)
     return found.clock_scale if found else 1.0
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:
-    """Return the calls by which a pod of it ends itself; () when it cannot, or costs nothing."""
+    """Return the calls for a pod to end itself; () if unsupported or free of charge."""
     found = market(provider)
     return found.farewell if found else ()

@@ -1,4 +1,4 @@
-"""The common part of all vendors that are asked over HTTP, and whose pods are reached by a key of their own."""
+"""The common part of all vendors with an HTTP API and one SSH key per pod."""
 
 import abc
 import time
@@ -19,7 +19,7 @@ from infra.transport.ssh import Ssh
 
 
 class ByHttp(Market):
-    """The part of a `Market` that its API and its keys answer."""
+    """The part of a `Market` answered by the vendor's API and the pod keys."""
 
     is_here, is_rented = False, True
     pod_store = ""
@@ -29,9 +29,9 @@ class ByHttp(Market):
     keys: PodKeys
     drills: DrillRecord
     one_path: str
-    """Path of one pod at the vendor, with {} for its id."""
+    """Path of one pod at the vendor, with {} for the id."""
     gone: tuple[str, ...]
-    """States of a pod that is no more."""
+    """States of a pod no longer in existence."""
 
     @property
     def clock_scale(self) -> float:
@@ -67,10 +67,10 @@ class ByHttp(Market):
 
     @abc.abstractmethod
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Return the pod of a row, whatever the row holds; `pod_id` is its id where it was asked for."""
+        """Return the pod of any row, even a malformed row; `pod_id`: the id of the lookup, if any."""
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod of that id, or the oldest with that token."""
+        """Return the pod with this id, or the oldest pod with this token."""
         if is_token(pod):
             try:
                 return next((one for one in self.list() if one.token == pod), None)
@@ -88,7 +88,7 @@ class ByHttp(Market):
         return found if found.state not in self.gone else None
 
     def path_of(self, form: str, pod_id: str) -> str:
-        """Return `form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
+        """Return `form` with the id inserted. Raise SlipwayError for an id such as "", which would address all pods."""
         if pod_id in ("", ".", ".."):
             raise SlipwayError(f"{self.name}: {pod_id!r} is not the id of a machine; end it on the vendor's own page")
         return form.format(quote(pod_id, safe="", errors="replace"))
@@ -99,8 +99,8 @@ class ByHttp(Market):
     ) -> Pod:  # fmt: skip
         """Return the pod of a row.
 
-        `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is. `way`: user, host and port,
-        where it can be reached. `rate`: None for what is no price.
+        `odd`: the unreadable fields. `marks`: the fields with the owner's mark. `way`: user, host and port of a
+        reachable pod. `rate`: None for an invalid price.
         """
         doubts, address = list(odd.values()), ""
         if rate is None:

@@ -1,6 +1,6 @@
-"""The providers by their names: one table, to which packs and the user's extensions add theirs.
+"""The providers by name: one table, extended by packs and by the user's extensions.
 
-A module of a provider is imported when that provider is opened, so that a command pays for those that it deals with.
+A provider's module is imported when the provider is opened, so that a command loads only the providers in use.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ OF_AN_EXTENSION = "infra.providers.own:OwnProvider"
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of all providers but those of the user's extensions."""
+    """Return the names of all providers except those of the user's extensions."""
     return (*OWN_MACHINES, *packs.providers(), *VENDORS)
 
 
 def open_known(name: str, settings: Settings) -> Provider:
-    """Return one of `known`. Raises MissingKey for a vendor whose key is not set."""
+    """Open one of the `known` providers. Raise MissingKey for a vendor without a key."""
     if name in VENDORS:
         return open_market(name, settings)
     found: Provider = packs.load(PROVIDERS.get(name) or packs.providers()[name].where).of(settings)
@@ -34,7 +34,7 @@ def open_known(name: str, settings: Settings) -> Provider:
 
 
 def open_market(name: str, settings: Settings) -> Market:
-    """Return the account with that vendor. MissingKey: its key is not set."""
+    """Open the account with a vendor. Raise MissingKey without a key."""
     key = VENDORS[name]
     if not getattr(settings, key):
         raise MissingKey(f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
@@ -44,7 +44,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 
 def open_own(name: str, settings: Settings) -> Market | None:
-    """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
+    """Open the provider of an extension; None without an extension of this name. Raise UsageError."""
     extension = extensions.find("provider", name, settings, (*known(), HELD, MARKET))
     if extension is None:
         return None

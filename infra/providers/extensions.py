@@ -1,6 +1,7 @@
-"""The user's own code that the settings name, for the control side: found when it is used, refused in our own words.
+"""The user's extensions named in the settings, for the control side: looked up by kind and name.
 
-In: a kind, a name, the settings. Out: an `Extension`, which `store.extensions` has read and not run. Light to import.
+`store.extensions` reads an `Extension` without running the code. Errors become UsageErrors in our own words. Light to
+import.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ VARIABLE = "SLIPWAY_EXTENSIONS"
 
 
 def find(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> Extension | None:
-    """Return the extension that adds a `kind` called so; None where none is called so. Raises UsageError."""
+    """Return the extension with a `kind` of this name, or None. Raise UsageError."""
     if not settings.extensions:
         return None
     try:
@@ -24,9 +25,9 @@ def find(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> 
 
 
 def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
-    """Return the names of the providers that extensions add, and in words which extensions cannot be read.
+    """Return the names of the providers in extensions, and messages about unreadable extensions.
 
-    No extension is run for that. A rehearsal has none.
+    No extension code runs. A rehearsal has no such providers.
     """
     found: list[str] = []
     problems: list[str] = []
@@ -41,7 +42,7 @@ def own_providers(settings: Settings) -> tuple[list[str], list[str]]:
 
 
 def use_filter(name: str, settings: Settings) -> None:
-    """Register the filter of machines that a request names in this process. Raises UsageError."""
+    """Register the machine filter named by a request in this process. Raise UsageError for an unknown filter."""
     if name:
         found = find("filter", name, settings)
         if found is None:
@@ -51,7 +52,7 @@ def use_filter(name: str, settings: Settings) -> None:
 
 
 def of_file(flag: str, word: str, kind: str) -> Extension:
-    """Return the extension of the file that a flag names. Raises UsageError."""
+    """Return the extension in the file named by a flag. Raise UsageError."""
     from pathlib import Path
 
     try:
@@ -63,6 +64,6 @@ def of_file(flag: str, word: str, kind: str) -> Extension:
 
 
 def named(settings: Settings) -> str:
-    """Return in words what else may be meant: the names in SLIPWAY_EXTENSIONS; "" for none."""
+    """Return a hint with the names in SLIPWAY_EXTENSIONS; "" for none."""
     listed = extensions.names(settings.extensions)
     return f"; {VARIABLE} has {', '.join(listed)}" if listed else ""

@@ -1,11 +1,11 @@
-"""A vendor's JSON API: asked within a deadline, and it tells afterwards whether a request can have had an effect.
+"""A vendor's JSON API, called within a deadline; an error says whether the request may have had an effect.
 
     read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
-    act           changes something: exactly one attempt
+    act           changes state: exactly one attempt
 
-What `act` raises says what is known. Unsent, VendorRefused, AuthError: nothing was done. Unclear (an Ambiguous):
-perhaps. The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a
-server answers, only SlipwayErrors come out of here.
+Errors of `act`: after Unsent, VendorRefused or AuthError, no change was made; after Unclear (an Ambiguous), a change
+may have been made. Only a few statuses count as a refusal; lost, truncated, late or malformed answers prove no refusal.
+For any answer of a server, this module raises only SlipwayErrors.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.providers.pace import Pace
 from store.backoff import Backoff
 
-DEFINITE = {400, 401, 402, 403, 404, 410, 422, 429}  # 429: all three vendors count before they act
-FIREWALL = "error code: 1010"  # of a web firewall that lets no client of that User-Agent through, at 403
+DEFINITE = {400, 401, 402, 403, 404, 410, 422, 429}  # 429: all three vendors count requests before they act
+FIREWALL = "error code: 1010"  # in the 403 of a web firewall that blocks clients by User-Agent
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 BLOCKED = "a web firewall before the vendor's servers refuses this client by its User-Agent, whatever the key"
-VERSION = "0.1.0"  # pyproject.toml's, as a test checks
+VERSION = "0.1.0"  # equals the version in pyproject.toml, as a test checks
 USER_AGENT = f"slipway/{VERSION}"
 REDIRECTS = {301, 302, 307, 308}
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MOST_ATTEMPTS = 5
-WORDY = 16  # characters; a shorter key may stand in a listing by chance, as part of a token of ours
+WORDY = 16  # characters; a shorter key may match part of a token of ours in a listing by chance
 MOST_REDIRECTS = 3
 LONGEST_WAIT_S = 60.0
 BACKOFF = Backoff(first_s=0.5, longest_s=8.0, certain=0.0)
-MOST_SKEW_S = 3600.0  # between a vendor's clock and ours
-DEEPEST = 64  # lists and objects within each other; what lies deeper is left out
-MOST_DIGITS = 1000  # digits of a whole number
-MOST_WORDS = 1 << 20  # bytes of an error body that are looked at
-SAID = 400  # letters of a reason
+MOST_SKEW_S = 3600.0  # seconds between a vendor's clock and ours, above which timers are not trusted
+DEEPEST = 64  # nesting depth at which lists and objects become null
+MOST_DIGITS = 1000  # digits of an integer
+MOST_WORDS = 1 << 20  # bytes of an error body to read
+SAID = 400  # characters of a reason
 
 T = TypeVar("T")
 _write = msgspec.json.Encoder(decimal_format="number").encode
@@ -52,7 +52,7 @@ _write = msgspec.json.Encoder(decimal_format="number").encode
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """The complete answer to one request."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -60,7 +60,7 @@ class Reply:
 
     @property
     def content(self) -> Any:
-        """Return the body as JSON, or as text where it is none, or a long one."""
+        """Return the body as JSON, or as text for a body that is too long or not JSON."""
         body = self.body[:MOST_WORDS]
         try:
             return lenient(body)
@@ -69,13 +69,13 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """Return the reason in it, in one printable line."""
+        """Return the status and the reason as one printable line."""
         words, asked = printable(_reason(self.content)), printable(self.headers.get("x-request-id", ""), 80)
         return f"{self.status} {words}{f' (request {asked})' if asked else ''}".strip()
 
     @property
     def code(self) -> str:
-        """Return the word for machines in it, "" when there is none."""
+        """Return the machine-readable error code, "" for none."""
         read = self.content
         if not isinstance(read, dict):
             return ""
@@ -91,20 +91,20 @@ class Reply:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its whole answer, for whoever listens; never the headers of the request, which hold the key."""
+    """One request and the complete answer, for a listener; never the request headers, which hold the key."""
 
     method: str
-    path: str  # below the base, with what follows the `?`
-    content: bytes  # content of the request
+    path: str  # below the base, with the query string
+    content: bytes  # body of the request
     reply: Reply
 
 
 class Unsent(SlipwayError):
-    """No connection could be made: nothing was asked."""
+    """The connection failed: no request was sent."""
 
 
 class VendorRefused(SlipwayError):
-    """A definite no."""
+    """A definite refusal of the vendor."""
 
     def __init__(self, said: str, reply: Reply) -> None:
         self.reply = reply
@@ -112,7 +112,7 @@ class VendorRefused(SlipwayError):
 
 
 class Unclear(Ambiguous):
-    """The request may have had an effect. `reply`: what came back, if anything did."""
+    """The request may have had an effect. `reply`: the answer, if any."""
 
     def __init__(self, said: str, reply: Reply | None = None) -> None:
         self.reply = reply
@@ -124,18 +124,18 @@ class _TooLong(Exception):
 
 
 class JsonApi:
-    """The API at `base`, asked as `name` with these headers, the key among them."""
+    """The API at `base`, called as `name` with these headers, including the key."""
 
     def __init__(
         self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
         most_bytes: int = 16 << 20, pace: Pace | None = None, sleep: Callable[[float], None] = time.sleep,
         clock_scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Prepare the API.
+        """Prepare the API; send no request.
 
-        `pace`: the rate limit, by default one of this process alone. `clock_scale`: how many times faster than ours
-        the server's clock runs, 1 but in a rehearsal. Raises UsageError for an address without TLS that is not on this
-        machine, and for what can be no key.
+        `pace`: the rate limit, by default of this process alone. `clock_scale`: speed of the server's clock relative to
+        ours, 1 except in a rehearsal. Raise UsageError for an address outside this machine without TLS, and for an
+        invalid key.
         """
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK
@@ -147,7 +147,7 @@ class JsonApi:
             )
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
-        # Told of every answer before anybody else; what it raises counts as an answer that was lost.
+        # The listener gets every answer first; an error of the listener counts as a lost answer.
         self.listener: Callable[[Exchange], None] | None = None
         self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
         more = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT}
@@ -155,16 +155,19 @@ class JsonApi:
         self.clock_scale = clock_scale
         self._pace, self._sleep = pace or Pace(clock_scale=clock_scale), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
-        self._clocks: tuple[float, float] | None = None  # theirs, and the boot's, read at the same time
+        self._clocks: tuple[float, float] | None = None  # the vendor's clock and the boot clock, read at the same time
         self._skew_s = 0.0
 
     @property
     def owner(self) -> str:
-        """Return an id of the account where a vendor names none: a fingerprint of the key."""
+        """Return an id of the account for vendors without account names: a fingerprint of the key."""
         return "key " + hashlib.sha256(b"\0".join(self._secrets)).hexdigest()[:8]
 
     def now(self) -> float:
-        """Return UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
+        """Return UTC epoch seconds by the vendor's clock, as of the last answer; the vendor's timers use this clock.
+
+        Before any answer, return the time of our clock.
+        """
         if self._clocks is None:
             return time.time()
         theirs, boot_s = self._clocks
@@ -172,7 +175,7 @@ class JsonApi:
 
     @property
     def skew(self) -> str:
-        """Return why no timer can be trusted: how far its clock and ours are apart; "" below an hour or if unknown."""
+        """Return why timers cannot be trusted: the difference of the clocks; "" up to an hour or if unknown."""
         if abs(self._skew_s) <= MOST_SKEW_S:
             return ""
         apart = f"{abs(self._skew_s) / 3600:.0f} h {'ahead of' if self._skew_s > 0 else 'behind'} this machine's"
@@ -181,16 +184,20 @@ class JsonApi:
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """Return the document at `path`.
 
-        AuthError; VendorRefused: there is no such thing; SlipwayError: no answer that can be used.
+        Raise AuthError for a refused key, VendorRefused for any other refusal, such as an unknown id, and SlipwayError
+        without a usable answer.
         """
         return self._ask("GET", path, kind, params=params)
 
     def query(self, path: str, body: Any, kind: type[T]) -> T:
-        """Return the answer as `read` does, to a question that has to be posted."""
+        """Return the answer to a query sent by POST, like `read`."""
         return self._ask("POST", path, kind, content=_write(body))
 
     def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """Ask once for something to be done; the 2xx reply, whose body may be empty."""
+        """Send a request for a change once; return the 2xx reply, perhaps with an empty body.
+
+        Raise Unsent, VendorRefused or AuthError if no change was made, and Unclear if a change may have been made.
+        """
         what = f"{self.name}: {method} {path}"
         while wait_s := self._pace.wait_s(changes=True):
             self._sleep(wait_s)
@@ -201,7 +208,7 @@ class JsonApi:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was sent") from None
         except SlipwayError:
             raise
-        except Exception as error:  # whatever is wrong with the answer, the request was sent
+        except Exception as error:  # the request was sent, whatever is wrong with the answer
             raise Unclear(f"{what}: {self._lost(error)}; it may have been carried out") from error
         if reply.status < 300:
             return reply
@@ -212,7 +219,7 @@ class JsonApi:
         raise Unclear(f"{what}: {reply.said}; it may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
-        """Return the body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
+        """Return the body of an `act` reply. Raise Unclear for a malformed body: the change may have been made."""
         try:
             return _decode(reply.body, kind)
         except ValueError as error:
@@ -241,7 +248,7 @@ class JsonApi:
                     wait_s = min(LONGEST_WAIT_S, reply.retry_after_s)
             except SlipwayError:
                 raise
-            except Exception as error:  # also a body that was cut off
+            except Exception as error:  # also a truncated body
                 said = self._lost(error)
             if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
                 break
@@ -271,7 +278,7 @@ class JsonApi:
         return reply
 
     async def _attempt(self, method: str, url: httpx.URL, **options: Any) -> Reply:
-        """Return the whole answer to one request."""
+        """Return the complete answer to one request."""
         headers = {**self._headers, **options.pop("headers", {})}
         if options.get("content") is not None:
             headers["Content-Type"] = "application/json"
@@ -284,7 +291,7 @@ class JsonApi:
                     if len(body) > self.most_bytes:
                         raise _TooLong
             self._look_at_clock(response.headers.get("date", ""))
-            for secret in self._secrets:  # a server may repeat what it was sent, and its words go into messages
+            for secret in self._secrets:  # a server may echo the key, and the body goes into messages
                 if response.status_code >= 300 or len(secret) >= WORDY:
                     body = body.replace(secret, b"***")
             reply = Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, bytes(body))
@@ -298,9 +305,9 @@ class JsonApi:
             read = parsedate_to_datetime(date)
             theirs = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
         except (ValueError, TypeError, OverflowError):
-            return  # the answer has no date: the last known difference of the clocks is kept
+            return  # no date in the answer: keep the last known difference of the clocks
         self._clocks = (theirs, boottime_s())
-        if self.clock_scale == 1.0:  # a rehearsal's clock is another one on purpose
+        if self.clock_scale == 1.0:  # a rehearsal's clock differs on purpose
             self._skew_s = theirs - time.time()
 
     def _lost(self, error: Exception) -> str:
@@ -314,9 +321,9 @@ class JsonApi:
 
 
 def epoch(told: Any) -> float | None:
-    """Return the seconds of a time in an answer, UTC when it has no zone.
+    """Return the epoch seconds of a time in an answer; UTC without a time zone.
 
-    None when it is none: it must not spoil a listing.
+    Return None for an invalid time, which must not spoil a listing.
     """
     try:
         at = msgspec.convert(told, datetime)
@@ -326,21 +333,24 @@ def epoch(told: Any) -> float | None:
 
 
 def rfc3339(at: float) -> str:
-    """Return a time as RFC 3339, UTC, to the second below."""
+    """Return a time as RFC 3339, in UTC, rounded down to the second."""
     return datetime.fromtimestamp(int(at), timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def endpoint(official: str, other: str, variable: str) -> str:
-    """Return the address of a vendor: `other`, if set, which must be on this machine. Raises UsageError."""
+    """Return the address of a vendor: `other`, if set, else `official`.
+
+    Raise UsageError for an `other` outside this machine: the key of an account must not go there.
+    """
     if other and httpx.URL(other).host not in LOOPBACK:
         raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
     return other or official
 
 
 def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Run a coroutine as asyncio.run does, which would wait for a name server that does not answer.
+    """Run a coroutine like asyncio.run, which would wait for an unresponsive name server.
 
-    TimeoutError after `limit_s`.
+    Raise TimeoutError after `limit_s` seconds.
     """
     loop = asyncio.new_event_loop()
     try:
@@ -355,7 +365,7 @@ def _name(error: Exception) -> str:
 
 
 def _reason(read: Any, deepest: int = 3) -> str:
-    """Return the reason in an error body; each vendor, and each of their older servers, has a shape of its own."""
+    """Return the reason in an error body; each vendor, and each older server of a vendor, uses a different shape."""
     if not isinstance(read, dict) or not deepest:
         return str(read)
     errors = read.get("errors")
@@ -371,27 +381,27 @@ def _listed(value: Any) -> list[Any]:
 
 
 def is_blocked(reply: Reply) -> bool:
-    """Return whether a web firewall has refused the client, so that the vendor has not seen the request."""
+    """Return whether a web firewall refused the client, so that the vendor has not seen the request."""
     return reply.status == 403 and FIREWALL in reply.said.lower()
 
 
 def printable(text: str, most: int = SAID) -> str:
-    """Return the beginning of untrusted text, in one line that steers no terminal."""
+    """Return the start of untrusted text as one line without control characters, at most `most` characters."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * most]).split())[:most]
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Return the record in a body. Raises ValueError."""
+    """Return the record in a body. Raise ValueError for a malformed body."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
-    except (ValueError, RecursionError):  # sent by a careless server: one field must not hide all others
+    except (ValueError, RecursionError):  # from a careless server: one field must not hide all other fields
         return msgspec.convert(lenient(body), kind, strict=False)
 
 
 def lenient(body: bytes) -> Any:
-    """Return JSON as careless servers write it: what is no number, no letter or lies too deep is null or a mark.
+    """Return JSON from careless servers: invalid or too deep values become null, invalid bytes U+FFFD.
 
-    Raises ValueError, also for a body that was cut off.
+    Raise ValueError for other malformed text, also for a truncated body.
     """
     return _loads(_shallow(body.decode(errors="replace")))
 
@@ -403,7 +413,7 @@ _MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 def _shallow(text: str) -> str:
-    """Return the same text, with null for whatever lies deeper than DEEPEST."""
+    """Return the text with null for every list or object at depth DEEPEST."""
     kept, depth, since = [], 0, 0
     for mark in _MARK.finditer(text):
         if mark[0] in ("[", "{"):

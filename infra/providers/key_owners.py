@@ -1,7 +1,7 @@
-"""The owners of a vendor's keys, as the vendor told them once: a key belongs to one account for as long as it exists.
+"""The owners of a vendor's keys, as reported once: a key belongs to one account for the lifetime of the key.
 
-In: a fingerprint of a key, and its owner. Out: `<journal>-owners.json`, which is read where the vendor does not tell
-the owner now. A file that cannot be read tells nothing.
+The file `<journal>-owners.json` maps the fingerprint of a key to the owner. Providers read the file when the vendor
+does not report the owner. An unreadable file counts as empty.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from store import local_files
 
 @dataclass(frozen=True)
 class KeyOwners:
-    """The owners by the fingerprints of their keys, in `path`; None = nothing is remembered."""
+    """The owners by key fingerprint, stored in `path`; None = not stored."""
 
     path: Path | None = None
 
@@ -23,11 +23,11 @@ class KeyOwners:
         return KeyOwners(journal.with_name(f"{journal.stem}-owners.json"))
 
     def of(self, key: str) -> str:
-        """Return the owner of the key with that fingerprint, "" where none was told."""
+        """Return the owner of the key with this fingerprint, "" if unknown."""
         return self._known().get(key, "")
 
     def remember(self, key: str, owner: str) -> None:
-        """Write down the owner of the key with that fingerprint, where that is news and the folder can be written."""
+        """Record the owner of the key with this fingerprint, if new and if the folder is writable."""
         known = self._known()
         if self.path is None or known.get(key) == owner:
             return

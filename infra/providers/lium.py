@@ -1,9 +1,9 @@
-"""Lium: containers ("pods") on single hosts ("executors") of many owners. Here: requests out, records in.
+"""Lium: containers ("pods") on single hosts ("executors") of many owners. Sends requests, returns records.
 
-Prices come as dollars per GPU-hour in offers, per hour of the whole pod in `price`. A pod's environment belongs to a
-template, so that its name is the only marker. The rent takes whole hours, counted from the boot; an exact end is sent
-after the rent and again after the boot, which replaces it. Sizes of hosts come in KiB, of GPUs in MiB, as their owners
-tell them. Source: the vendor's own client, lium.io 0.32.0.
+Prices are in dollars per GPU-hour in offers, and in dollars per hour of the whole pod in `price`. A pod's environment
+belongs to a template, so the name is the only marker. The rent takes whole hours, counted from the boot; an exact end
+is sent after the rent and again after the boot, since the boot replaces the end. Sizes of hosts are in KiB, of GPUs in
+MiB, as reported by the owners. Source: the vendor's own client, lium.io 0.32.0.
 """
 
 import contextlib
@@ -49,14 +49,14 @@ STATES = {"PENDING": "booting", "REBOOT_PENDING": "booting", "RUNNING": "running
           "STOPPED": "stopped", "CREATION_FAILED": "failed", "FAILED": "failed", "BROKEN": "failed",
           "REBOOT_FAILED": "failed", "ERROR": "failed"}  # fmt: skip
 GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
-NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of nothing
+NOBODY = "00000000-0000-0000-0000-000000000000"  # an id without a resource
 MAKE_KEY = "make a key of the scope manage alone, with no other scope, at https://lium.io"
 REFUSALS = RefusalTable(
     vendor="lium",
     billing_url="https://lium.io/billing",
     codes={
         "API_KEY_BUDGET_EXCEEDED": RefusalKind.NO_MONEY,
-        **dict.fromkeys(  # source: dstack 0.22.5, its codes of no capacity
+        **dict.fromkeys(  # source: dstack 0.22.5, codes of no capacity
             (
                 "node_not_found",
                 "node_rent_in_progress",
@@ -71,7 +71,7 @@ REFUSALS = RefusalTable(
             RefusalKind.NO_STOCK,
         ),
         "conflict": RefusalKind.NO_STOCK,
-        # The first request under the same key is being carried out, or its outcome is not known.
+        # The first request with the same key is still running, or the outcome is unknown.
         "idempotency_in_progress": RefusalKind.UNKNOWN,
         "idempotency_outcome_unknown": RefusalKind.UNKNOWN,
     },
@@ -108,7 +108,7 @@ class Cpu(Struct):
 
 class Ram(Struct):
     total: int = 0  # KiB
-    pod_reserve: int = 0  # KiB that the host keeps
+    pod_reserve: int = 0  # KiB reserved by the host
 
 
 class Disk(Struct):
@@ -191,7 +191,7 @@ class Me(Struct):
 
 @dataclass(frozen=True)
 class Lium(ByHttp):
-    """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
+    """The account of the key in `api`. `cuda`: required CUDA version of a host's driver, such as `13.0`; "" = any."""
 
     api: JsonApi
     keys: PodKeys
@@ -213,7 +213,7 @@ class Lium(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "Lium":
-        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
         api = JsonApi(
             "lium",
@@ -230,10 +230,11 @@ class Lium(ByHttp):
         return (Call("DELETE", self.api.base + self.path_of("/pods/{}", pod_id), headers),)
 
     def check_self_end(self) -> str:
-        """Return nothing to be told. The key must be one that may end pods, and neither rent nor see bills.
+        """Check the key and return no warning: the key must have the right to end pods, but not to rent or see bills.
 
-        The vendor tells no key's scopes, so it is tried on a machine and a pod that do not exist: nothing is changed.
-        What is not refused for its scope counts as allowed.
+        The vendor does not report the scopes of a key, so the check uses a machine and a pod that do not exist: no
+        change is made. Unless refused for the scope, a request counts as allowed. Raise UsageError for a missing,
+        invalid or unsuitable key.
         """
         if not self.self_end_key:
             raise UsageError(f"lium: --self-end needs LIUM_SELF_END_KEY; {MAKE_KEY}")
@@ -251,15 +252,15 @@ class Lium(ByHttp):
         return ""
 
     def account(self) -> Account:
-        """Return owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
+        """Return owner and balance; the vendor debits every 5 minutes, so the balance lags."""
         me = self.api.read("/users/me", Me)
         balance = None if me.balance is None else micro_usd(max(me.balance, Decimal(0)))
         return Account(provider=self.name, owner=me.email or me.id or self.api.owner, balance_micro_usd=balance)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return hosts that are free, whole or in parts.
+        """Return free hosts, whole or in parts.
 
-        Those that often fail, are throttled, or have old drivers are left out.
+        Leave out hosts with frequent failures, throttled GPUs or old drivers. Raise NoOffer for an unknown volume.
         """
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
         found: list[Offer] = []
@@ -276,18 +277,18 @@ class Lium(ByHttp):
         return [replace(one, volume=request.volume) for one in found]
 
     def _check_volume(self, volume: str) -> None:
-        """Check a volume, which goes wherever its pod is. NoOffer: the account has no such volume."""
+        """Check a volume, which follows the pod to any host. Raise NoOffer for a volume not in the account."""
         try:
             self.api.read(f"/volumes/{quote(volume, safe='')}", Volume)
         except VendorRefused as refused:
-            if refused.reply.status in (404, 422):  # 422: it is not formed as the vendor's ids are
+            if refused.reply.status in (404, 422):  # 422: the id does not have the vendor's format
                 raise NoOffer(f"this account has no volume {volume}") from None
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised. Limits, a spending limit too, are armed as whole hours, rounded up, then exactly.
+        """Rent as `Provider` specifies. Limits, also a spend limit, are armed as whole hours, rounded up, then exactly.
 
-        UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
+        Raise UsageError for a limit beyond the vendor's 30 days; a pod without a limit gets 30 days.
         """
         began_at = self.now()
         limit_s = hard_limit_s(limits)
@@ -315,14 +316,14 @@ class Lium(ByHttp):
         if not (made.success and pod_id):
             raise Unclear(f"lium: rent: {reply.said}; it may have been carried out", reply)
         if limit_s is not None:
-            # The pod is rented, so that this failure must not lose its id; the boot arms the end again and reads it.
+            # The pod is rented: a failure here must not lose the id. The boot arms the end again and reads it back.
             with contextlib.suppress(SlipwayError):
                 self.arm(pod_id, began_at + limit_s)
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
     def arm(self, pod_id: str, ends_at: float) -> None:
-        """Set the exact end of a pod, before or after its boot; the same end twice is one."""
+        """Set the exact end of a pod, before or after the boot; a repeated call with the same end is harmless."""
         path, body = self.path_of("/pods/{}/schedule-removal", pod_id), {"removal_scheduled_at": rfc3339(ends_at)}
         for attempt in range(ARM_TRIES):
             try:
@@ -333,7 +334,7 @@ class Lium(ByHttp):
                     raise
 
     def list(self) -> "list[Pod]":
-        """Return all, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
+        """Return all pods, oldest first; the vendor leaves out pods in deletion, and has no pages."""
         return rows.whole(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
 
     def delete(self, pod_id: str) -> None:
@@ -353,10 +354,10 @@ class Lium(ByHttp):
         return told_micro_usd(record.total)
 
     def _template(self, offer: Offer, token: str) -> str:
-        """Return a template of the vendor's default image for the GPU and driver of that host.
+        """Return a template of the vendor's default image for the GPU and driver of the host.
 
-        A template of another user, or one that runs commands of its own at the start, is never taken. Where no other
-        one has the image, the account gets a template of its own, which the vendor removes with the pod.
+        Never take a template of a different user, or a template with startup commands. If no other template has the
+        image, make a template for this account, which the vendor removes with the pod.
         """
         image = self._default_image(offer)
         owner = self.api.read("/users/me", Me).id
@@ -382,7 +383,7 @@ class Lium(ByHttp):
             rows.offered(Image, row) for row in self.api.read("/executors/default-docker-image", list[Any], **params)
         ]
         images = [one for one in found if one]
-        # The hosts cache this one, so that the pod starts in seconds.
+        # The hosts cache this image, so the pod starts in seconds.
         image = next((one for one in images if "pytorch" in one.docker_image.lower()), images[0] if images else None)
         if image is None:
             raise NoOffer(f"lium: it names no default image for {params['gpu_model']}")
@@ -422,11 +423,11 @@ class Lium(ByHttp):
         )
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of any row. `pod_id`: the id of the lookup."""
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
-            # the owner of the host writes this text: only this form is accepted
+            # The owner of the host writes this text: accept only this form.
             found = _SSH.fullmatch(one.ssh_connect_cmd.strip())
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
@@ -449,14 +450,14 @@ class Lium(ByHttp):
 
 
 def _is_plain(template: Template, owner: str | None) -> bool:
-    """Return whether a template can be used, is nobody else's, and runs nothing but its image."""
+    """Return whether a template is usable, not owned by a different user, and runs only the image."""
     is_foreign = template.user_id not in (None, "", owner)
     runs_more = bool(template.startup_commands or template.entrypoint or template.environment)
     return template.status in USABLE and not is_foreign and not runs_more
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
-    """Yield numbers of GPUs of a host that can be rented together; `counts` are wanted, 0 = any."""
+    """Yield the numbers of GPUs of a host for rent together; `counts`: the requested numbers, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
     if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return
@@ -469,7 +470,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
 
 
 def _may(api: JsonApi, method: str, path: str) -> bool:
-    """Return whether a key's scope allows the request."""
+    """Return whether the scope of a key allows the request."""
     try:
         api.act(method, path, {} if method == "POST" else None)
     except VendorRefused as refused:

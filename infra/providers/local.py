@@ -1,9 +1,9 @@
-"""The provider of this machine: a pod is a folder with processes of its own, and costs nothing.
+"""The provider of this machine: a pod is a folder with local processes, free of charge.
 
-A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
-pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@folder`: it can be nowhere
-else, so that a damaged marker is a matter of its own run alone, and a command of another checkout finds it too. Before,
-ids were `token@run`, which is a folder of this checkout.
+A pod exists while the marker in the folder carries the pod's token. The folder has the name of the run and stays after
+the end of the pod, so that the next pod of the run finds the checkpoints. A pod's id is `token@folder`, which fixes the
+location: a damaged marker affects only one run, and a command of a second checkout finds the folder too. Earlier ids
+were `token@run`, with a folder of this checkout.
 """
 
 import getpass
@@ -26,7 +26,7 @@ from infra.transport.protocol import ThisMachine
 from store import local_files
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-STOP_S = 300.0  # time for the agent to end its work, and for another start or stop to finish
+STOP_S = 300.0  # seconds for the agent to end the work, and for a concurrent start or stop to finish
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Local(Provider):
 
     @staticmethod
     def of(settings: Settings) -> "Local":
-        """Return the provider of the folder that the settings name."""
+        """Return the provider for the folder in the settings."""
         return Local(Path(settings.pods))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return this machine, when it has what is asked for."""
+        """Return this machine if the machine satisfies the request, else no offers."""
         gpus = _gpus()
         if request.num_gpus > len(gpus):
             return []
@@ -64,11 +64,11 @@ class Local(Provider):
                       cpus=cpus, memory_bytes=memory_bytes)]  # fmt: skip
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Mark the folder of the run with `token`. NoOffer: another pod's marker is still there."""
+        """Mark the folder of the run with `token`. Raise NoOffer if the marker of an earlier pod is still there."""
         folder = self.pods.absolute() / check_name(request.run)
         pod = PodFolder(folder)
         pod.state.mkdir(parents=True, exist_ok=True)
-        try:  # only one of two processes that want the folder gets it
+        try:  # only one of two competing processes gets the folder
             local_files.create(pod.marker, (json.dumps({"token": token, "run": request.run}) + "\n").encode())
         except FileExistsError:
             raise NoOffer(
@@ -77,9 +77,9 @@ class Local(Provider):
         return _pod(folder, token)
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod by id in its folder; by token alone in all of them.
+        """Return the pod, by id from the folder, by token alone from all folders.
 
-        SlipwayError: a damaged marker may be its own.
+        Raise SlipwayError if a damaged marker may belong to the pod.
         """
         token, _, where = pod.partition("@")
         if os.path.isabs(where):
@@ -98,7 +98,7 @@ class Local(Provider):
         return None
 
     def list(self) -> "list[Pod]":
-        """Return all pods. Where a marker is damaged there is a pod, and its token is ""."""
+        """Return all pods. A damaged marker counts as a pod with the token ""."""
         pods = []
         for folder in _folders(self.pods):
             try:
@@ -110,14 +110,14 @@ class Local(Provider):
         return pods
 
     def delete(self, pod_id: str) -> None:
-        """End every process of the pod, then take its marker and its secrets away; its work stays."""
+        """End every process of the pod, then remove the marker and the secrets; keep the results."""
         found = self.find(pod_id)
         if found is None:
             if end_all(pod_id.partition("@")[0], grace_s=5.0):
                 raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
             return
         pod = PodFolder(Path(found.address))
-        if pod.job.exists():  # otherwise nothing was ever started here
+        if pod.job.exists():  # otherwise no agent was ever started here
             words = [sys.executable, "-m", "infra.agent", "stop", found.address]
             done = ThisMachine().run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(CHECKOUT)})
             if done.exited != 0:
@@ -135,7 +135,7 @@ def _folders(pods: Path) -> "list[Path]":
 
 
 def _token(folder: Path) -> str:
-    """Return the token of the pod in `folder`; "" when it is none."""
+    """Return the token of the pod in `folder`; "" without a pod. Raise SlipwayError for a damaged marker."""
     marker = PodFolder(folder).marker
     try:
         return str(json.loads(marker.read_text())["token"])
@@ -152,7 +152,7 @@ def _pod(folder: Path, token: str) -> Pod:
 
 
 def _gpus() -> "list[str]":
-    """Return the names of this machine's GPUs; none where nvidia-smi does not run."""
+    """Return the names of this machine's GPUs; empty without a working nvidia-smi."""
     words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)

@@ -1,4 +1,4 @@
-"""The offers of all sources in one table: every vendor whose key is set, and the own machines, asked in parallel."""
+"""The offers of all sources in one table: every vendor with a key, and the user's own machines, asked in parallel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ ASK_S = 45.0
 
 @dataclass(frozen=True)
 class Silence:
-    """A provider that has not answered what it offers, and why."""
+    """A provider that failed to answer with offers, and the error."""
 
     provider: str
     error: SlipwayError
@@ -28,7 +28,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a survey: `offers` satisfy the request, cheapest first; `considered` is all that there was."""
+    """The result of a survey: `offers` satisfy the request, cheapest first; `considered` are all offers received."""
 
     offers: tuple[Offer, ...]
     considered: tuple[Offer, ...]
@@ -37,16 +37,16 @@ class Survey:
 
 @dataclass(frozen=True)
 class OfferSource:
-    """A source of offers: a market, or the own machines."""
+    """A source of offers: a market, or the user's own machines."""
 
     name: str
     ask: Callable[[Request], list[Offer]]
 
 
 def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str]]:
-    """Return every account whose key is set, and those of extensions, or just that with `only`.
+    """Open the accounts of all vendors with a key and of all extensions, or just `only`.
 
-    Beside them: in words which of them cannot be asked.
+    Also return messages about the accounts that cannot be opened. Raise UsageError for an unknown `only`.
     """
     if only and only not in (*VENDORS, *names(settings.extensions)):
         raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}{extensions.named(settings)}")
@@ -68,9 +68,9 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
 
 
 def sources(settings: Settings, only: str = "") -> list[OfferSource]:
-    """Return every vendor with a key, and the own machines, if there are any; or just `only`.
+    """Return every vendor with a key, every provider of an extension and the own machines, if any; or just `only`.
 
-    MissingKey: there is nobody to ask, and which variables would change that.
+    Raise MissingKey, with the variables to set, without any source. Raise UsageError for an `only` without offers.
     """
     with_inventory = [name for name, one in packs.providers().items() if one.inventory]
     listed = (*VENDORS, "ssh", *with_inventory)
@@ -98,7 +98,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
 
 def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = ASK_S) -> Survey:
-    """Ask all sources at the same time; one that fails, or is late, holds up nobody."""
+    """Ask all sources at the same time; a failed or late source does not delay the other sources."""
     answers = at_once(lambda source: source.ask(request), asked, deadline_s)
     silent, found = [], []
     for source, answer in zip(asked, answers, strict=True):
@@ -110,10 +110,10 @@ def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = A
 
 
 def require(found: Survey, request: Request) -> Survey:
-    """Return `found` itself when something matches.
+    """Return `found` itself if an offer matches.
 
-    NoOffer: nothing does, why not, and what to ask instead. Where nobody answered: AuthError when every key was
-    refused, else SlipwayError.
+    Raise NoOffer with the reasons and alternatives if no offer matches. If no source answered, raise AuthError when
+    every key was refused, else SlipwayError.
     """
     if found.offers:
         return found
@@ -126,18 +126,18 @@ def require(found: Survey, request: Request) -> Survey:
 
 
 def _vendors(name: str, settings: Settings, request: Request) -> list[Offer]:
-    """Return the offers of a vendor, opened only now: an address or a key that cannot be used is its own answer."""
+    """Return the offers of a vendor; open the account only now, so that an error becomes the answer."""
     return open_market(name, settings).catalog(request)
 
 
 def _catalog(name: str, settings: Settings, request: Request) -> list[Offer]:
-    """Return the offers of an extension's provider, which is opened only now: whatever it raises is its own answer."""
+    """Return the offers of an extension's provider, opened only now, so that an error becomes the answer."""
     own = open_own(name, settings)
     return own.catalog(request) if own else []
 
 
 def _own(name: str, settings: Settings, request: Request) -> list[Offer]:
-    """Return the machines of an inventory that are free, whatever they are; it is read only now."""
+    """Return all free machines of an inventory; read the inventory only now."""
     pools = open_known(name, settings)
     offers = pools.offers(Request(run=request.run, provider=pools.name))
     return [replace(offer, gpu=gpus.name(offer.gpu)) for offer in offers]

@@ -1,10 +1,10 @@
-"""The provider of an extension: whatever the user's code does, only records and SlipwayErrors come out of here.
+"""The provider of an extension: for any user code, this module returns only records and raises only SlipwayErrors.
 
-    provider(settings) of an extension -> its six verbs, each asked apart, in time, and its answer looked at
+    provider(settings) of an extension -> six verbs, each called with a timeout, and each answer checked
 
-Its pods cost money as any vendor's do: they have a price, a limit, a row in the journal, a guard and a proven end. Each
-verb is called in a thread of its own, since the user's code may never return, and the others wait for it. What it
-raises in `create` beside a SlipwayError leaves open whether a machine was rented, so that is looked for.
+Pods of an extension cost money like a vendor's pods: with a price, a limit, a row in the journal, a guard and a proven
+end. Each verb runs in a separate thread, since the user's code may never return, and the caller waits with a timeout.
+After an error in `create` other than a SlipwayError, a machine may have been rented, so Slipway looks for the machine.
 """
 
 import difflib
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class OwnProvider(Market):
-    """The provider that an extension adds."""
+    """The provider added by an extension."""
 
     name, documented = "", Abilities()
     is_here, is_rented = False, True
     pod_store, skew, clock_scale = "", "", 1.0
 
     def __init__(self, extension: Extension, settings: Settings, ask_s: float = ASK_S) -> None:
-        """Run the extension, and have it make its provider. Raises UsageError with the line that failed."""
+        """Run the extension and create the provider. Raise UsageError with the failing line."""
         self.extension, self.ask_s, self.name = extension, ask_s, extension.name
         self.keys = PodKeys.beside(settings.state_file)
         self.drills = DrillRecord.of(extension.name, settings)
@@ -55,7 +55,7 @@ class OwnProvider(Market):
         return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
 
     def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
-        """Return the result of `call`. Raises SlipwayErrors as they are, and _Theirs for all else, also for silence."""
+        """Return the result of `call`. Raise SlipwayErrors unchanged, and _Theirs for other errors or a timeout."""
         made, error = in_time(call, f"{self.name} {verb}", limit_s)
         if made:
             return made[0]
@@ -89,7 +89,7 @@ class OwnProvider(Market):
         return abilities.abilities(self.documented, (), self.drills.verdicts(), api, time.time())
 
     def check_self_end(self) -> str:
-        """Raise UsageError: nobody can say how its pods would end themselves."""
+        """Raise UsageError: an extension does not say how the pods end themselves."""
         raise UsageError(f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; "
                          "leave it out")  # fmt: skip
 
@@ -107,8 +107,8 @@ class OwnProvider(Market):
         return [replace(one, provider=self.name) for one in found]
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised. What its code does not say clearly is Ambiguous: the pod may exist."""
-        self.keys.public(token)  # made before the pod is, whatever its code does with it
+        """Rent as `Provider` specifies. Raise Ambiguous for an unclear answer of the extension: the pod may exist."""
+        self.keys.public(token)  # made before the pod, whether or not the extension uses the key
         try:
             pod = self._in_time(
                 "create", lambda: self.theirs.create(request, offer, token, limits), max(CREATE_S, self.ask_s)
@@ -125,7 +125,7 @@ class OwnProvider(Market):
         return found
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod as promised. SlipwayError: its code returned another one than it was asked for."""
+        """Return the pod as `Provider` specifies. Raise SlipwayError if the extension returned a different pod."""
         found = self._ask("find", pod)
         if found is None:
             return None
@@ -142,7 +142,7 @@ class OwnProvider(Market):
         self._ask("delete", pod_id)
 
     def reach(self, pod: Pod) -> Transport:
-        """Return the transport: SSH with the pod's own key, unless the extension reaches its pods otherwise."""
+        """Return the transport: SSH with the pod's own key, unless the extension has a `reach` of its own."""
         if callable(getattr(self.theirs, "reach", None)):
             found: Transport = self._ask("reach", pod)
             return found
@@ -155,7 +155,7 @@ class OwnProvider(Market):
         return time.time()
 
     def billed(self, pod_id: str) -> int | None:
-        """Return the bill where the extension tells it, in micro-dollars."""
+        """Return the bill in micro-USD, or None if the extension does not report bills."""
         if not callable(getattr(self.theirs, "billed", None)):
             return None
         found = self._ask("billed", pod_id)
@@ -163,11 +163,11 @@ class OwnProvider(Market):
 
 
 class _Theirs(SlipwayError):
-    """The user's code raised what is no SlipwayError, or did not return."""
+    """The user's code raised an error other than a SlipwayError, or did not return."""
 
 
 def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
-    """Return the extension's provider, and its abilities. Raises UsageError; whatever else the user's code raises."""
+    """Return the extension's provider and the abilities. Raise UsageError, or any error of the user's code."""
     try:
         make = function(extension, "provider")
     except ExtensionError as error:
@@ -180,7 +180,7 @@ def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
 
 
 def _nearest(verb: str, theirs: Any) -> str:
-    """Return in words which method may have been meant, with its line; "" for none."""
+    """Return the end of an error message: the most similar method with the line, else the existing methods."""
     methods = [one for one in dir(type(theirs)) if not one.startswith("_") and callable(getattr(theirs, one, None))]
     near = difflib.get_close_matches(verb, methods, 1)
     if not near:

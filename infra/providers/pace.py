@@ -1,7 +1,7 @@
 """Rate limits of a vendor's API, counted over all processes of an installation.
 
-In: the time of each request. Out: how long to wait before the next one. A file beside the journal holds the counts, one
-ring of buckets per window, under a lock; without a file the counts are of this process alone.
+`wait_s` counts a request, or returns the time to wait before the request. A locked file beside the journal holds the
+counts, with one ring of buckets per window; without a file, the counts cover this process alone.
 """
 
 import fcntl
@@ -18,8 +18,8 @@ from pathlib import Path
 class RateWindow:
     """A limit of `most` requests in any `seconds`, counted in buckets of `seconds / buckets`.
 
-    One bucket more than `buckets` counts, since the current bucket is not over: with twelve, fifty requests at the end
-    of the first bucket and fifty at the beginning of the thirteenth lie 55 s apart.
+    The sum covers one bucket more than `buckets`, since the current bucket is not over: with twelve buckets, fifty
+    requests at the end of the first bucket and fifty at the start of the thirteenth lie 55 s apart.
     """
 
     seconds: float
@@ -35,15 +35,15 @@ class RateWindow:
         return self.buckets + 1
 
 
-# RunPod's answers name 60 a minute, 3,000 an hour and 50,000 a day as an example of its policy; the other vendors name
-# none. A sixth is left for other clients of the same account.
+# RunPod's answers name 60 requests a minute, 3,000 an hour and 50,000 a day as an example of the vendor's policy; the
+# other vendors name no limits. A sixth is left for other clients of the same account.
 WINDOWS = (RateWindow(60.0, 50, 12), RateWindow(3600.0, 2500, 60), RateWindow(86400.0, 41_000, 48))
 _BUCKET = struct.Struct("<QQ")  # number of the bucket since the epoch, requests in it
 
 
 @dataclass
 class Pace:
-    """The rate limit of one vendor. `path`: a file that all processes share; None = this process alone."""
+    """The rate limit of one vendor. `path`: a file shared by all processes; None = this process alone."""
 
     path: Path | None = None
     clock_scale: float = 1.0
@@ -54,7 +54,7 @@ class Pace:
 
     @staticmethod
     def beside(state_file: Path, vendor: str, clock_scale: float) -> "Pace":
-        """Return the rate limit that all processes with this journal share."""
+        """Return the rate limit shared by all processes with this journal."""
         return Pace(state_file.with_name(f"{state_file.name}-pace-{vendor}"), clock_scale)
 
     @staticmethod
@@ -69,16 +69,16 @@ class Pace:
         return f"the requests of all processes here reach the rate limit ({', '.join(parts)})"
 
     def wait_s(self, changes: bool = False) -> float:
-        """Return 0 when a request may be sent, and count the request; else the seconds after which to ask again.
+        """Return 0 and count the request if the request may be sent; else return the seconds before asking again.
 
-        `changes`: the request rents or ends something. Only the shortest window holds such a request up, so that a day
-        of polling never keeps a machine from being ended.
+        `changes`: the request rents or ends a pod. Only the shortest window delays such a request, so that a day of
+        polling never prevents the end of a machine.
         """
         binding = self.windows[:1] if changes else self.windows
         with self._lock:
             try:
                 return self._count(self._alone, binding) if self.path is None else self._count_in(self.path, binding)
-            except OSError:  # a state folder that cannot be written: each process counts its own requests
+            except OSError:  # state folder not writable: each process counts only the requests of this process
                 return self._count(self._alone, binding)
 
     def _count_in(self, path: Path, binding: tuple[RateWindow, ...]) -> float:
@@ -99,14 +99,14 @@ class Pace:
         return sum(window.counted for window in self.windows) * _BUCKET.size
 
     def _count(self, counts: bytearray, binding: tuple[RateWindow, ...]) -> float:
-        if len(counts) != self._size:  # a new file, or one of other windows
+        if len(counts) != self._size:  # a new file, or a file for other windows
             counts[:] = bytes(self._size)
         now_s, start, places = self.clock() * self.clock_scale, 0, []
         for window in self.windows:
             number = int(now_s / window.bucket_s)
             spans = range(start, start + window.counted * _BUCKET.size, _BUCKET.size)
             ring = [_BUCKET.unpack_from(counts, at) for at in spans]
-            # A bucket of the future was written before the clock was set back; such counts are dropped.
+            # A bucket from the future was written before the clock was set back; such counts are dropped.
             recent = {at: sent for at, sent in ring if number - window.counted < at <= number}
             if window in binding and sum(recent.values()) >= window.most:
                 oldest = min(at for at, sent in recent.items() if sent)

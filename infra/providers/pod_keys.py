@@ -1,4 +1,4 @@
-"""The SSH keys of rented pods: one pair per pod, made before it is rented, found again by its token."""
+"""The SSH keys of rented pods: one pair per pod, made before the rent and found by the pod's token."""
 
 import functools
 import re
@@ -16,13 +16,13 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 def is_token(text: str) -> bool:
-    """Return whether it is the key of one billable thing that some installation of ours has made."""
+    """Return whether the text is the token of a billable resource, made by any installation of Slipway."""
     return bool(_TOKEN.fullmatch(text))
 
 
 @dataclass(frozen=True)
 class PodKeys:
-    """The private keys in `folder`, mode 0600 in 0700, and beside them the host keys that were seen first."""
+    """The private keys in `folder`, mode 0600 in 0700, and beside each key the host key seen first."""
 
     folder: Path
 
@@ -31,7 +31,7 @@ class PodKeys:
         return PodKeys(journal.with_name(f"{journal.stem}-keys"))
 
     def public(self, token: str) -> str:
-        """Return `ssh-ed25519 ... token`, of the pair that belongs to `token`, which is made at the first call."""
+        """Return the public key `ssh-ed25519 ... token` of a pod; make the key pair at the first call."""
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -47,13 +47,13 @@ class PodKeys:
         return f"{words.decode()} {token}"
 
     def private(self, token: str) -> Path:
-        """Return the path of that pod's private key."""
+        """Return the path of the pod's private key. Raise SlipwayError for an invalid token."""
         if not is_token(token):
             raise SlipwayError(f"{token!r} is not the token of one of our pods")
         return self.folder / token
 
     def address(self, token: str, user: str, host: str, port: int) -> str:
-        """Return the address of a pod, as text. SlipwayError: what the vendor says of it is none."""
+        """Return the address of a pod as text. Raise SlipwayError for an invalid address from the vendor."""
         if not (_USER.fullmatch(user) and _HOST.fullmatch(host)):
             raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is not an address that can be trusted")
         home = "/root" if user == "root" else f"/home/{user}"
@@ -64,13 +64,16 @@ class PodKeys:
             raise SlipwayError(f"{error}; the address cannot be trusted") from None
 
     def reach(self, pod: Pod) -> Ssh:
-        """Return the transport to a pod of ours; its host key is pinned by its token, since addresses are reused."""
+        """Return the transport to one of our pods; the host key is pinned by token, since vendors reuse addresses.
+
+        Raise SlipwayError for a pod without an address.
+        """
         if not pod.address:
             raise SlipwayError(f"{pod.provider}: {pod.run or pod.pod_id} has no address yet")
         return _way(replace(Address.parse(pod.address), folder="/"), self.folder / f"{pod.token}.host")
 
     def forget(self, token: str) -> None:
-        """Remove the keys of a pod that is gone."""
+        """Remove the keys of an ended pod."""
         path = self.private(token)
         for one in (path, path.with_name(f"{token}.host")):
             one.unlink(missing_ok=True)
@@ -78,5 +81,5 @@ class PodKeys:
 
 @functools.lru_cache(maxsize=64)
 def _way(address: Address, pins: Path) -> Ssh:
-    """Return one connection for each pod."""
+    """Return one cached connection for each pod."""
     return Ssh(address, pins)

@@ -1,7 +1,7 @@
-"""Classification of a vendor's refusal to rent, by one table per vendor.
+"""Classification of a vendor's refusal to rent, with one table per vendor.
 
-A code for machines decides first, then the sentences that were seen and whose source is named, then the status. Only
-UNKNOWN leaves a row open: every other kind says that nothing was rented.
+The statuses 402 and 429 decide first, then a web firewall, the error code, known sentences with a named source, and
+last any other status. Only UNKNOWN leaves a row open: every other kind proves that no machine was rented.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from infra.providers.json_api import BLOCKED, Reply, Unclear, VendorRefused, is_
 
 
 class RefusalKind(Enum):
-    """The kinds of a refusal, each with what follows for a launch."""
+    """The kinds of a refusal, each with the consequence for a launch."""
 
     NO_STOCK = "this offer cannot be had; the next one may"
     NO_MONEY = "the account cannot pay; no offer of this vendor can be had"
@@ -25,7 +25,7 @@ class RefusalKind(Enum):
 
 @dataclass(frozen=True)
 class Sentence:
-    """A part of a refusal's code or text, in lower case, with the place where that was seen."""
+    """A part of a refusal's code or text, in lower case, with the source of the observation."""
 
     part: str
     meaning: RefusalKind
@@ -43,7 +43,7 @@ class RefusalTable:
     statuses: Mapping[int, RefusalKind] = field(default_factory=dict)
 
     def meaning(self, reply: Reply) -> RefusalKind:
-        """Return the kind of a refusal. 402 and 429 are verdicts by themselves, whatever the text says."""
+        """Return the kind of a refusal. The statuses 402 and 429 decide alone, whatever the text."""
         verdicts = {402: RefusalKind.NO_MONEY, 429: RefusalKind.THROTTLED}
         if reply.status in verdicts:
             return verdicts[reply.status]
@@ -58,12 +58,15 @@ class RefusalTable:
         return self.statuses.get(reply.status, RefusalKind.UNKNOWN)
 
     def error(self, error: SlipwayError) -> SlipwayError:
-        """Return the error that tells the caller of a create what follows from a vendor's answer."""
+        """Return the error for the caller of `create`, classified by the vendor's answer.
+
+        Return an error without an answer unchanged.
+        """
         reply = error.reply if isinstance(error, (VendorRefused, Unclear)) else None
         return error if reply is None else self.error_of(reply, str(error))
 
     def error_of(self, reply: Reply, words: str) -> SlipwayError:
-        """Return the error for an answer that is no yes; `words` name the request and the answer."""
+        """Return the error for an unsuccessful answer; `words` name the request and the answer."""
         meaning = self.meaning(reply)
         if meaning is RefusalKind.NO_STOCK:
             return NoOffer(f"{self.vendor}: {reply.said}")

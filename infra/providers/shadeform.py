@@ -1,8 +1,8 @@
-"""Shadeform: virtual machines of some twenty clouds through one API. Here: requests out, records in.
+"""Shadeform: virtual machines of some twenty clouds through one API. Sends requests, returns records.
 
-Prices come as whole cents per hour of the whole machine, amounts as decimal text in dollars. It has no spot, no stop
-and no idempotency key; it ends a machine by itself at a date and at an amount. Billing begins at `active` and stops
-at `deleting`. Source: the vendor's API document of 2026-03-05.
+Prices are in whole cents per hour of the whole machine, amounts are decimal text in dollars. Shadeform has no spot, no
+stop and no idempotency key, and ends a machine by itself at a date and at an amount. Billing begins at `active` and
+stops at `deleting`. Source: the vendor's API document of 2026-03-05.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://api.shadeform.ai/v1"
-VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which of them a cloud uses
+VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which path a cloud uses
 STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
           "error": "failed", "deleting": "ending"}  # fmt: skip
 GONE = ("deleted",)
@@ -130,7 +130,7 @@ class Created(Struct):
 
 @dataclass(frozen=True)
 class Shadeform(ByHttp):
-    """The account whose key `api` carries."""
+    """The account of the key in `api`."""
 
     api: JsonApi
     keys: PodKeys
@@ -145,7 +145,7 @@ class Shadeform(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "Shadeform":
-        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
         api = JsonApi(
             "shadeform",
@@ -162,7 +162,7 @@ class Shadeform(ByHttp):
         return (Call("POST", self.api.base + self.path_of("/instances/{}/delete", pod_id), headers),)
 
     def check_self_end(self) -> str:
-        """Return the warning: the vendor's keys open the whole account."""
+        """Return the warning: the vendor's keys open the whole account. Raise UsageError for an unusable key."""
         if not farewell.is_sendable(self.self_end_key):
             raise UsageError("shadeform: --self-end: the key cannot be handed to a pod; put it into SHADEFORM_API_KEY")
         return (
@@ -171,12 +171,12 @@ class Shadeform(ByHttp):
         )
 
     def account(self) -> Account:
-        """Return whether the key is good; the vendor tells neither its owner nor the balance."""
+        """Check the key and return the account; the vendor reports neither owner nor balance."""
         self._keys()
         return Account(provider=self.name, owner=self.api.owner)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return one offer per region that has the type now."""
+        """Return one offer per region with the type in stock."""
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
         found = []
@@ -195,16 +195,16 @@ class Shadeform(ByHttp):
         ]
 
     def _volume(self, volume: str) -> Volume:
-        """Return a volume. NoOffer: the account has no such volume."""
+        """Return a volume. Raise NoOffer for a volume not in the account."""
         try:
             return self.api.read(f"/volumes/{quote(volume, safe='')}/info", Volume)
         except VendorRefused as refused:
-            if refused.reply.status in (400, 404):  # 400: it is not formed as the vendor's ids are
+            if refused.reply.status in (400, 404):  # 400: the id does not have the vendor's format
                 raise NoOffer(f"this account has no volume {volume}") from None
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
+        """Rent as `Provider` specifies; first add the pod's SSH key to the account. Raise NoOffer if out of stock."""
         ends = {}
         if limits.time_s is not None:
             ends["date_threshold"] = rfc3339(self.api.now() + limits.time_s)
@@ -226,20 +226,23 @@ class Shadeform(ByHttp):
         except SlipwayError as error:
             refusal = REFUSALS.error(error)
             if not isinstance(refusal, Ambiguous):
-                with contextlib.suppress(SlipwayError):  # a key that is left over opens nothing and costs nothing
+                with contextlib.suppress(SlipwayError):  # a leftover key opens no machine and costs no money
                     self._drop_key(token)
             raise refusal from None
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
     def list(self) -> "list[Pod]":
-        """Return all that are not deleted, oldest first. The vendor has no pages."""
+        """Return all pods except deleted pods, oldest first. The vendor has no pages."""
         return rows.whole(self.name, map(self._pod, self.api.read("/instances", Instances).instances), GONE)
 
     def delete(self, pod_id: str) -> None:
-        """Delete as promised. The pod's SSH key is removed from the account, too, when the vendor tells whose it is."""
+        """Delete as `Provider` specifies.
+
+        Also remove the pod's SSH key from the account, if the vendor shows the pod's token.
+        """
         token = ""
-        with contextlib.suppress(SlipwayError):  # nothing is known about it: it is ended all the same
+        with contextlib.suppress(SlipwayError):  # state unknown: end the machine all the same
             found = self.find(pod_id)
             if found is None:
                 return
@@ -250,11 +253,11 @@ class Shadeform(ByHttp):
             if refused.reply.status != 404:
                 raise
         if token:
-            with contextlib.suppress(SlipwayError):  # as above
+            with contextlib.suppress(SlipwayError):  # a leftover key opens no machine and costs no money
                 self._drop_key(token)
 
     def billed(self, pod_id: str) -> int | None:
-        """Return the bill as promised, as long as the vendor shows the machine."""
+        """Return the bill as `Provider` specifies, as long as the vendor shows the machine."""
         found = self.find(pod_id)
         return found.spent_micro_usd if found else None
 
@@ -262,11 +265,11 @@ class Shadeform(ByHttp):
         return tuple(rows.read(SshKey, one)[0] for one in self.api.read("/sshkeys", SshKeys).ssh_keys)
 
     def _add_key(self, token: str) -> str:
-        """Add a key; return its id in the account. Any error here is definite: no machine was asked for."""
+        """Add a key; return the id in the account. Every error here is definite: no machine was requested."""
         try:
             reply = self.api.act("POST", "/sshkeys/add", {"name": token, "public_key": self.keys.public(token)})
             return self.api.decode(reply, Created).id
-        except SlipwayError as error:  # lost, or the name is there already: then it was added before
+        except SlipwayError as error:  # lost answer, or the name exists: an earlier call added the key
             for key in self._keys():
                 if key.name == token:
                     return key.id
@@ -280,11 +283,11 @@ class Shadeform(ByHttp):
                 try:
                     self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
                 except VendorRefused as refused:
-                    if refused.reply.status != 404:  # otherwise another process that ends the same pod was faster
+                    if refused.reply.status != 404:  # 404: a concurrent process for the same pod was faster
                         raise
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of any row. `pod_id`: the id of the lookup."""
         one, odd = rows.read(Instance, row)
         words = [tag for tag in one.tags or () if isinstance(tag, str)]
         if len(words) != len(one.tags or ()):
@@ -314,7 +317,7 @@ class Shadeform(ByHttp):
 
 def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now: float) -> Offer:
     what = one.configuration
-    # Machines with a part of an SXM board are said to have PCIe, or nothing; their name tells.
+    # Machines with a part of an SXM board are reported as PCIe or without a form; the type name shows the form.
     form = "sxm" if "sxm" in one.shade_instance_type.lower() else what.interconnect
     place = [part.strip() for part in there.display_name.split(",")]  # "US, Kansas City, KS"
     country = place[0] if len(place[0]) == 2 and place[0].isupper() else ""

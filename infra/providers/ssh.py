@@ -1,10 +1,10 @@
-"""Own machines reached by SSH: a pod is a folder on one of them, `~/.slipway/pods/<run>`, with processes of its own.
+"""The user's own machines, reached by SSH: a pod is a folder `~/.slipway/pods/<run>` with processes on one machine.
 
-A machine holds one pod at a time, or several that have GPUs of their own, by two locks. In the journal it is leased to
-the live row that names it, from the committed intent until its absence is proven; a row whose launch died is ended by
-`pods.settle`, which knows the dead by their process, never by age. On the machine the marker says who has it, so that
-other people's journals see it too. A pod's id is `token@pool/host`: it can be nowhere else. A machine that does not
-answer is an error, never an absence. Ending a pod ends its own processes, and nothing else of the machine.
+Two locks limit a machine to one pod, or to several pods with separate GPUs. In the journal, the machine is leased to
+the live row for the machine, from the committed intent until the proof of absence; `pods.settle` ends a row with a dead
+launch, recognized by the process, never by age. On the machine, the marker names the holder, visible to the journals of
+other users too. A pod's id is `token@pool/host`, which fixes the location. A machine without an answer is an error,
+never an absence. Ending a pod ends only the processes of the pod.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport
 from infra.units import count
 
-STOP_S = 300.0  # time for the agent to end its work, and for another start or stop to finish
+STOP_S = 300.0  # seconds for the agent to end the work, and for a concurrent start or stop to finish
 ANSWER_S = 30.0
 Pods = list[Pod]
 END_ALL = b"""
@@ -45,17 +45,17 @@ class SshPools(Provider):
     hosts: tuple[Host, ...]
     connect: Connect
     memory: HostMemory
-    end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
+    end_s: float = 60.0  # seconds; a killed process alive for longer makes the machine DIRTY
     name: str = "ssh"
-    unusable: tuple[Unusable, ...] = ()  # entries of the inventory
+    unusable: tuple[Unusable, ...] = ()  # unusable entries of the inventory
 
     is_here, is_rented = False, False
     settle_s = 0.0
-    pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that machine
+    pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on the machine
 
     @staticmethod
     def of(settings: Settings) -> "SshPools":
-        """Return the machines of the inventory in force; an entry that cannot be used is told. Raises UsageError."""
+        """Return the machines of the inventory in force, and report unusable entries. Raise UsageError."""
         found = load(settings.pools)
         tell_unusable(found.unusable)
         memory = HostMemory.beside(settings.state_file)
@@ -69,9 +69,9 @@ class SshPools(Provider):
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return the machines that fit and are free.
+        """Return the free machines suitable for the request.
 
-        NoOffer: too few for the nodes asked for, and why each other is none.
+        Raise NoOffer, or Busy, with the reason per unsuitable machine if fewer machines are free than nodes requested.
         """
         hosts = self._meant(request)
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
@@ -85,7 +85,7 @@ class SshPools(Provider):
         return offers
 
     def places(self, request: Request) -> tuple[str, ...]:
-        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        """Return the machines named by a request, regardless of capacity and use; send no request."""
         return tuple(host.place for host in self._meant(request))
 
     def _meant(self, request: Request) -> "list[Host]":
@@ -93,7 +93,10 @@ class SshPools(Provider):
         return [host for host in self.inventory.select(request.pool) if host in named]
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Mark the machine of `offer`. NoOffer: it holds another pod."""
+        """Mark the machine of `offer`.
+
+        Raise Busy if the machine holds a different pod, and Ambiguous after a lost answer.
+        """
         host = self.inventory.find(offer.place)
         try:
             said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token, "",
@@ -105,7 +108,7 @@ class SshPools(Provider):
         return self._pod(host, request.run, token, said["folder"])
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod by id on its machine; by token alone on all of them."""
+        """Return the pod, by id from the machine, by token alone from all machines."""
         place = pod.partition("@")[2]
         pods = self._on(self._host(place)) if place else self.list()
         return next((one for one in pods if pod in (one.pod_id, one.token)), None)
@@ -124,7 +127,7 @@ class SshPools(Provider):
         return pods
 
     def delete(self, pod_id: str) -> None:
-        """End every process of the pod, then take its marker and its secrets away; its work stays."""
+        """End every process of the pod, then remove the marker and the secrets; keep the results."""
         token, _, place = pod_id.partition("@")
         host = self._host(place)
         transport = contact(host, self.connect)
@@ -143,11 +146,11 @@ class SshPools(Provider):
             self.memory.forgive(machine)
 
     def reach(self, pod: Pod) -> Transport:
-        """Return the transport by its id. Raises UsageError when its machine is no longer in the inventory."""
+        """Return the transport by the pod's id. Raise UsageError for a machine no longer in the inventory."""
         return self.connect(self._host(pod.pod_id.partition("@")[2]))
 
     def _offer(self, host: Host, request: Request) -> Offer:
-        """Return the offer of a machine. Raises SlipwayError that says why there is none."""
+        """Return the offer of a machine. Raise SlipwayError with the reason for no offer."""
         known = self.memory.of(f"{self.name}:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
@@ -174,7 +177,7 @@ class SshPools(Provider):
             raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
 
     def _on(self, host: Host) -> Pods:
-        """Return the pods of one machine. Raises SlipwayError when that cannot be told."""
+        """Return the pods of one machine. Raise SlipwayError without a readable answer."""
         said = ask(contact(host, self.connect), host.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
@@ -188,7 +191,10 @@ class SshPools(Provider):
 
 
 def connections(settings: Settings) -> Connect:
-    """Return one connection per machine, opened when it is first used; its host key is pinned beside the journal."""
+    """Return a function with one cached connection per machine, opened at first use.
+
+    The host key of a machine is pinned beside the journal.
+    """
     from infra.transport.ssh import Ssh
 
     pins = settings.state_file.parent / "known_hosts"
@@ -203,15 +209,18 @@ def connections(settings: Settings) -> Connect:
 
 
 def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
-    """Ask the agent there to save and end. It may be missing, or broken: its processes are counted afterwards."""
+    """Ask the agent to save and stop; the agent may be missing or broken.
+
+    The caller checks for leftover processes.
+    """
     stop = shlex.join([python, "-m", "infra.agent", "stop", str(pod.root)])
     command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
-    with contextlib.suppress(TimedOut):  # its leftovers are ended without asking
+    with contextlib.suppress(TimedOut):  # the caller kills the leftover processes
         transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
 
 
 def _in_words(marker: Mapping[str, str]) -> str:
-    """Return whose pod a machine holds."""
+    """Return the description of the pod on a machine."""
     if "problem" in marker:
         return f"{marker['folder']}: {marker['problem']}"
     part = f", on device {marker['devices']}" if marker.get("devices") else ""

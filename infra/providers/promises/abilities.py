@@ -1,9 +1,9 @@
-"""The abilities of an account: what its vendor documents, lowered by reported faults and corrected by drills. Pure.
+"""The abilities of an account: documented by the vendor, lowered by reported faults and corrected by drills. Pure.
 
-    documented abilities, faults that others report, verdicts of drills -> abilities at one API
+A broken clause lowers an ability at once, at every API of the account. A kept clause raises an ability for
+`KEPT_FOR_S`, and only at the API of the drill: a tier or cloud of the vendor, on demand or spot.
 
-A failed clause lowers at once, at every API of the account. A kept clause raises for `KEPT_FOR_S`, and only at the API
-at which it was kept: a tier or cloud of the vendor, on demand or spot.
+    documented abilities, reported faults, verdicts of drills -> abilities at one API
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from infra.providers.promises.drill_record import DrillVerdict
 from infra.records import Offer
 
 KEPT_FOR_S = 30 * 86_400.0
-OFF = {"self_terminate": "none"}  # values of abilities that are not there, beside False
+OFF = {"self_terminate": "none"}  # values of missing abilities, if not False
 
 
 @dataclass(frozen=True)
 class ReportedFault:
-    """An ability that a vendor documents and others have found missing."""
+    """An ability documented by a vendor, but reported as missing by other users."""
 
     ability: str
     source: str
@@ -35,7 +35,7 @@ REPORTED: dict[str, tuple[ReportedFault, ...]] = {
 
 
 def api_of(offer: Offer) -> str:
-    """Return the API at which an offer is rented."""
+    """Return the name of the API for renting an offer."""
     return " ".join(filter(None, (offer.cloud, "spot" if offer.spot else "on demand")))
 
 
@@ -57,9 +57,9 @@ def abilities(
 
 
 def tried_by(clause: str, documented: Abilities) -> set[str]:
-    """Return the abilities that a clause of the drill tries."""
-    # A timer that the vendor does not show is told by the absence of a machine, whichever timer has ended it: of a
-    # container's own and a vendor's, the drill cannot credit the vendor's.
+    """Return the abilities tested by a clause of the drill."""
+    # A vendor timer not shown by the vendor is only proven by the absence of a machine. If the container has a timer
+    # too, the drill cannot tell which timer ended the machine, and does not credit the vendor's timer.
     timer = "start_timer" if documented.start_timer else "time_limit"
     own = {"self_terminate", "start_timer"} if documented.self_terminate == "pod_credential" else set[str]()
     tries = {"timer": {timer}, "spend limit": {"spend_limit"}, "spot": {"spot"}, "spot in v2": {"lists_spot"},

@@ -1,7 +1,7 @@
-"""The record of the drills of an account: for each clause and API the last finding, and when.
+"""The record of the drills of an account: the last finding and the time for each clause and API.
 
-In: the reports of drills, JSON files in a folder beside the journal. Out: `DrillVerdict`s, from which
-`infra.providers.promises.abilities` computes what a vendor can do. A report that cannot be read counts for nothing.
+Drills write reports as JSON files to a folder beside the journal. This module reads the reports as `DrillVerdict`s,
+from which `infra.providers.promises.abilities` computes the abilities of a vendor. Unreadable reports are ignored.
 """
 
 import functools
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from infra.settings import VENDORS, Settings
 
-STAMP = "????????T??????Z"  # of a report's name: when it was written, UTC
-STATES = {"kept": True, "broken": False}  # any other state of a clause says nothing about the vendor
+STAMP = "????????T??????Z"  # time of writing in the name of a report, UTC
+STATES = {"kept": True, "broken": False}  # any other state of a clause does not concern the vendor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DrillVerdict:
 
 @dataclass(frozen=True)
 class DrillRecord:
-    """The drills of one account with a vendor. `folder`: of the reports; None = nothing was ever drilled."""
+    """The drills of one account with a vendor. `folder`: folder of the reports; None = no drills."""
 
     folder: Path | None = None
     vendor: str = ""
@@ -39,7 +39,7 @@ class DrillRecord:
         return DrillRecord(folder_beside(settings.state_file), vendor, account_of(vendor, settings))
 
     def verdicts(self) -> tuple[DrillVerdict, ...]:
-        """Return the last verdict on each clause at each API, as the reports have them now."""
+        """Return the last verdict on each clause at each API, from the current reports."""
         if self.folder is None:
             return ()
         try:
@@ -50,20 +50,20 @@ class DrillRecord:
 
 
 def folder_beside(journal: Path) -> Path:
-    """Return the folder of the reports of an installation."""
+    """Return the folder with the drill reports of an installation."""
     return journal.with_name(f"{journal.stem}-drills")
 
 
 def account_of(vendor: str, settings: Settings) -> str:
-    """Return an id of the account that the settings open, a fingerprint of its key; asks nobody.
+    """Return an id of the account in the settings, a fingerprint of the key; send no request.
 
-    "": the vendor has no key in the settings, as an extension's has none.
+    Return "" for a vendor without a key in the settings, such as the vendor of an extension.
     """
     key = str(getattr(settings, VENDORS[vendor])) if vendor in VENDORS else ""
     return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
 
 
-@functools.lru_cache(maxsize=64)  # asked again and again by whoever follows a run; a new report changes the time
+@functools.lru_cache(maxsize=64)  # called repeatedly while a process follows a run; a new report changes `changed_at`
 def _read(folder: Path, vendor: str, account: str, changed_at: int) -> tuple[DrillVerdict, ...]:
     last: dict[tuple[str, str], DrillVerdict] = {}
     for path in sorted(folder.glob(f"{vendor}-{STAMP}.json")):

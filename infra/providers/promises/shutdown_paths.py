@@ -1,4 +1,4 @@
-"""The ends of a pod that are armed, per vendor: what a plan promises before anything is rented. Pure."""
+"""The armed ends of a pod, per vendor: the part of a plan about shutdown, shown before a pod is rented. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ TAKEN = "its machine is taken away or fails"
 WORK_OVER = "its work is over"
 
 
-SELF_DELETE = "self-delete by "  # begins the clause of the drill about each request by which a pod deletes itself
-WAYS = 2  # REST v2 and GraphQL
+SELF_DELETE = "self-delete by "  # start of the drill's clause on each self-delete request of a pod
+WAYS = 2  # self-delete requests: by REST v2 and by GraphQL
 NOTHING = "nothing: it bills until inv runs"
 
 
 @dataclass(frozen=True)
 class End:
-    """One way in which a pod ends, and who does it; `backstop` is what holds when nobody runs `inv`."""
+    """One way for a pod to end, and the acting part; `backstop` holds when no `inv` command runs."""
 
     what: str
     by: str
@@ -31,10 +31,10 @@ class End:
 def ends_of(
     name: str, can: Abilities, limits: Limits, on_failure: str, stays: bool = False, self_end: bool = False
 ) -> list[End]:  # fmt: skip
-    """Return the ends of a pod at the vendor of that name. `can`: at the API of its offer.
+    """Return the ends of a pod at the vendor `name`. `can`: the abilities at the API of the offer.
 
-    `limits`: of one pod, with its price. `stays`: it outlives its work. `self_end`: its guard is given a key for its
-    end where the pod has none of its own.
+    `limits`: limits of one pod, with the price. `stays`: the pod outlives the work. `self_end`: the guard gets a key to
+    end the pod, if the pod has no key of its own.
     """
     limit_s = hard_limit_s(limits)
     timer = NOTHING
@@ -78,14 +78,15 @@ def ends_of(
 
 
 def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "") -> list[str]:
-    """Return what the ends and the price of a pod at that vendor rest on, in sentences.
+    """Return the caveats about the ends and the price of a pod at a vendor, in sentences.
 
-    `can`: at the API of its offer, where drills may have found less than is `documented`. `volume`: of the pod.
+    `can`: the abilities at the API of the offer, where drills may have found less than `documented`. `volume`: the
+    volume of the pod.
     """
     found = []
     if volume and documented.volumes_apart:
         found.append(f"{name} bills the volume {volume} apart, by use: no price, forecast or limit here counts it.")
-    if documented.self_terminate != "pod_credential":  # its vendor keeps a timer
+    if documented.self_terminate != "pod_credential":  # the vendor keeps a timer
         return found
     if can.self_terminate != "pod_credential":
         found.append(f"At {name} a drill of this account found that a pod does not delete itself.")
@@ -110,7 +111,10 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
 
 
 def when_nobody_looks(name: str, can: Abilities, limits: Limits) -> str:
-    """Return in words what ends a pod that stays when nobody runs `inv`. `limits`: of one pod, with its price."""
+    """Return in words the ends of a held pod while no `inv` command runs.
+
+    `limits`: limits of one pod, with the price.
+    """
     ends = [one for one in ends_of(name, can, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
     whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],
                                                                      [one.backstop for one in ends]))  # fmt: skip

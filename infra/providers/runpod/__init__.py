@@ -1,11 +1,13 @@
-"""RunPod: containers ("pods") on its own and on other people's machines. Here: requests out, records in.
+"""RunPod: containers ("pods") on the vendor's own and on other owners' machines. Sends requests, returns records.
 
-REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance and spot. Its
-`terminateAfter` is accepted and ends nothing (runpodctl pulls 330 and 331, runpod/docs pull 820), so that a pod ends
-itself by a dead-man timer in its start command. Prices come as dollars per GPU-hour in the catalog, per hour of the
-whole pod in `cost`; the disk bills on top, and whether `cost` has it in it is not known. Nothing tells CPUs, memory or
-bandwidth of a machine before it is rented, but a least number of CPUs and a least memory can be asked for.
-Source: the vendor's API document of 2026-08-20, its page of `POST /v2/pods` of October 2026, and its GraphQL pages.
+The module uses REST v2 for all supported operations, and GraphQL, which ends early in 2027, for the operations missing
+in v2: the balance and spot. The vendor accepts `terminateAfter`, but the field ends no pods (runpodctl pulls 330 and
+331, runpod/docs pull 820), so a pod ends itself by a dead-man timer in the start command.
+
+Prices are in dollars per GPU-hour in the catalog, and in dollars per hour of the whole pod in `cost`; the disk bills on
+top, and it is unknown whether `cost` includes the disk. The vendor does not report the CPUs, memory or bandwidth of a
+machine before the rent, but accepts a minimum number of CPUs and a minimum memory. Source: the vendor's API document of
+2026-08-20, the vendor's page of `POST /v2/pods` of October 2026, and the vendor's GraphQL pages.
 """
 
 import contextlib
@@ -62,20 +64,20 @@ URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
 VOLUME = "/workspace"  # mount point of volumes
 LEAST_DISK_GB = 20
-# The container disk bills while the pod runs, beside its GPUs: 0.10 USD per GB and month, by the second. A month has
-# 730 hours: a twelfth of 365 days. Source: the vendor's page of prices of pods, 2026-08-20.
+# The container disk is billed while the pod runs, beside the GPUs: 0.10 USD per GB and month, by the second. A month
+# has 730 hours: a twelfth of 365 days. Source: the vendor's page of prices of pods, 2026-08-20.
 DISK_MICRO_USD_PER_GB_MONTH = 100_000
 MONTH_H = 730
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
 MOST_PAGES = 100
-# Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
+# Every process of the container inherits this variable, so it must differ from the agent's mark of job processes.
 MARK = "SLIPWAY_POD"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """The container of a new pod. `start`: its start command, "" = that of the image."""
+    """The container of a new pod. `start`: the start command, "" = the command of the image."""
 
     env: dict[str, str]
     disk_gb: int
@@ -84,7 +86,7 @@ class Container:
 
 @dataclass(frozen=True)
 class RunPod(ByHttp):
-    """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
+    """The account of the key in `api`. `cuda`: required CUDA version of a host's driver, such as `13.0`; "" = any."""
 
     api: JsonApi
     keys: PodKeys
@@ -105,7 +107,7 @@ class RunPod(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
-        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raise UsageError for an address to which the key must not go."""
         url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
         pace = Pace.beside(settings.state_file, "runpod", settings.clock_scale)
         header = {"Authorization": f"Bearer {settings.runpod_api_key}"}
@@ -116,9 +118,9 @@ class RunPod(ByHttp):
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """Return the requests by which a pod deletes itself.
+        """Return the requests for a pod to delete itself.
 
-        The pod's own key is known to open GraphQL; whether it opens v2, which outlives that, is not known.
+        The pod's own key opens GraphQL; whether the key opens v2, which outlives GraphQL, is unknown.
         """
         headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Accept": "application/json", "User-Agent": USER_AGENT}
         body = json.dumps({"query": TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}})
@@ -128,9 +130,9 @@ class RunPod(ByHttp):
         )
 
     def account(self) -> Account:
-        """Return owner and balance. Where GraphQL does not answer, the key is tried by REST.
+        """Return owner and balance. If GraphQL does not answer, check the key by REST.
 
-        The owner is then the one that GraphQL has told for this key before, so that REST can prove an absence alone.
+        The owner is then the last owner reported by GraphQL for this key, so that REST alone can prove an absence.
         """
         try:
             me = self._query(MYSELF, {}).myself
@@ -147,7 +149,7 @@ class RunPod(ByHttp):
         return Account(provider=self.name, owner=owner, balance_micro_usd=balance, key=self.api.owner)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
+        """Return kinds of GPU by count, tier and data center, as far as in stock; a hint, not a reservation."""
         volume = self._volume(request.volume) if request.volume else None
         kinds = [gpu for gpu, _ in gpus.read_set(request.gpu)]
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
@@ -160,12 +162,12 @@ class RunPod(ByHttp):
                     one = rows.offered(GpuType, row)
                     if one is None:
                         continue
-                    if request.spot:  # a price costs a question for each kind
+                    if request.spot:  # a price takes one query per kind
                         if not kinds or any(gpus.is_asked(kind, gpus.name(one.id)) for kind in kinds):
                             found += self._spot(one, cloud, count, request)
                     else:
                         found += self._on_demand(one, cloud, count, request)
-        if volume:  # only the vendor's own machines in that data center can have it
+        if volume:  # only the vendor's own machines in the same data center can mount the volume
             center, size = volume.dataCenter, volume.size * 10**9
             found = [
                 replace(one, volume=request.volume, volume_bytes=size, region=center)
@@ -176,7 +178,7 @@ class RunPod(ByHttp):
         return found
 
     def _volume(self, volume: str) -> Volume:
-        """Return a volume. NoOffer: the account has no such volume."""
+        """Return a volume. Raise NoOffer for a volume not in the account."""
         try:
             return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume)
         except VendorRefused as refused:
@@ -185,14 +187,14 @@ class RunPod(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Rent as promised, a spot pod through GraphQL, any other by REST.
+        """Rent as `Provider` specifies: a spot pod through GraphQL, any other pod by REST.
 
-        The limits, a spending limit as the time that the money lasts at this price, arm the dead-man timer of the
-        container: its deadline is by the container's clock, which runs as the world's does.
+        The limits, with a spend limit as the time paid for at this price, arm the dead-man timer of the container. The
+        deadline is by the container's clock, which runs in real time.
         """
         limit_s = hard_limit_s(limits)
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
-        # A vendor's clock counts for its own timers; a rehearsal's runs faster than that of its containers.
+        # A vendor's clock applies to the vendor's timers; a rehearsal's clock runs faster than the containers' clock.
         begins_at = self.api.now() if self.clock_scale == 1.0 else time.time()
         start = ""
         if limit_s is not None:
@@ -205,10 +207,10 @@ class RunPod(ByHttp):
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
 
     def list(self) -> "list[Pod]":
-        """Return all that are not terminated, those of clusters too, oldest first.
+        """Return all pods except terminated pods, with the pods of clusters, oldest first.
 
-        That v2 shows pods which were rented as spot is not known, until drills have seen that at each of its clouds.
-        SpotUnlisted: GraphQL, which does show them, does not answer.
+        Whether v2 lists spot pods is unknown, until drills have seen spot pods listed at each of the vendor's clouds.
+        Raise SpotUnlisted when GraphQL, which lists spot pods, does not answer.
         """
         there = rows.whole(self.name, self._pods(), GONE)
         known = {pod.pod_id for pod in there}
@@ -231,31 +233,32 @@ class RunPod(ByHttp):
         except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
-            with contextlib.suppress(SlipwayError):  # one that v2 does not know may be a spot pod; a look proves it
+            # A pod unknown to v2 may be a spot pod; the next look proves the end.
+            with contextlib.suppress(SlipwayError):
                 self.api.act("POST", "/graphql", {"query": TERMINATE, "variables": {"id": pod_id}})
 
     def billed(self, pod_id: str) -> int | None:
-        """Return the bill as promised; of the last year, which is as far as it looks back."""
+        """Return the bill as `Provider` specifies, over the last 12 months, the limit of the lookback."""
         bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
         amounts = [told_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
         told = [one for one in amounts if one is not None]
         return sum(told) if told and len(told) == len(amounts) else None
 
     def _pods(self) -> "Sequence[Pod]":
-        """Return the pods of every page. SlipwayError: the listing is not complete."""
+        """Return the pods of all pages. Raise SlipwayError for an incomplete listing."""
         found: list[Pod] = []
         params = {"includeClusterPods": "true"}
         for _ in range(MOST_PAGES):
             page = self.api.read("/v2/pods", PodRows, **params)
             found += map(self._pod, page.pods)
-            rows.check_once(self.name, [pod.pod_id for pod in found])  # a page that comes twice may never end
+            rows.check_once(self.name, [pod.pod_id for pod in found])  # repeated pages may never end
             if not page.nextCursor:
                 return found
             params["cursor"] = page.nextCursor
         raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
 
     def _spot_pods(self, others: Iterable[Pod]) -> "Sequence[Pod]":
-        """Return the pods that were rented as spot. `others`: those that v2 shows. Raises SpotUnlisted."""
+        """Return the spot pods. `others`: the pods listed by v2. Raise SpotUnlisted."""
         try:
             me = self._query(SPOT_PODS, {}).myself
         except SlipwayError as error:
@@ -286,7 +289,7 @@ class RunPod(ByHttp):
         body = {
             "name": token,
             "image": IMAGE,
-            # Without a count the vendor says that there is no capacity.
+            # Without a count, the vendor reports no capacity.
             "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda(), **_least_host(offer)},
             "cloud": offer.cloud,
             "disk": container.disk_gb,
@@ -322,7 +325,7 @@ class RunPod(ByHttp):
             **({"networkVolumeId": request.volume, "volumeMountPath": VOLUME} if request.volume else {}),
             **({"dataCenterId": offer.region} if offer.region else {}),
             **({"dockerArgs": container.start} if container.start else {}),
-            # The bid is for the GPUs: the disk has its own price.
+            # The bid covers the GPUs only: the disk has a separate price.
             "bidPerGpu": Decimal(offer.micro_usd_per_hour - offer.disk_micro_usd_per_hour) / offer.num_gpus / 1_000_000,
         }
         try:
@@ -341,7 +344,7 @@ class RunPod(ByHttp):
         return {"minCudaVersion": self.cuda} if self.cuda else {}
 
     def _query(self, query: str, variables: dict[str, Any]) -> Data:
-        """Return the data of a query; answers are 200 even for failures."""
+        """Return the data of a query. Raise SlipwayError for errors, which come with status 200."""
         graph = self.api.query("/graphql", {"query": query, "variables": variables}, Graph)
         if graph.errors or graph.data is None:
             raise SlipwayError(f"runpod: graphql: {'; '.join(one.message for one in graph.errors or ())}")
@@ -354,7 +357,7 @@ class RunPod(ByHttp):
             return
         centers = [center.id for center in one.dataCenters if center.availability != "NONE"]
         if cloud == "COMMUNITY" or not one.dataCenters:
-            centers = [""]  # to name one there makes creates fail that could succeed
+            centers = [""]  # naming a data center there makes creates fail that could succeed
         for center in centers:
             yield self._offer(one, cloud, center, count, rate, request)
 
@@ -375,7 +378,7 @@ class RunPod(ByHttp):
                 yield self._offer(one, cloud, "", count, rate, request)
 
     def _offer(self, one: GpuType, cloud: str, center: str, count: int, rate: int, request: Request) -> Offer:
-        """Return the offer of these GPUs, at the price of theirs, with the disk that the request needs."""
+        """Return the offer of these GPUs, at the GPU price plus the price of the disk for the request."""
         disk_gb = max(LEAST_DISK_GB, -(-max(request.disk_bytes, request.work_disk_bytes) // 10**9))
         disk_rate = -(-disk_gb * DISK_MICRO_USD_PER_GB_MONTH // MONTH_H)
         return Offer(
@@ -388,7 +391,7 @@ class RunPod(ByHttp):
             gpu=gpus.name(one.id, one.memory),
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
-            cpus=request.cpus,  # this and the memory: as much as is requested
+            cpus=request.cpus,  # this and the memory: as requested
             memory_bytes=request.memory_bytes,
             disk_bytes=disk_gb * 10**9,
             micro_usd_per_hour=rate + disk_rate,
@@ -398,7 +401,7 @@ class RunPod(ByHttp):
         )
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of any row. `pod_id`: the id of the lookup."""
         one, odd = rows.read(PodRow, row)
         env = {name: value for name, value in (one.env or {}).items() if isinstance(value, str)}
         direct = one.ssh and one.ssh.direct
@@ -427,7 +430,7 @@ def _token_of(env: Mapping[str, str], name: str) -> str:
 
 
 def _least_host(offer: Offer) -> dict[str, int]:
-    """Return the least CPUs and memory of the host, which the vendor takes for each GPU."""
+    """Return the minimum CPUs and memory of the host for each GPU, in the vendor's format."""
     least = {"minVcpuCountPerGpu": -(-offer.cpus // offer.num_gpus),
              "minRamPerGpu": -(-offer.memory_bytes // (offer.num_gpus * 10**9))}  # fmt: skip
     return {name: number for name, number in least.items() if number}
@@ -436,7 +439,7 @@ def _least_host(offer: Offer) -> dict[str, int]:
 def _country(center: str) -> str:
     """Return the country of a data center.
 
-    `US-KS-2` is in the US, `EU-RO-1` and `AP-JP-1` name a continent first.
+    `US-KS-2` is in the US; `EU-RO-1` and `AP-JP-1` begin with a continent.
     """
     parts = center.split("-")
     named = [part for part in parts[:2] if len(part) == 2 and part not in ("EU", "AP", "OC", "SA", "AF")]

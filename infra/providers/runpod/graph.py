@@ -1,6 +1,6 @@
-"""RunPod's GraphQL: its questions, and what its answers hold.
+"""RunPod's GraphQL: queries and answers.
 
-It ends early in 2027, and has what REST v2 lacks: the balance, and pods that are rented as spot.
+GraphQL ends early in 2027, and has the features missing in REST v2: the balance, and spot pods.
 """
 
 from decimal import Decimal
@@ -16,8 +16,8 @@ SPOT = """mutation ($input: PodRentInterruptableInput!) {
   podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
 SPOT_PODS = """query { myself { id pods { id name podType desiredStatus costPerHr env createdAt
   runtime { ports { ip isIpPublic privatePort publicPort } } } } }"""
-INTERRUPTABLE = "INTERRUPTABLE"  # the type of a pod that is rented as spot
-SSH_PORT, SSH_USER = 22, "root"  # of the vendor's own images
+INTERRUPTABLE = "INTERRUPTABLE"  # type of a spot pod
+SSH_PORT, SSH_USER = 22, "root"  # in the vendor's own images
 
 
 class Complaint(Struct):
@@ -80,20 +80,20 @@ class SpotPod(Struct):
 
     @property
     def state(self) -> str:
-        """Return its state in the words of REST v2."""
+        """Return the state in the terms of REST v2."""
         if self.desiredStatus in ("RUNNING", "RESTARTING", "CREATED"):
             return "RUNNING" if self.runtime else "STARTING"
         return {"PAUSED": "EXITED", "DEAD": "ERROR"}.get(self.desiredStatus, self.desiredStatus)
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return the variables of its container, which come as `NAME=value`."""
+        """Return the environment variables of the container, sent as `NAME=value`."""
         pairs = [one.partition("=") for one in self.env or () if isinstance(one, str)]
         return {name: value for name, _, value in pairs}
 
     @property
     def way(self) -> tuple[str, str, int] | None:
-        """Return user, host and port of its SSH; None while it has none."""
+        """Return user, host and port for SSH; None without a public SSH port."""
         ports = (self.runtime and self.runtime.ports) or ()
         open_ = [one for one in ports if one.isIpPublic and one.privatePort == SSH_PORT]
         return (SSH_USER, open_[0].ip, open_[0].publicPort) if open_ else None

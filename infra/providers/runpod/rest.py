@@ -1,6 +1,6 @@
-"""RunPod's REST v2: what its answers hold, and what its refusals mean.
+"""RunPod's REST v2: answers, and the meaning of refusals.
 
-Source: the vendor's API document of 2026-08-20, and its page of `POST /v2/pods` of October 2026.
+Source: the vendor's API document of 2026-08-20, and the vendor's page of `POST /v2/pods` of October 2026.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ REFUSALS = RefusalTable(
         Sentence("does not have the resources", RefusalKind.NO_STOCK, "bellhop-py, errors.py"),
         Sentence("enough disk space", RefusalKind.NO_STOCK, "SkyPilot, its list of RunPod's capacity errors"),
         Sentence("not enough free gpus", RefusalKind.NO_STOCK, "SkyPilot, as above"),
-        # Errors of capacity mention the balance as well, so that only 402 is a verdict on money.
+        # Capacity errors mention the balance as well, so only 402 is a verdict on money.
         Sentence("balance", RefusalKind.NO_STOCK, "opbdh 1.10.1, its note on capacity errors"),
         Sentence("credits", RefusalKind.NO_STOCK, "opbdh 1.10.1, as above"),
         Sentence("spend limit", RefusalKind.NO_STOCK, "the vendor's account rules: a cheaper offer may do"),
@@ -36,7 +36,7 @@ REFUSALS = RefusalTable(
         Sentence("got invalid value", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
         Sentence("unknown argument", RefusalKind.BAD_REQUEST, "GraphQL's validation, as above"),
     ),
-    # Out of stock and a broken rule look alike at 400, and a key may be allowed some kinds of GPU only.
+    # Status 400 stands for out of stock and for a broken rule, and a key may be limited to some kinds of GPU.
     statuses={
         400: RefusalKind.NO_STOCK,
         403: RefusalKind.NO_STOCK,
@@ -45,7 +45,7 @@ REFUSALS = RefusalTable(
         422: RefusalKind.BAD_REQUEST,
     },
 )
-# A query of GraphQL is validated before it is executed, and 400 is the answer to one that is not valid.
+# GraphQL validates a query before execution, and answers 400 to an invalid query.
 GRAPH_REFUSALS = replace(REFUSALS, statuses={**REFUSALS.statuses, 400: RefusalKind.BAD_REQUEST})
 
 
