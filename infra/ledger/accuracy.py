@@ -19,7 +19,7 @@ REPEATED, ANEW = 0.25, 0.15  # target medians: runs with repeated steps; all run
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastError:
-    """The forecast of one run and the actual duration. Errors are relative: +0.2 = the forecast was 20 % too long."""
+    """The forecast of a run and the actual duration. Errors are relative: +0.2 = the forecast was 20 % too long."""
 
     run: str
     machine: str

@@ -28,7 +28,7 @@ ENDED_BY_VENDOR = "ending"  # `Pod.state` of a machine on the way out
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The finding about one machine, or about one row without a machine."""
+    """The finding about a machine, or about a row without a machine."""
 
     provider: str
     kind: str

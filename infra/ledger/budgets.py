@@ -41,7 +41,7 @@ class SharedBudget:
 
 @dataclass(frozen=True)
 class BudgetRun:
-    """The part of a budget that one run uses, in micro-USD."""
+    """The part of a budget used by a run, in micro-USD."""
 
     run: str
     spent: int = 0

@@ -19,7 +19,7 @@ from infra.ledger.op import Op
 
 @dataclass(frozen=True, kw_only=True)
 class PodCost:
-    """The cost of one pod."""
+    """The cost of a pod."""
 
     token: str
     run: str
@@ -52,7 +52,7 @@ def ledger(
     clock_scale: float = 1.0,
     month: str = "",
 ) -> list[PodCost]:
-    """Return one line for each row with a request to the vendor, in the order of `rows`.
+    """Return a line for each row, except PLANNED and FAILED rows, in the order of `rows`.
 
     `month`: a UTC month, such as `2026-11`; count only costs in that month. `told`: bills by token, as from
     `Journal.told`. The vendors' clocks run `clock_scale` times as fast as ours.

@@ -116,7 +116,7 @@ class Journal:
                 last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
                 del_requested_at=now if state == TERMINATING else None)  # fmt: skip
-        with self.writing():  # one step: a PLANNED row would mean that no request was sent
+        with self.writing():  # a single step: a PLANNED row would mean that no request was sent
             self._insert(op, "claim")
         return op
 
@@ -247,7 +247,7 @@ class Journal:
         return [Op(**{**one, "detached": bool(one["detached"])}) for one in found]  # SQLite has no booleans
 
     def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the current rows of a table, as seen by the open transaction. Raise JournalError."""
+        """Return the current rows of a table, with the changes of an open transaction. Raise JournalError."""
         try:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.DatabaseError as error:
@@ -260,7 +260,7 @@ class Journal:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Run one transaction under the lock.
+        """Run a transaction under the lock.
 
         Raise JournalFull or JournalError on failure, and Replaced when a lease of this process was taken over.
         """

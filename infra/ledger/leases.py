@@ -75,7 +75,7 @@ Open = Callable[[], AbstractContextManager[Beating]]
 
 @dataclass
 class _Pulse:
-    """The leases of one journal held by this process, and the heartbeat thread."""
+    """The leases of a journal held by this process, and the heartbeat thread."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: dict[str, Lease] = field(default_factory=dict)
@@ -130,7 +130,7 @@ os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, a
 
 
 class Leases:
-    """The leases of one open journal.
+    """The leases of an open journal.
 
     writing: begins a transaction in the journal. file: the path, device and inode of the journal. open_again: opens the
     journal a second time, for the heartbeat thread.

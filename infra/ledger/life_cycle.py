@@ -1,4 +1,4 @@
-"""The life cycle of one billable resource, as a table of transitions.
+"""The life cycle of a billable resource, as a table of transitions.
 
 A row of the journal is PLANNED before any request is sent, and TERMINATED only after a proof of absence. `after`
 refuses every transition missing from the table.

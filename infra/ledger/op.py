@@ -1,4 +1,4 @@
-"""A row of the journal: one billable resource with purpose, limits and outcome. No database access."""
+"""A row of the journal: a billable resource with purpose, limits and outcome. No database access."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ OwnerKind = Literal["", "held", "pod_set", "service"]
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One billable resource, as last read. Money is micro-USD, rates per hour; times are UTC epoch seconds."""
+    """A billable resource, as last read. Money is micro-USD, rates per hour; times are UTC epoch seconds."""
 
     token: str
     run: str

@@ -26,7 +26,7 @@ LEAST_POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Reaped:
-    """The result of a reap in one account: the actions taken, and the remaining machines."""
+    """The result of a reap of an account: the actions taken, and the remaining machines."""
 
     actions: tuple[Action, ...]
     due: tuple[tuple[Op, str], ...]  # rows with a requested end, and the reason
@@ -104,6 +104,6 @@ def _end_due(
                 ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
         except Fenced:
             continue  # the row moved meanwhile: the next look shows the new state
-        except Exception as error:  # an error with one row must not keep the other rows alive
+        except Exception as error:  # an error with a row must not keep the other rows alive
             problems.append(f"{row.run}: {in_words(error)}")
     return ended

@@ -258,7 +258,7 @@ class Reconciled:
 
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """Reconcile one vendor once. Raise Held while a second process reconciles the vendor; JournalError."""
+    """Reconcile a vendor once. Raise Held while a second process reconciles the vendor; JournalError."""
     lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
@@ -278,7 +278,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
 
 
 def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """Reconcile one vendor once, after waiting for a second process reconciling the same vendor.
+    """Reconcile a vendor once, after waiting for a second process reconciling the same vendor.
 
     Raise Held after `TURN_S` seconds: the second process then hangs or was suspended. Raise JournalError.
     """
@@ -329,7 +329,7 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
             try:
                 if look_up(provider, row.remote_id, row.is_spot) is None:
                     denied.add(row.remote_id)
-            except Exception as error:  # error with one pod: the state is unknown, and the other pods continue
+            except Exception as error:  # error with a pod: the state is unknown, and the other pods continue
                 problems.append(f"{row.run}: {in_words(error)}")
     return frozenset(denied)
 
@@ -371,7 +371,7 @@ def _carry_out(
         return True
     except Fenced:
         lost.add(token)
-    except Exception as error:  # an error with one pod must not block the other pods
+    except Exception as error:  # an error with a pod must not block the other pods
         if not isinstance(action, Delete):  # an action must be recorded before the effect
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0

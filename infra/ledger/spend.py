@@ -188,7 +188,10 @@ def is_used_up(limits: Limits) -> bool:
 
 
 def limit_s(op: Op) -> float | None:
-    """Return the seconds of a whole pod life within the limits, by the vendor's clock; None without a limit."""
+    """Return the seconds from the start to the earlier of the time limit and the spend limit, by the vendor's clock.
+
+    Return None without a limit.
+    """
     return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 

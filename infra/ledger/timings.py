@@ -24,7 +24,7 @@ MOST_S = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """One run on one pod. Seconds are real seconds, money is micro-USD, times are UTC epoch seconds."""
+    """A run on a pod. Seconds are real seconds, money is micro-USD, times are UTC epoch seconds."""
 
     token: str
     run: str

@@ -29,7 +29,7 @@ class SpotUnlisted(PartialListing):
 
 
 class Provider(Protocol):
-    """Base class of providers, together with `Market`; optional members have defaults here."""
+    """The base class of all providers, direct or through `Market`; optional members have defaults here."""
 
     @property
     def name(self) -> str:
@@ -146,7 +146,7 @@ class Abilities:
 
 
 class Market(Provider, Protocol):
-    """A provider with machines for rent."""
+    """A provider that rents out machines for money."""
 
     @property
     def can(self) -> Abilities:
@@ -167,7 +167,7 @@ class Market(Provider, Protocol):
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """Return the requests for a pod to delete itself with a key of its own; () = not supported."""
+        """Return the requests with which a pod deletes itself, using the pod's own key; () = not supported."""
         return ()
 
     @property
@@ -176,7 +176,7 @@ class Market(Provider, Protocol):
         return ""
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        """Return the requests for a pod to delete itself with `self_end_key`; () = not supported.
+        """Return the requests with which a pod deletes itself, using `self_end_key`; () = not supported.
 
         `infra.agent.job.SELF_END_KEY` is the placeholder for the key.
         """
@@ -195,7 +195,7 @@ class Market(Provider, Protocol):
         return ""
 
     def arm(self, pod_id: str, ends_at: float) -> None:
-        """Set the time, by the vendor's clock, at which the vendor ends a pod, for vendors that reset it at a boot."""
+        """Set the time, by the vendor's clock, at which the vendor ends a pod, if a boot resets the time."""
         return None
 
     def forget(self, token: str) -> None:
@@ -267,6 +267,6 @@ def clock_scale(provider: Provider) -> float:
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:
-    """Return the calls for a pod to end itself; () if unsupported or free of charge."""
+    """Return the calls with which a pod ends itself; () if unsupported or free of charge."""
     found = market(provider)
     return found.farewell if found else ()

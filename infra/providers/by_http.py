@@ -29,9 +29,9 @@ class ByHttp(Market):
     keys: PodKeys
     drills: DrillRecord
     one_path: str
-    """Path of one pod at the vendor, with {} for the id."""
+    """Path of a pod at the vendor, with {} for the id."""
     gone: tuple[str, ...]
-    """States of a pod no longer in existence."""
+    """States of a pod that no longer exists."""
 
     @property
     def clock_scale(self) -> float:

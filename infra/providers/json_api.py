@@ -52,7 +52,7 @@ _write = msgspec.json.Encoder(decimal_format="number").encode
 
 @dataclass(frozen=True)
 class Reply:
-    """The complete answer to one request."""
+    """The complete answer to a request."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -91,7 +91,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and the complete answer, for a listener; never the request headers, which hold the key."""
+    """A request and the complete answer, for a listener; never the request headers, which hold the key."""
 
     method: str
     path: str  # below the base, with the query string
@@ -208,7 +208,7 @@ class JsonApi:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was sent") from None
         except SlipwayError:
             raise
-        except Exception as error:  # the request was sent, whatever is wrong with the answer
+        except Exception as error:  # the request was sent, even if the answer is unusable
             raise Unclear(f"{what}: {self._lost(error)}; it may have been carried out") from error
         if reply.status < 300:
             return reply
@@ -278,7 +278,7 @@ class JsonApi:
         return reply
 
     async def _attempt(self, method: str, url: httpx.URL, **options: Any) -> Reply:
-        """Return the complete answer to one request."""
+        """Return the complete answer to a request."""
         headers = {**self._headers, **options.pop("headers", {})}
         if options.get("content") is not None:
             headers["Content-Type"] = "application/json"

@@ -457,7 +457,7 @@ def _is_plain(template: Template, owner: str | None) -> bool:
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
-    """Yield the numbers of GPUs of a host for rent together; `counts`: the requested numbers, 0 = any."""
+    """Yield the numbers of GPUs in which a host can be rented; `counts`: the requested numbers, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
     if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return

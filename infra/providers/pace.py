@@ -43,7 +43,7 @@ _BUCKET = struct.Struct("<QQ")  # number of the bucket since the epoch, requests
 
 @dataclass
 class Pace:
-    """The rate limit of one vendor. `path`: a file shared by all processes; None = this process alone."""
+    """The rate limit of a vendor. `path`: a file shared by all processes; None = this process alone."""
 
     path: Path | None = None
     clock_scale: float = 1.0

@@ -81,5 +81,5 @@ class PodKeys:
 
 @functools.lru_cache(maxsize=64)
 def _way(address: Address, pins: Path) -> Ssh:
-    """Return one cached connection for each pod."""
+    """Return a cached connection for each pod."""
     return Ssh(address, pins)

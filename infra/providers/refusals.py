@@ -34,7 +34,7 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusalTable:
-    """The refusals of one vendor."""
+    """The refusals of a vendor."""
 
     vendor: str
     billing_url: str
@@ -43,7 +43,7 @@ class RefusalTable:
     statuses: Mapping[int, RefusalKind] = field(default_factory=dict)
 
     def meaning(self, reply: Reply) -> RefusalKind:
-        """Return the kind of a refusal. The statuses 402 and 429 decide alone, whatever the text."""
+        """Return the kind of a refusal. The statuses 402 and 429 decide alone, regardless of the text."""
         verdicts = {402: RefusalKind.NO_MONEY, 429: RefusalKind.THROTTLED}
         if reply.status in verdicts:
             return verdicts[reply.status]

@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def whole(name: str, pods: Iterable[Pod], gone: Iterable[str]) -> list[Pod]:
-    """Return all pods except those gone, oldest first. Raise SlipwayError for an incomplete listing."""
+    """Return all pods not in a `gone` state, oldest first. Raise SlipwayError for an incomplete listing."""
     pods = list(pods)
     check_once(name, [pod.pod_id for pod in pods])
     return sorted((pod for pod in pods if pod.state not in gone), key=lambda pod: pod.created_at)

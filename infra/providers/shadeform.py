@@ -176,7 +176,7 @@ class Shadeform(ByHttp):
         return Account(provider=self.name, owner=self.api.owner)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return one offer per region with the type in stock."""
+        """Return an offer for each region with the type in stock."""
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
         found = []

@@ -177,7 +177,7 @@ class SshPools(Provider):
             raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
 
     def _on(self, host: Host) -> Pods:
-        """Return the pods of one machine. Raise SlipwayError without a readable answer."""
+        """Return the pods of a machine. Raise SlipwayError without a readable answer."""
         said = ask(contact(host, self.connect), host.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:

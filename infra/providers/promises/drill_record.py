@@ -18,7 +18,7 @@ STATES = {"kept": True, "broken": False}  # any other state of a clause does not
 
 @dataclass(frozen=True, kw_only=True)
 class DrillVerdict:
-    """The last finding about one clause at one API. `at`: UTC epoch seconds."""
+    """The last finding about a clause at an API. `at`: UTC epoch seconds."""
 
     clause: str
     api: str
@@ -28,7 +28,7 @@ class DrillVerdict:
 
 @dataclass(frozen=True)
 class DrillRecord:
-    """The drills of one account with a vendor. `folder`: folder of the reports; None = no drills."""
+    """The drills of an account with a vendor. `folder`: folder of the reports; None = no drills."""
 
     folder: Path | None = None
     vendor: str = ""

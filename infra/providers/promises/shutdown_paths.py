@@ -21,7 +21,7 @@ NOTHING = "nothing: it bills until inv runs"
 
 @dataclass(frozen=True)
 class End:
-    """One way for a pod to end, and the acting part; `backstop` holds when no `inv` command runs."""
+    """A way for a pod to end, and the acting part; `backstop` holds when no `inv` command runs."""
 
     what: str
     by: str
@@ -33,7 +33,7 @@ def ends_of(
 ) -> list[End]:  # fmt: skip
     """Return the ends of a pod at the vendor `name`. `can`: the abilities at the API of the offer.
 
-    `limits`: limits of one pod, with the price. `stays`: the pod outlives the work. `self_end`: the guard gets a key to
+    `limits`: limits of the pod, with the price. `stays`: the pod outlives the work. `self_end`: the guard gets a key to
     end the pod, if the pod has no key of its own.
     """
     limit_s = hard_limit_s(limits)
@@ -113,7 +113,7 @@ def caveats_of(name: str, documented: Abilities, can: Abilities, volume: str = "
 def when_nobody_looks(name: str, can: Abilities, limits: Limits) -> str:
     """Return in words the ends of a held pod while no `inv` command runs.
 
-    `limits`: limits of one pod, with the price.
+    `limits`: limits of the pod, with the price.
     """
     ends = [one for one in ends_of(name, can, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
     whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],

@@ -118,7 +118,7 @@ class RunPod(ByHttp):
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """Return the requests for a pod to delete itself.
+        """Return the requests with which a pod deletes itself.
 
         The pod's own key opens GraphQL; whether the key opens v2, which outlives GraphQL, is unknown.
         """
@@ -420,7 +420,7 @@ class RunPod(ByHttp):
 
 
 def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
-    """Return the largest count on one machine, and the price of one GPU-hour."""
+    """Return the largest count per machine, and the price per GPU-hour."""
     secure = cloud == "SECURE"
     return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
 
