@@ -219,9 +219,8 @@ class Journal:
             changed = self.op(op.token)
             self._event(changed, event, facts)
             if event == "armed" and op.rate and op.is_head and not (op.stays or op.service):
-                self.leases.leave(
-                    keeper_lease(op.run)
-                )  # The launch may die before following the run, and the machine may be taken away.
+                # The launch may die before following the run, and the machine may be taken away.
+                self.leases.leave(keeper_lease(op.run))
         return changed
 
     def _insert(self, op: Op, event: str) -> None:

@@ -59,7 +59,7 @@ class Op:
     boot_s: float = 0.0
     lived_s: float | None = None  # seconds until the proof of absence, by the clock that counted more
     reason: str = ""  # reason of the end or of an unclear state, for display
-    # Outcome of the run on this pod: ASKED, or a verdict state; "" = a new pod may continue the run
+    # Outcome of the run on this pod: ASKED, or a verdict state; "" = a new pod may continue the run.
     outcome: str = ""
 
     def read_job(self) -> Job:

@@ -1,4 +1,4 @@
-"""The owners of a vendor's keys, as reported once: a key belongs to one account for the lifetime of the key.
+"""The owners of a vendor's keys, as reported once: a key belongs to the same account for the lifetime of the key.
 
 The file `<journal>-owners.json` maps the fingerprint of a key to the owner. Providers read the file when the vendor
 does not report the owner. An unreadable file counts as empty.
