@@ -28,7 +28,7 @@ from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.optim import Optimizer
 from trainer.records.model_config import ModelConfig
 from trainer.tensor_file import _bytes_of
@@ -65,7 +65,9 @@ def training(folder: Path) -> Training:
         return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
     keeping = Keeping(keep=2, reserve_bytes=0)
-    one = Training(model.to(machine.device), CONFIG, Made(batch), Checkpoints(folder / "saved", keeping), {}, folder)
+    one = Training(
+        model.to(machine.device), CONFIG, StepSource(batch), Checkpoints(folder / "saved", keeping), {}, folder
+    )
     one.optimizer, one.saver = Optimizer(one.model, CONFIG.optimizer), Saver(one.checkpoints)
     return one
 

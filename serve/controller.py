@@ -48,7 +48,7 @@ from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order
 from serve.processes.places import Places, say
 from serve.replicas import placement
-from serve.replicas.replica_pod import ROOT, Landing, free_port
+from serve.replicas.replica_pod import ROOT, ReplicaLauncher, free_port
 from serve.replicas.replicas import Replicas, passes
 from serve.service import Service
 from store.manifest import StoreError
@@ -69,7 +69,7 @@ class Controller:
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
-        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed))
+        self.landing = ReplicaLauncher(name, settings, say, keys.seed(self.places.engine_seed))
         self.seen = replace(seen_of(self._row().seen), began_at=time.time(), problem="")
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of

@@ -32,7 +32,7 @@ class Conflict(StoreError):
     """The file to be replaced was changed by a concurrent writer."""
 
 
-class Again(Exception):
+class Retryable(Exception):
     """A retryable failure, with the wait in seconds if the server requested a wait."""
 
     def __init__(self, seen: str, wait_s: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Patience:
         for tries in range(1, self.tries + 1):
             try:
                 return within(min(self.answer_s + moving_s, ends_at - time.monotonic()), action)
-            except Again as error:
+            except Retryable as error:
                 pause_s = backoff.wait_s(tries) if error.wait_s is None else min(error.wait_s, LONGEST_WAIT_S)
                 seen = str(error)
             if tries == self.tries or time.monotonic() + pause_s >= ends_at:
@@ -87,7 +87,7 @@ def within(limit_s: float, action: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     if not done:
-        raise Again(f"no answer in {limit_s:.0f} s")
+        raise Retryable(f"no answer in {limit_s:.0f} s")
     return done[0]
 
 

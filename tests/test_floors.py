@@ -315,7 +315,7 @@ def test_the_agent_is_written_for_python_3_9():
 @pytest.mark.process
 def test_what_is_decided_about_a_service_needs_no_server():
     names = (
-        "service, policy.replica_states, policy.autoscaler, policy.update, gateway.routing, gateway.queue, "
+        "service, policy.replica_states, policy.autoscaler, policy.update, gateway.routing, gateway.wait_queue, "
         "gateway.request_body, gateway.keys, gateway.sse"
     )
     loaded = loaded_by(*(f"serve.{one}" for one in names.split(", ")))

@@ -31,7 +31,7 @@ from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
 from trainer.objectives.passes import evenly, passes, seen_len
-from trainer.objectives.source import Asked, Source
+from trainer.objectives.source import Source, SynchronousBatches
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, FsdpCut
 from trainer.parallel.process_group import Ranks, passing
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # manifest entries checked on resume
 MAX_SKIPPED = 3  # consecutive non-finite steps before a rollback
 MAX_FAILED_SAVES = 3
-Batches = Ahead[Batch] | Asked
+Batches = Ahead[Batch] | SynchronousBatches
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Training:
 
     def _batches(self) -> Batches:
         if self.source.sees_model:
-            return Asked(self.source, self.model, self.step)
+            return SynchronousBatches(self.source, self.model, self.step)
         return Ahead(self.source.batch, self.step, self.config.steps)
 
     def _resume(self, newest: Checkpoint | None) -> None:

@@ -24,7 +24,7 @@ from trainer.model import float8
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.rl import PolicyLoss
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.optim import Optimizer, orthogonalised
 from trainer.recipes import PROFILES
 from trainer.records.model_config import Ternary
@@ -112,7 +112,7 @@ def saving(bench: Bench) -> Seen:
         for source in [stopping, make] if name == "stopped" else [make]:
             model, part = bench.model(config)
             saved = Checkpoints(folder, Keeping(save_every=10**6, reserve_bytes=0, samples=0))
-            run = Training(model, config, Made(source), saved, {}, folder / "metrics", bench.ranks, part)
+            run = Training(model, config, StepSource(source), saved, {}, folder / "metrics", bench.ranks, part)
             began = time.perf_counter()
             with equipped(model, config, bench.machine), suppress(Preempted):
                 run.run()

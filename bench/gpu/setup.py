@@ -19,7 +19,7 @@ from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import IGNORED, Decoder, unfilled
 from trainer.objectives import Batch, CrossEntropy, Objective
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel import placement
 from trainer.parallel.fsdp import WHOLE, cut
 from trainer.parallel.process_group import Ranks
@@ -86,7 +86,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             saved = Checkpoints(Path(folder) / "saved", Keeping(save_every=10**6, reserve_bytes=0, samples=0))
             one = Training(
-                model, config, Made(make), saved, {}, Path(folder) / "metrics", self.ranks, part,
+                model, config, StepSource(make), saved, {}, Path(folder) / "metrics", self.ranks, part,
                 objective or CrossEntropy(), of_machine(self.machine),
             )  # fmt: skip
             with equipped(model, config, self.machine):

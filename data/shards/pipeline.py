@@ -29,7 +29,7 @@ from data.references import parse, parse_mixture
 from data.shards.asked import options_of, stamps, weights, workers_for
 from data.shards.mixing import Mixed, mixed, position_of
 from data.shards.seen_documents import Seen
-from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
+from data.shards.shards import DRAFT, Form, ShardPosition, Writer, remove_shards
 from data.shards.workers import Position, Task, in_turn
 from data.single_writer import alone_in
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
@@ -221,7 +221,7 @@ class Run:
             return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
-    def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
+    def _now(self) -> tuple[dict[str, ShardPosition], dict[str, Any]]:
         """Return the cut of each writer, and the state to save."""
         state = {
             "key": self.key,
@@ -234,7 +234,7 @@ class Run:
         }
         return {name: writer.cut() for name, writer in self.writers.items()}, state
 
-    def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
+    def _keep(self, cuts: dict[str, ShardPosition], state: dict[str, Any]) -> None:
         """Publish the shards and save the state; runs in the disk thread, because the disk is slow."""
         about = {**self.about, "counts": state["counts"], **_listed(state["skipped"])}
         parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}

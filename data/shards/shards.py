@@ -41,7 +41,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardPosition:
     """Position of a Writer: the shards completed since the last cut, and the size of the open shard."""
 
     whole: list[dict[str, Any]]
@@ -166,12 +166,12 @@ class Writer:
         """Return the number of shards completed since the last cut."""
         return len(self._whole)
 
-    def cut(self) -> Cut:
+    def cut(self) -> ShardPosition:
         """Return the shards completed since the last cut, and the current position."""
         whole, self._whole = self._whole, []
-        return Cut(whole, self._index, self._lines, self._bytes)
+        return ShardPosition(whole, self._index, self._lines, self._bytes)
 
-    def publish(self, cut: Cut, about: Mapping[str, Any]) -> dict[str, Any]:
+    def publish(self, cut: ShardPosition, about: Mapping[str, Any]) -> dict[str, Any]:
         """Publish the shards of `cut`, list them in the manifest and return the mark, all after syncing to disk."""
         for one in cut.whole:
             index = len(self.shards)

@@ -28,7 +28,7 @@ from infra.records import Offer, Request
 from infra.runs.keepers import pod_set
 from infra.runs.keepers.pod_set import PodAction, PodEntry
 from infra.runs.lookup import scale_of
-from infra.runs.sight import Asks, Sight, look
+from infra.runs.sight import Asks, Observation, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight, registry
 from infra.selection.default_limit import MOST_USD
@@ -114,7 +114,7 @@ def changes(
     rows = journal.ops()
     ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.is_head]
     looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), Asks.PROVIDER), ours, LOOK_S)
-    sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Sight)}
+    sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Observation)}
     steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
     return [_change(step, specs, journal, settings, tell, limit) for step in steps]
 

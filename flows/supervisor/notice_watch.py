@@ -27,7 +27,7 @@ from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.runs import run_rows, sight
 from infra.runs.settle import settle
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.runs.timing import Say
 from infra.selection import registry
 from infra.settings import Settings
@@ -88,7 +88,7 @@ class NoticeWatch:
         for notice in (*of_run(op, seen, read_clocks(), idle_s), *self._of_forecast(op, seen, settings)):
             tell(notice, names_of(op, settings), settings, self.say, aside=True)
 
-    def _of_forecast(self, op: Op, seen: Sight, settings: Settings) -> Iterator[Notice]:
+    def _of_forecast(self, op: Op, seen: Observation, settings: Settings) -> Iterator[Notice]:
         """Yield a notice if the forecast of the run exceeds the limits."""
         if seen.verdict or not has_pace(seen.progress):
             return
@@ -104,7 +104,7 @@ def of_forecast(op: Op, beyond: BeyondLimit) -> Notice:
                   cost_micro_usd=beyond.micro_usd)  # fmt: skip
 
 
-def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
+def of_run(op: Op, seen: Observation, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
     """Yield the notices about an active run. `idle_s` is the observed idle time of all GPUs, by the run's clock."""
     limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, seen.clock_scale)
     guard = seen.guard

@@ -24,7 +24,7 @@ from infra.rehearsal import world_files
 from infra.runs import sight
 from infra.runs.keepers.due_ends import LAST_LOOK_S, is_being_concluded, is_past_limit, last_look
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -84,7 +84,7 @@ def end_over_limit(journal: Journal, settings: Settings, tell: Say) -> list[Over
         return []
     now = read_clocks()
     looks = at_once(lambda op: last_look(op, settings), rows, 2 * LAST_LOOK_S)
-    sights = [one if isinstance(one, Sight) else Sight(why=str(one)) for one in looks]
+    sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in looks]
     return [_end(op, seen, journal, settings, tell, now) for op, seen in zip(rows, sights, strict=True)]
 
 
@@ -94,7 +94,7 @@ def past_limit(journal: Journal, settings: Settings) -> list[Op]:
     return [] if found and world_files.has_ended(settings.rehearsal) else found
 
 
-def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
+def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: Say, now: Clocks) -> OverLimit:
     from infra.runs.settle import end_past_limit  # A late import: every command looks, few find such a pod.
 
     heard_s, problem = age_of_report(op, seen, settings, now), ""
@@ -112,7 +112,7 @@ def _end(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, n
     )  # fmt: skip
 
 
-def age_of_report(op: Op, seen: Sight, settings: Settings, now: Clocks) -> float | None:
+def age_of_report(op: Op, seen: Observation, settings: Settings, now: Clocks) -> float | None:
     """Return the age of the last report of a pod's guard, by the vendor's clock; None without a report.
 
     For a silent pod, use the downloaded report.

@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Care:
+class SupervisedItem:
     """The care for a run or service, with the start times."""
 
     thread: threading.Thread | None = None
@@ -88,7 +88,7 @@ class Care:
 class Supervisor:
     def __init__(self, settings: Settings, journal: Journal, since: float, tell: Say) -> None:
         self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
-        self.cares: dict[str, Care] = {}
+        self.cares: dict[str, SupervisedItem] = {}
         self.looked_at = awake_s()
         self.is_leaving = threading.Event()
         self.is_disk_full = threading.Event()
@@ -209,7 +209,7 @@ class Supervisor:
                 one.look(load())
 
     def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], Op | None], name: str) -> None:
-        care = self.cares.setdefault(lease, Care())
+        care = self.cares.setdefault(lease, SupervisedItem())
         if care.thread and care.thread.is_alive():
             return
         if care.key != key and (care.given_up or care.is_done):
@@ -227,7 +227,7 @@ class Supervisor:
             care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
             care.thread.start()
 
-    def _do(self, care: Care, work: Callable[[str], Op | None], name: str) -> None:
+    def _do(self, care: SupervisedItem, work: Callable[[str], Op | None], name: str) -> None:
         """Run `work` in a thread. An error stays limited to this run; a returned row marks the work as done."""
         why, row = "", None
         try:

@@ -50,16 +50,16 @@ class Control(web.Api):
             web.Route("POST", "/faults", "faults", self._faults),
         )
 
-    def authenticate(self, asked: web.Asked) -> web.Answer | bool:
+    def authenticate(self, asked: web.WebRequest) -> web.Answer | bool:
         return True
 
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         return self.error(404 if isinstance(error, Refused) and error.reason == "unknown" else 409, str(error))
 
-    def _truth(self, asked: web.Asked) -> web.Answer:
+    def _truth(self, asked: web.WebRequest) -> web.Answer:
         counts = self._counts()
         pods = [self._pod(machine, counts[machine.machine_id]) for machine in self._market.machines.values()]
         total = {
@@ -91,22 +91,22 @@ class Control(web.Api):
             "history": [[iso(at), what] for at, what in machine.history], "processes": processes,
         }  # fmt: skip
 
-    def _move(self, asked: web.Asked) -> web.Answer:
+    def _move(self, asked: web.WebRequest) -> web.Answer:
         try:
             self._clock.move(asked.decode(Move).seconds)
         except ValueError as error:
             raise web.Invalid(str(error)) from None
         return web.Answer(200, {})
 
-    def _preempt(self, asked: web.Asked) -> web.Answer:
+    def _preempt(self, asked: web.WebRequest) -> web.Answer:
         self._market.preempt(asked.decode(Which).id)
         return web.Answer(200, {})
 
-    def _sold_out(self, asked: web.Asked) -> web.Answer:
+    def _sold_out(self, asked: web.WebRequest) -> web.Answer:
         self._market.is_sold_out = asked.decode(Whether).is_so
         return web.Answer(200, {})
 
-    def _faults(self, asked: web.Asked) -> web.Answer:
+    def _faults(self, asked: web.WebRequest) -> web.Answer:
         """Replace the plan of faults and reset all counters; keep prices and balances, which are set at the start."""
         try:
             plan = faults.plan_of(asked.decode(dict[str, Any]))

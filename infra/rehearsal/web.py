@@ -29,7 +29,7 @@ WRITES = ("create", "delete", "update")  # calls that need more than a read-only
 
 
 @dataclass(frozen=True)
-class Asked:
+class WebRequest:
     """A request."""
 
     method: str
@@ -63,7 +63,7 @@ class Route:
     method: str
     pattern: str  # must match the whole path
     call: str  # name of the call in faults and in the log
-    handle: Callable[[Asked], Answer]
+    handle: Callable[[WebRequest], Answer]
 
 
 class Api:
@@ -74,7 +74,7 @@ class Api:
     invalid_status = 400
     refusals: tuple[type[Exception], ...] = (Refused,)
 
-    def authenticate(self, asked: Asked) -> Answer | bool | frozenset[str]:
+    def authenticate(self, asked: WebRequest) -> Answer | bool | frozenset[str]:
         """Return write permission, or the scopes of the key, or the error response for an invalid key."""
         raise AssertionError("every vendor knows its keys")
 
@@ -82,7 +82,7 @@ class Api:
         """Return an error in the vendor's format."""
         raise AssertionError("every vendor has its errors")
 
-    def refused(self, error: Exception, asked: Asked) -> Answer:
+    def refused(self, error: Exception, asked: WebRequest) -> Answer:
         """Return the vendor's response to one of the `refusals`."""
         raise AssertionError("every vendor refuses in its own words")
 
@@ -94,13 +94,13 @@ class Api:
         """Return the environment of a machine's first process; SSH sessions do not inherit this environment."""
         return {}
 
-    def route(self, asked: Asked) -> Route | Answer:
+    def route(self, asked: WebRequest) -> Route | Answer:
         """Return the route of a request, or an error response without a matching route."""
         known = [one for one in self.routes if re.fullmatch(one.pattern, asked.path)]
         chosen = [one for one in known if one.method == asked.method]
         return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
 
-    def answer(self, route: Route, asked: Asked) -> Answer:
+    def answer(self, route: Route, asked: WebRequest) -> Answer:
         """Return the true response, before any fault is applied."""
         try:
             return route.handle(asked)
@@ -137,7 +137,7 @@ class Hub:
         self.looks = 0  # number of checks of the machines' disks
         self.is_closing = threading.Event()
 
-    def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
+    def judge(self, api: Api, route: Route, asked: WebRequest) -> tuple[Answer, faults.RequestRule | None]:
         """Return the response, and the fault to apply on the way to the client."""
         with self.lock:
             self.step()
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self._send(api.error(413, "the body is too long"), None)
         parts = urlsplit(self.path)
-        asked = Asked(
+        asked = WebRequest(
             self.command, parts.path, (), dict(parse_qsl(parts.query, keep_blank_values=True)),
             {key.lower(): value for key, value in self.headers.items()}, self.rfile.read(int(length)),
         )  # fmt: skip

@@ -24,7 +24,7 @@ from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs import sight
 from infra.runs.run_home import RunHome
-from infra.runs.sight import STOPPED, Sight
+from infra.runs.sight import STOPPED, Observation
 from infra.runs.sync import reports
 from infra.runs.sync.fetched import cuts_at_home
 from infra.units import duration, moment
@@ -50,7 +50,9 @@ def snapshot(
     ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
     ops = [op for op in journal.ops(live=True) if op.detached and op not in ops] + ops
     sights = zip(ops, at_once(lambda op: _look(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
-    found = {op.token: it if isinstance(it, Sight) else _silent(op, providers, homes, str(it)) for op, it in sights}
+    found = {
+        op.token: it if isinstance(it, Observation) else _silent(op, providers, homes, str(it)) for op, it in sights
+    }
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     of = {op.token: [op] if op.detached else [row for row in rows if row.run == op.run] for op in ops}
     views = [_shown(op, found[op.token], now, of[op.token], told) for op in ops]
@@ -64,7 +66,7 @@ def _cuts(run: str, homes: Path) -> list[str]:
 
 
 def _shown(
-    op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]
+    op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]
 ) -> PodView:  # fmt: skip
     """Return the row of `view`, or a row with the error: a damaged row must not hide the others."""
     try:
@@ -75,7 +77,7 @@ def _shown(
                        note=f"its record cannot be shown: {in_words(error)}; end it: ./inv down {op.run}")  # fmt: skip
 
 
-def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
+def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
     """Return the view of a pod from the journal row and an observation.
 
     `rows` holds all rows of the run, because earlier pods add to the cost. `told` maps tokens to the vendors' reported
@@ -120,14 +122,14 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
     )
 
 
-def _ended_at(op: Op, seen: Sight) -> float | None:
+def _ended_at(op: Op, seen: Observation) -> float | None:
     """Return the end time of the work: the time of the verdict, otherwise of the pod's end; None while live."""
     if seen.verdict:
         return seen.verdict.get("at", op.ended_at)
     return None if op.is_live else op.ended_at or op.del_requested_at
 
 
-def _state(op: Op, seen: Sight) -> str:
+def _state(op: Op, seen: Observation) -> str:
     if op.detached:
         return _state_of_detached(seen)
     if op.is_live and seen.pod and seen.pod.state == QUEUED and not seen.verdict:
@@ -139,7 +141,7 @@ def _state(op: Op, seen: Sight) -> str:
     return state_of(op.state, seen.verdict.get("state", "") or why, seen.is_alive)
 
 
-def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
+def _is_gone_at_its_limit(op: Op, seen: Observation) -> bool:
     """Return True if a rented pod was gone at the due limit without a request to end; guards end pods early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
@@ -166,12 +168,12 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
     return "lost" if state == LOST or is_alive is False else "running"
 
 
-def _state_of_detached(seen: Sight) -> str:
+def _state_of_detached(seen: Observation) -> str:
     """Return the state of a detached pod, separate from the run: `lost` until the machine answers, then `stopped`."""
     return "lost" if seen.is_there is None else "stopped"
 
 
-def _note(op: Op, seen: Sight) -> str:
+def _note(op: Op, seen: Observation) -> str:
     if op.detached:
         where = op.place or op.remote_id or op.token
         said = f"; {seen.why}" if seen.why else ""
@@ -201,7 +203,7 @@ def _ssh(op: Op) -> str:
     return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
 
 
-def _ends(op: Op, seen: Sight, now: Clocks, excess: Excess) -> tuple[str, ...]:
+def _ends(op: Op, seen: Observation, now: Clocks, excess: Excess) -> tuple[str, ...]:
     """Return the armed ends, each with the time of the last report."""
     return tuple(filter(None, (_guard_end(seen, now, excess), _timer_end(op, seen, now), *_vendor_ends(op, seen.pod))))
 
@@ -216,7 +218,7 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
         yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
 
 
-def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
+def _timer_end(op: Op, seen: Observation, now: Clocks) -> str:
     """Return the state of a pod's dead-man timer, as last seen by the guard; "" for a pod without a timer."""
     try:
         if not op.read_job().has_start_timer:
@@ -230,7 +232,7 @@ def _timer_end(op: Op, seen: Sight, now: Clocks) -> str:
     return f"dead-man timer armed: {moment(timer['ends_at'])}"
 
 
-def _guard_end(seen: Sight, now: Clocks, excess: Excess) -> str:
+def _guard_end(seen: Observation, now: Clocks, excess: Excess) -> str:
     """Return the state and limits of the guard. A guard counts as alive if the report is younger than a minute."""
     guard = seen.guard
     if not guard:
@@ -257,22 +259,22 @@ def _guard_limit(guard: Mapping[str, Any]) -> str:
     return limit
 
 
-def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
+def _look(op: Op, provider: Provider | None, homes: Path) -> Observation:
     """Look at one pod; if the pod gives no report, use the downloaded reports with their age."""
     if provider is None:
-        seen = Sight(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
+        seen = Observation(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
     else:
         seen = sight.look(op, provider)
     return seen if seen.progress or seen.verdict or seen.guard else _from_home(op, homes, seen)
 
 
-def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) -> Sight:
+def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) -> Observation:
     """Return the sight of a pod that did not answer in time. The guard is not reported dead."""
     provider = providers.get(op.vendor)
-    return _from_home(op, homes, Sight(why=why, clock_scale=clock_scale(provider) if provider else 1.0))
+    return _from_home(op, homes, Observation(why=why, clock_scale=clock_scale(provider) if provider else 1.0))
 
 
-def _from_home(op: Op, homes: Path, seen: Sight) -> Sight:
+def _from_home(op: Op, homes: Path, seen: Observation) -> Observation:
     """Return the sight with the downloaded reports of the pod."""
     try:
         told = sight.of(op, reports.at_home(op, RunHome.of(op.run, homes)))

@@ -30,7 +30,7 @@ from infra.names import new_token
 from infra.providers import Provider, clock_scale, look_up, market
 from infra.records import Offer, Pod, Request
 from infra.runs import run_rows
-from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
+from infra.runs.sight import Asks, Observation, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
 
@@ -274,7 +274,7 @@ def stop_work(provider: Provider, op: Op) -> None:
         raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
 
 
-def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = None, waits: bool = True) -> Op:
+def settle(provider: Provider, op: Op, journal: Journal, seen: Observation | None = None, waits: bool = True) -> Op:
     """Settle a live row without a keeper: end the pod after its work or after the death of the renter.
 
     End a pod that has a verdict, was asked to end, never received a job, is gone, or (rented) has reached a limit.

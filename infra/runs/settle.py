@@ -22,7 +22,7 @@ from infra.runs import pods, run_rows, sight
 from infra.runs.keepers.due_ends import is_being_concluded, is_kept, is_kept_by_another, is_past_limit, last_look
 from infra.runs.lookup import way
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -73,7 +73,7 @@ def settle_rows(
     return ended
 
 
-def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
+def end_past_limit(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
     """End a pod past the limit regardless of leases, and return the row.
 
     Raises the errors of the vendor, and Fenced if a different process has just ended the pod. Return the row unchanged
@@ -85,7 +85,7 @@ def end_past_limit(op: Op, seen: Sight, journal: Journal, settings: Settings, te
 
 
 def _settle(
-    op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool, seen: Sight | None = None
+    op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool, seen: Observation | None = None
 ) -> Op:  # fmt: skip
     """Settle a row, and return the new row. Raises the errors of the pod and the vendor.
 

@@ -67,7 +67,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """An observation of one pod."""
 
     is_there: bool | None = None
@@ -103,12 +103,12 @@ class Sight:
         return Kind.READY if self.is_alive else Kind.DEAD
 
 
-def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
+def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Observation:
     """Look at the pod of a row. An error becomes a silent sight with the reason; no error is raised.
 
     An ended row has no pod: only the files of a local run are read.
     """
-    seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
+    seen = Observation(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and Asks.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
     if seen.is_there is False and provider.keeps_runs and op.is_live:
@@ -125,7 +125,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
         return replace(seen, is_there=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
 
 
-def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
+def _as_provided(op: Op, provider: Provider, seen: Observation) -> Observation:
     """Return the sight with the state reported by the provider."""
     try:
         pod = look_up(provider, name_of(op), op.is_spot)
@@ -142,7 +142,7 @@ def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
     return replace(seen, is_there=True, pod=pod)
 
 
-def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
+def _as_told(op: Op, transport: Transport, asks: Asks, seen: Observation) -> Observation:
     """Return the sight with the pod's own reports."""
     if Asks.AGENT in asks:
         said = ask(op, transport)

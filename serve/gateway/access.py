@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from serve.gateway.request_log import Visit
+from serve.gateway.request_log import RequestRecord
 
 MOST_BYTES = 64 << 20
 
@@ -21,7 +21,7 @@ class AccessLog:
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
 
-    def write(self, visits: Iterable[Visit]) -> None:
+    def write(self, visits: Iterable[RequestRecord]) -> None:
         """Append a line for each request.
 
         Raises OSError when the lines cannot be written. These lines are lost; the next call tries again.
@@ -65,7 +65,7 @@ class _Line(msgspec.Struct):
     note: str
 
 
-def _line(visit: Visit, at: float) -> _Line:
+def _line(visit: RequestRecord, at: float) -> _Line:
     queue_s, first_byte_s = visit.queue_s, visit.first_byte_s
     return _Line(
         at,

@@ -54,7 +54,7 @@ class Keys:
         return found if is_long and scheme.lower() == b"bearer" else None
 
 
-class Guesses:
+class AuthThrottle:
     """Delay of the answer to a wrong key, by client address. Pure: time is an argument.
 
     Keys cannot be guessed, but every attempt is work, and thousands per second are a load. An address gets

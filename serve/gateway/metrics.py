@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve.gateway.queue import Turns
-from serve.gateway.request_log import Visit
-from serve.gateway.routing import Seat
+from serve.gateway.request_log import RequestRecord
+from serve.gateway.routing import ReplicaSlot
+from serve.gateway.wait_queue import WaitQueue
 from serve.gateway.window import Window
 
 PREFIX = "slipway_gateway"
@@ -46,7 +46,7 @@ class GatewayMetrics(Collector):
     `arrivals` counts all authorized requests, including requests refused for lack of a replica.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: WaitQueue) -> None:
         self.arrivals = Window()
         self._turns = turns
         self._ended: Counter[tuple[str, int, str]] = Counter()  # by route, status, replica
@@ -57,7 +57,7 @@ class GatewayMetrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def count(self, visit: Visit) -> None:
+    def count(self, visit: RequestRecord) -> None:
         self._ended[visit.route, visit.status, visit.replica] += 1
         if visit.route != "other":
             self._latency[visit.route].add(visit.total_s)
@@ -128,7 +128,7 @@ def _one(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{PREFIX}_{name}", about, value=value)
 
 
-def _each(name, about, seats: Iterable[Seat], value) -> Metric:
+def _each(name, about, seats: Iterable[ReplicaSlot], value) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=["replica"])
     for seat in seats:
         family.add_metric([seat.replica.replica_id], value(seat))

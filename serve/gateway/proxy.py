@@ -20,13 +20,13 @@ from serve.gateway.http.deadline import Deadline, Deadlines
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import ClientRequest
 from serve.gateway.http.wire import MOST_PIECES, Broken
-from serve.gateway.keys import Guesses, Keys
+from serve.gateway.keys import AuthThrottle, Keys
 from serve.gateway.metrics import GatewayMetrics
-from serve.gateway.queue import Turns
 from serve.gateway.request_body import EngineRequest, RequestRefused
-from serve.gateway.request_log import Visit
-from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
+from serve.gateway.request_log import RequestRecord
+from serve.gateway.routing import FAILED, LOST, NEITHER, SERVED, Assignment, ReplicaSlot, RequestOutcome, RetryBudget
 from serve.gateway.upstream import Answer, Engines, Failed
+from serve.gateway.wait_queue import WaitQueue
 
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # maximum delay of log and metrics; a killed gateway loses as much
@@ -39,7 +39,7 @@ class Proxy:
     """State shared by all requests of a gateway."""
 
     def __init__(
-        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics,
+        self, limits: GatewayLimits, keys: Keys, turns: WaitQueue, engines: Engines, metrics: GatewayMetrics,
         log: AccessLog | None, own: bytes,
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
@@ -52,12 +52,12 @@ class Proxy:
         # A budget per key: failing requests of a client leave the retries of other clients alone.
         self._budgets = defaultdict[str, RetryBudget](lambda: RetryBudget(limits))
         self._deadlines = Deadlines()
-        self._guesses = Guesses()
-        self._ended: list[Visit] = []  # visits not yet counted and logged
+        self._guesses = AuthThrottle()
+        self._ended: list[RequestRecord] = []  # visits not yet counted and logged
 
     async def answer(self, request: ClientRequest) -> None:
         """Answer a request, valid or not. Raises ConnectionError when the client has left, CancelledError."""
-        visit = Visit(time.monotonic(), _request_id(request))
+        visit = RequestRecord(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
         except RequestRefused as refused:
@@ -93,7 +93,7 @@ class Proxy:
             if wait_s:
                 await asyncio.sleep(wait_s)
 
-    async def _answer(self, request: ClientRequest, visit: Visit) -> None:
+    async def _answer(self, request: ClientRequest, visit: RequestRecord) -> None:
         visit.route = request_body.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
@@ -179,12 +179,17 @@ class Proxy:
             request.cut(at_once=True)
 
     async def _try(
-        self, request: ClientRequest, ask: EngineRequest, assignment: Assignment, visit: Visit, deadline: Deadline
+        self,
+        request: ClientRequest,
+        ask: EngineRequest,
+        assignment: Assignment,
+        visit: RequestRecord,
+        deadline: Deadline,
     ) -> Answer | None:
         """Return the first complete answer; None = the answer was forwarded in parts. Raises RequestRefused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
-        tried: list[Seat] = []
-        failing: list[Seat] = []
+        tried: list[ReplicaSlot] = []
+        failing: list[ReplicaSlot] = []
         budget = self._budgets[visit.key]
         budget.earn()
         while True:
@@ -226,7 +231,7 @@ class Proxy:
             assignment = other
 
     async def _pass_on(
-        self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: Visit, deadline: Deadline
+        self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: RequestRecord, deadline: Deadline
     ) -> RequestOutcome:
         """Forward an answer chunk by chunk, at the pace of the client.
 
@@ -279,7 +284,7 @@ class Proxy:
             _break_off(request, watch is not None)
         return FAILED
 
-    def _whole(self, answer: Answer, visit: Visit) -> Answer:
+    def _whole(self, answer: Answer, visit: RequestRecord) -> Answer:
         if visit.route == "models" and answer.status == 200:
             try:
                 answer.body = request_body.without_paths(answer.body)
@@ -287,7 +292,7 @@ class Proxy:
                 raise RequestRefused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer
 
-    def _given_up(self, failed: Failed, visit: Visit) -> Answer:
+    def _given_up(self, failed: Failed, visit: RequestRecord) -> Answer:
         """Return the last replica's own answer with a Retry-After header. Raises RequestRefused without an answer."""
         if failed.answer is None:
             raise RequestRefused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
@@ -301,7 +306,7 @@ class Proxy:
         if outcome is FAILED or outcome is LOST:
             self.metrics.failed(assignment.replica.replica_id)
 
-    def _note(self, visit: Visit) -> None:
+    def _note(self, visit: RequestRecord) -> None:
         visit.total_s = time.monotonic() - visit.began_at
         if not self._ended:
             asyncio.get_running_loop().call_later(NOTE_S, self.note)
@@ -355,7 +360,7 @@ def _request_id(request: ClientRequest) -> bytes:
     return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
 
 
-def _lines(answer: Answer, visit: Visit) -> bytes:
+def _lines(answer: Answer, visit: RequestRecord) -> bytes:
     ours = (answer.lines, visit.request_id, visit.replica.encode())
     return b"%bX-Request-Id: %b\r\nX-Slipway-Replica: %b\r\n" % ours
 

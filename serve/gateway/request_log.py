@@ -1,7 +1,7 @@
 """Record of a request for log and metrics, without a word of the prompt or the answer."""
 
 
-class Visit:
+class RequestRecord:
     """Record of a request, filled in on the way. Durations count from the first byte, by `time.monotonic`."""
 
     key = ""  # name of the key

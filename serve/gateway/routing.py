@@ -47,7 +47,7 @@ class Target:
             raise ValueError(f"{self.url!r} is not the address of an engine; expected http://host:port")
 
 
-class Seat:
+class ReplicaSlot:
     """Record of a replica in the gateway."""
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Assignment:
 
     __slots__ = ("seat", "is_trial", "is_open")
 
-    def __init__(self, seat: Seat, is_trial: bool) -> None:
+    def __init__(self, seat: ReplicaSlot, is_trial: bool) -> None:
         self.seat = seat
         self.is_trial = is_trial
         self.is_open = True
@@ -110,8 +110,8 @@ class Fleet:
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
-        self.seats: dict[Target, Seat] = {}
-        self.leaving: dict[Target, Seat] = {}
+        self.seats: dict[Target, ReplicaSlot] = {}
+        self.leaving: dict[Target, ReplicaSlot] = {}
         self._turn = 0
 
     def replace(self, replicas: Iterable[Target], now: float) -> None:
@@ -124,7 +124,7 @@ class Fleet:
         if len(set(ids)) < len(ids):
             raise ValueError(f"two replicas with one id: {', '.join(sorted(ids))}")
         known = {**self.leaving, **self.seats}
-        self.seats = {one: known.pop(one) if one in known else Seat(one, now) for one in wanted}
+        self.seats = {one: known.pop(one) if one in known else ReplicaSlot(one, now) for one in wanted}
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
     def in_flight(self, replica: Target) -> int:
@@ -132,9 +132,9 @@ class Fleet:
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
-    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Assignment | None:
+    def take(self, now: float, tried: Collection[ReplicaSlot] = (), affinity: bytes = b"") -> Assignment | None:
         """Return an assignment to the best replica outside `tried`; None when no replica has room."""
-        limits, least, fit = self.limits, math.inf, list[Seat]()
+        limits, least, fit = self.limits, math.inf, list[ReplicaSlot]()
         most = limits.max_in_flight_per_replica
         for seat in self.seats.values():
             if seat.in_flight < most and seat not in tried:
@@ -182,7 +182,7 @@ class Fleet:
             seat.lost = 0
             seat.errors += 1
 
-    def blame(self, seats: Iterable[Seat], now: float) -> None:
+    def blame(self, seats: Iterable[ReplicaSlot], now: float) -> None:
         """Count a request against the replicas that failed it, after a different replica has served the request.
 
         A request failing everywhere counts against no replica: otherwise a client could take out the whole fleet.
@@ -190,7 +190,7 @@ class Fleet:
         for seat in seats:
             self._blame(seat, now)
 
-    def _blame(self, seat: Seat, now: float) -> None:
+    def _blame(self, seat: ReplicaSlot, now: float) -> None:
         seat.failures += 1
         is_due = seat.failures >= self.limits.eject_after if seat.ejected_until is None else now >= seat.ejected_until
         if is_due:
@@ -198,7 +198,7 @@ class Fleet:
             out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
             seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
-    def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
+    def _with_affinity(self, seats: list[ReplicaSlot], affinity: bytes) -> ReplicaSlot | None:
         """Return the preferred replica of a prefix among replicas below the load bound; None if no replica is below.
 
         Rendezvous hashing: no growing table, and an added or removed replica moves only its own prefixes.

@@ -25,10 +25,10 @@ from serve.gateway.http.open_files import fitted
 from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse
-from serve.gateway.queue import Turns
 from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Target
 from serve.gateway.upstream import Engines
+from serve.gateway.wait_queue import WaitQueue
 
 
 class Gateway:
@@ -36,7 +36,7 @@ class Gateway:
 
     def __init__(self, limits: GatewayLimits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
-        self.turns = Turns(limits, time.monotonic)
+        self.turns = WaitQueue(limits, time.monotonic)
         self.metrics = GatewayMetrics(self.turns)
         self._engines: Engines | None = None
         self._proxy: Proxy | None = None

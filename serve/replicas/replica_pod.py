@@ -30,7 +30,7 @@ from infra.records import Plan
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Asks, Sight, look
+from infra.runs.sight import Asks, Observation, look
 from infra.runs.sync import mirror
 from infra.selection import registry
 from infra.settings import Settings
@@ -65,7 +65,7 @@ class Stage:
 
 
 @dataclass
-class Landing:
+class ReplicaLauncher:
     """Backend of the replicas of the service `name`: launches, observes and ends pods."""
 
     name: str
@@ -144,7 +144,7 @@ class Landing:
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(sight.pod_of(op))
 
-    def look(self, op: Op, asks: Asks) -> Sight:
+    def look(self, op: Op, asks: Asks) -> Observation:
         """Return the observed state of a replica's pod."""
         return look(op, self.vendor(op.vendor), asks)
 

@@ -21,8 +21,8 @@ from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.op import Op
-from infra.runs.keepers.recovery import REPLICA, Do, decide
-from infra.runs.sight import Asks, Kind, Sight
+from infra.runs.keepers.recovery import REPLICA, RecoveryAction, decide
+from infra.runs.sight import Asks, Kind, Observation
 from serve.gateway.routing import Target
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus
@@ -30,7 +30,7 @@ from serve.policy.service_state import Member, WantedService, served_name
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import ReplicaEndpoint
 from serve.replicas.prober import Prober
-from serve.replicas.replica_pod import Landing, Stage
+from serve.replicas.replica_pod import ReplicaLauncher, Stage
 from serve.service import Service
 from store.backoff import Backoff
 
@@ -73,7 +73,7 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, wanted: WantedService, journal: Journal, landing: Landing, gateway: GatewayClient,
+        self, name: str, wanted: WantedService, journal: Journal, landing: ReplicaLauncher, gateway: GatewayClient,
         take_off: Callable[[], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
@@ -258,7 +258,7 @@ class Replicas:
         """Watch the engine and the startup progress, as reported by the pod's agent."""
         while True:
             op = self._op(one)
-            seen = await self._in_thread(self.landing.look, op, Asks.FILES) if op else Sight(False)
+            seen = await self._in_thread(self.landing.look, op, Asks.FILES) if op else Observation(False)
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
@@ -266,9 +266,9 @@ class Replicas:
                     self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
-    def _is_lost(self, one: KeptReplica, op: Op | None, seen: Sight) -> bool:
+    def _is_lost(self, one: KeptReplica, op: Op | None, seen: Observation) -> bool:
         """Request the end of a replica whose pod will never serve again, and return True. Silence proves no loss."""
-        if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
+        if decide([seen], REPLICA).do is not RecoveryAction.BEGIN_ANEW:
             return False
         facts = one.member.facts
         if op is not None and op.is_live and seen.kind is Kind.GONE:

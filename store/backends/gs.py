@@ -20,7 +20,7 @@ from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
-from store.patience import Again, Conflict, Patience, clean
+from store.patience import Conflict, Patience, Retryable, clean
 
 GOOGLE = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -173,11 +173,11 @@ class GoogleBucket(BucketBackend):
                 verb, address, body=body or None, headers=signed, timeout=timeout, retries=False, redirect=False
             )
         except TransportError as error:
-            raise Again(f"whose keys these are cannot be asked: {error}") from None
+            raise Retryable(f"whose keys these are cannot be asked: {error}") from None
         except GoogleAuthError as error:
             raise Denied(f"{self.uri}: {what}: {clean(error)}; {HINT}") from None
         except (HTTPError, ConnectionError, TimeoutError) as error:
-            raise Again(f"{type(error).__name__}: {error}") from None
+            raise Retryable(f"{type(error).__name__}: {error}") from None
         if answer.status < 300 or answer.status in (308, 416):
             return answer
         raise self._in_words(what, answer)
@@ -192,7 +192,7 @@ class GoogleBucket(BucketBackend):
         words = f"{self.uri}: {what}: {clean(said)[:300]} ({status})"
         if status in (408, 429) or status >= 500 or reason in SLOW_DOWN:
             wait = answer.headers.get("retry-after", "")
-            return Again(f"it answers {status} {reason}".strip(), float(wait) if wait.isdigit() else None)
+            return Retryable(f"it answers {status} {reason}".strip(), float(wait) if wait.isdigit() else None)
         if status in (409, 412):
             return self._conflict(words)
         if status in (401, 403):
@@ -200,7 +200,7 @@ class GoogleBucket(BucketBackend):
         if status == 404 and ("bucket does not exist" in said or "bucket" in what or what.startswith("listing")):
             return self._no_bucket()
         if status in (404, 410) and what.startswith("writing"):
-            return Again(f"{what}: its upload has been given up meanwhile")
+            return Retryable(f"{what}: its upload has been given up meanwhile")
         return FileNotFoundError(words) if status == 404 else StoreError(words)
 
 

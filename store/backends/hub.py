@@ -22,7 +22,7 @@ from typing import IO, Any
 from store import credentials
 from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import Denied, NoStore, StoreError
-from store.patience import Again, Conflict, Patience, clean
+from store.patience import Conflict, Patience, Retryable, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may write there"
@@ -119,7 +119,7 @@ class Repository(Backend):
                         break  # a server without range support sends the whole file
                 promised = int(answer.headers.get("content-length", "-1"))
                 if answer.status_code == 206 and len(got) < promised:
-                    raise Again("it broke off")
+                    raise Retryable("it broke off")
                 return bytes(got if answer.status_code == 206 else got[start:stop])
 
         return self._ask(f"reading {name}", ask, stop - start)
@@ -241,10 +241,10 @@ class Repository(Backend):
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
         words = f"{self.uri}: {what}: {clean(error)}"
-        if isinstance(error, Again):
+        if isinstance(error, Retryable):
             return error
         if isinstance(error, (httpx2.TransportError, ConnectionError, TimeoutError)):
-            return Again(f"{type(error).__name__}: {error}")
+            return Retryable(f"{type(error).__name__}: {error}")
         if isinstance(error, EntryNotFoundError):
             return FileNotFoundError(words)
         if not isinstance(error, HfHubHTTPError):
@@ -275,10 +275,10 @@ def _client(answer_s: float) -> Any:
             try:
                 answer = super().send(request, **words)
             except httpx2.TransportError as error:
-                raise Again(f"{type(error).__name__}: {error}") from None
+                raise Retryable(f"{type(error).__name__}: {error}") from None
             if answer.status_code in AGAIN:
                 said = answer.headers.get("retry-after", "")
-                raise Again(f"it answers {answer.status_code}", float(said) if said.isdigit() else None)
+                raise Retryable(f"it answers {answer.status_code}", float(said) if said.isdigit() else None)
             return answer
 
     hooks = {"request": [hf_request_event_hook]}

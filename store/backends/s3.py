@@ -18,7 +18,7 @@ from store import credentials
 from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
 from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
-from store.patience import Again, Conflict, Patience, clean
+from store.patience import Conflict, Patience, Retryable, clean
 
 MOST_PARTS = 9_000  # S3 allows 10,000
 # Bytes per copy request. The response comes when the copy is complete and must meet the timeout.
@@ -188,7 +188,7 @@ class Bucket(BucketBackend):
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
             told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
             if verb in WRITES and not told.get("ETag"):  # botocore accepts truncated responses
-                raise Again("its answer was cut short")
+                raise Retryable("its answer was cut short")
             return answer
 
         return self._patiently(what, ask, num_bytes)
@@ -209,10 +209,10 @@ class Bucket(BucketBackend):
         except NoCredentialsError:
             raise Denied(f"{self.uri}: no credentials for it; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
-            raise Again(f"{type(error).__name__}: {error}") from None
+            raise Retryable(f"{type(error).__name__}: {error}") from None
         except BotoCoreError as error:
             if "endpoint" in type(error).__name__.lower() or "Read" in type(error).__name__:
-                raise Again(str(error)) from None
+                raise Retryable(str(error)) from None
             raise StoreError(f"{self.uri}: {what}: {clean(error)}") from None
 
     def _in_words(self, what: str, error: Any) -> Exception:
@@ -222,11 +222,11 @@ class Bucket(BucketBackend):
         if code in CHANGED or status in (409, 412):
             return self._conflict(words)
         if status in (408, 429) or status >= 500 or code in AGAIN:
-            return Again(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
+            return Retryable(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
         if code == "NoSuchBucket" or (status == 404 and "bucket" in what):
             return self._no_bucket()
         if code == "NoSuchUpload":
-            return Again(f"{what}: its upload has been given up meanwhile")
+            return Retryable(f"{what}: its upload has been given up meanwhile")
         if code == "InvalidRange":
             return _Beyond()
         if code in MISSING or status == 404:

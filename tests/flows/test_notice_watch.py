@@ -7,7 +7,7 @@ import pytest
 from flows.supervisor.notice_watch import of_run, of_service
 from infra.agent.limits import Clocks
 from infra.ledger.op import Op
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
 
@@ -20,14 +20,15 @@ def at(seconds: float) -> Clocks:
 
 
 @pytest.mark.parametrize(("op", "seen", "seconds", "idle_s", "events"), [
-    (RENTED, Sight(), 1439, 0.0, []),
-    (RENTED, Sight(), 1441, 0.0, ["near limit"]),
-    (RENTED, Sight(verdict={"state": "succeeded"}), 1700, 9999.0, []),
-    (RENTED, Sight(), 100, 599.0, []),
-    (RENTED, Sight(), 100, 601.0, ["idle"]),
-    (RENTED, Sight(guard={"idle_s": 700.0}), 100, 0.0, ["idle"]),
-    (replace(RENTED, rate=0, cap=None), Sight(guard={"limit_s": 100.0, "elapsed_s": 81.0}), 0, 0.0, ["near limit"]),
-    (replace(RENTED, rate=0, cap=None), Sight(guard={"limit_s": None}), 1e6, 0.0, []),
+    (RENTED, Observation(), 1439, 0.0, []),
+    (RENTED, Observation(), 1441, 0.0, ["near limit"]),
+    (RENTED, Observation(verdict={"state": "succeeded"}), 1700, 9999.0, []),
+    (RENTED, Observation(), 100, 599.0, []),
+    (RENTED, Observation(), 100, 601.0, ["idle"]),
+    (RENTED, Observation(guard={"idle_s": 700.0}), 100, 0.0, ["idle"]),
+    (replace(RENTED, rate=0, cap=None), Observation(guard={"limit_s": 100.0, "elapsed_s": 81.0}), 0, 0.0,
+     ["near limit"]),
+    (replace(RENTED, rate=0, cap=None), Observation(guard={"limit_s": None}), 1e6, 0.0, []),
 ])  # fmt: skip
 def test_a_run_is_told_of_when_its_limit_is_near_or_its_gpus_are_idle(op, seen, seconds, idle_s, events):
     found = list(of_run(op, seen, at(seconds), idle_s))

@@ -15,7 +15,7 @@ from infra.ledger.journal import Journal
 from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.runs.keepers import due_ends
 from infra.runs.keepers.recovery import RUN
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT
@@ -99,7 +99,7 @@ def test_a_pod_past_its_limit_ends_whoever_keeps_it(journal, settings, monkeypat
     monkeypatch.setattr(due_ends, "is_kept_by_another", lambda op, journal: True)  # as this process holds the lease
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]
     assert due.is_needed(journal, settings)
-    assert due_ends.is_being_concluded(past, Sight(verdict=verdict), journal, settings) is is_left
+    assert due_ends.is_being_concluded(past, Observation(verdict=verdict), journal, settings) is is_left
     journal.advance(past, "end", reason="its limit", outcome="limit")
     assert [op.run for op in due.pods_to_end(journal, settings)] == ["over-1"]  # until it is proven gone
 

@@ -13,7 +13,7 @@ from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs import pod_reports
 from infra.runs.observe import read_clocks, view
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds
@@ -50,7 +50,7 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
     op = Op(run="calm-ox-1", token="sw1-x", vendor="local", state="ready")
     row = view(
         op,
-        Sight(is_there=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
+        Observation(is_there=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
         read_clocks(),
         [op],
         {},

@@ -14,7 +14,7 @@ from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import initialise, unfilled
 from trainer.objectives import Batch
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel.fsdp import WHOLE, cut, parts_of
 from trainer.parallel.process_group import joined
 from trainer.parallel.zero import shared
@@ -46,7 +46,7 @@ with joined() as ranks, tempfile.TemporaryDirectory() as folder:
         part.deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     saved = Checkpoints(Path(folder) / "saved", Keeping(reserve_bytes=0, samples=0))
     with equipped(model, config, machine):
-        Training(model, config, Made(batch), saved, {}, Path(folder) / "metrics", ranks, part).run()
+        Training(model, config, StepSource(batch), saved, {}, Path(folder) / "metrics", ranks, part).run()
     if ranks.is_first:
         lines = (Path(folder) / "metrics" / "metrics.jsonl").read_text().splitlines()
         print(json.dumps([json.loads(line)["loss"] for line in lines]))

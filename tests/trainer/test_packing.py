@@ -37,7 +37,7 @@ from trainer.model import attention
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel.allocator import SETTINGS, let_segments_grow
 from trainer.parallel.process_group import Ranks
 from trainer.records.blocks_config import BlocksConfig
@@ -93,7 +93,7 @@ def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
         return packed(ids, targets, config.sequence_len, PAD) if is_packed else {"ids": ids, "targets": targets}
 
     saved = Checkpoints(folder / "saved", Keeping(save_every=100, reserve_bytes=0, samples=0))
-    return Training(model, config, Made(batch), saved, FACTS, folder / "metrics")
+    return Training(model, config, StepSource(batch), saved, FACTS, folder / "metrics")
 
 
 @pytest.mark.slow

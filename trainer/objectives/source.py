@@ -54,7 +54,7 @@ class Source:
         """Restore the result of `state()`; not called for a checkpoint without source state."""
 
 
-class Made(Source):
+class StepSource(Source):
     """A source whose batches are a pure function of the step."""
 
     def __init__(self, make: Callable[[int], Batch], counts: TalkCounts | None = None) -> None:
@@ -67,7 +67,7 @@ class Made(Source):
         return self.make(step)
 
 
-class Asked:
+class SynchronousBatches:
     """Synchronous batches of a `sees_model` source, with the interface of `data.prefetch.Ahead`."""
 
     def __init__(self, source: Source, model: Decoder, first: int) -> None:
@@ -80,7 +80,7 @@ class Asked:
         self.next += 1
         return made, time.perf_counter() - began
 
-    def __enter__(self) -> "Asked":
+    def __enter__(self) -> "SynchronousBatches":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -12,7 +12,7 @@ from data.events import emit
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.objectives import Batch
-from trainer.objectives.source import Made, Source
+from trainer.objectives.source import Source, StepSource
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
@@ -40,7 +40,7 @@ def rows_of(phase: PhaseRun) -> Source:
             return packed(ids, targets, config.sequence_len, conversations.pad)
         return {"ids": ids, "targets": targets}
 
-    return Made(batch, conversations.counts)
+    return StepSource(batch, conversations.counts)
 
 
 def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:

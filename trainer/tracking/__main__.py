@@ -26,7 +26,7 @@ from typing import Any
 from store import local_files, packs
 from trainer.reporting.jsonl_log import FIGURES, SAID
 from trainer.tracking.growing import Growing
-from trainer.tracking.tracker import Told, TrackedRun, Tracker
+from trainer.tracking.tracker import LastSent, TrackedRun, Tracker
 
 LOOK_S = 1.0
 POLL_S = 0.1
@@ -39,14 +39,14 @@ class Sidecar:
         self.run, self.runs, self.state, self.opened = run, runs, state, opened
         self.files: dict[Path, Growing] = {}
         self.tracker: Tracker | None = None
-        self.told = Told()
+        self.told = LastSent()
 
     def begin(self) -> None:
         """Open the tracker's run, and load the last steps already sent: from the tracker, else from the state file."""
         self.run.folder.mkdir(parents=True, exist_ok=True)
         self.tracker = self.opened(self.run)
         kept = self._kept()
-        self.told = self.tracker.told or Told(dict(kept.get("figures", {})), dict(kept.get("samples", {})))
+        self.told = self.tracker.told or LastSent(dict(kept.get("figures", {})), dict(kept.get("samples", {})))
         self._note()
 
     def look(self) -> bool:
@@ -97,7 +97,7 @@ class Sidecar:
 
     def _note(self, problem: str = "") -> None:
         link = self.tracker.link if self.tracker else self._kept().get("link", "")
-        told = asdict(self.told) if self.tracker else {key: self._kept().get(key, {}) for key in asdict(Told())}
+        told = asdict(self.told) if self.tracker else {key: self._kept().get(key, {}) for key in asdict(LastSent())}
         said = {"link": link, **told, "problem": problem, "at": time.time()}
         self.state.parent.mkdir(parents=True, exist_ok=True)
         local_files.replace(self.state, json.dumps(said).encode())

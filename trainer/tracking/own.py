@@ -9,7 +9,7 @@ from typing import Any
 
 from store.extensions import of_text
 from store.extensions.run import function
-from trainer.tracking.tracker import Line, Told, TrackedRun
+from trainer.tracking.tracker import LastSent, Line, TrackedRun
 
 
 class OwnTracker:
@@ -17,7 +17,7 @@ class OwnTracker:
         self.theirs: Any = function(of_text(code, name), "tracker")(run.run, run.folder, run.configs)
         self.link = str(getattr(self.theirs, "link", name))
         told: Mapping[str, int] | None = getattr(self.theirs, "told", None)
-        self.told = None if told is None else Told(dict(told), dict(told))
+        self.told = None if told is None else LastSent(dict(told), dict(told))
 
     def figures(self, phase: str, lines: Sequence[Line]) -> None:
         for line in lines:

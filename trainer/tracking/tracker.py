@@ -28,7 +28,7 @@ class TrackedRun:
 
 
 @dataclass
-class Told:
+class LastSent:
     """Last step sent, by phase: for figures, and for samples."""
 
     figures: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
     link: str
     """Address of the run for people."""
-    told: Told | None
+    told: LastSent | None
     """The tracker's own record of the steps received from this or an earlier process; None = no record."""
 
     def figures(self, phase: str, lines: Sequence[Line]) -> None:

@@ -50,9 +50,9 @@ from infra.providers.runpod.rest import (
     REFUSALS,
     STATES,
     Bill,
+    CreatedPod,
     GpuType,
     GpuTypes,
-    Made,
     PodRow,
     PodRows,
     Volume,
@@ -301,7 +301,7 @@ class RunPod(ByHttp):
             **({"dataCenterIds": [offer.region]} if offer.region else {}),
         }
         try:
-            made = self.api.decode(self.api.act("POST", "/v2/pods", body), Made)
+            made = self.api.decode(self.api.act("POST", "/v2/pods", body), CreatedPod)
         except VendorRefused as refused:
             raise REFUSALS.error(refused) from None
         return Deployed(made.id, made.cost)

@@ -108,7 +108,7 @@ class Volume(Struct):
     size: int = 0  # GB
 
 
-class Made(Struct):
+class CreatedPod(Struct):
     id: Annotated[str, Meta(min_length=1)]
     cost: Any = None
 

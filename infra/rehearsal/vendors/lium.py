@@ -132,7 +132,7 @@ class Lium(web.Api):
             web.Route("GET", "/api/billing/statement", "billing", self._statement),
         )
 
-    def authenticate(self, asked: web.Asked) -> web.Answer | bool | frozenset[str]:
+    def authenticate(self, asked: web.WebRequest) -> web.Answer | bool | frozenset[str]:
         if asked.path.startswith("/api/public/"):
             return False
         right = self._keys.get(asked.headers.get("x-api-key", ""))
@@ -150,7 +150,7 @@ class Lium(web.Api):
         }
         return web.Answer(status, {"error": error, "detail": words})
 
-    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if isinstance(error, Refused):
             if error.reason == "funds":
                 return self.error(403, f"Insufficient balance: this rental {error}")
@@ -164,7 +164,7 @@ class Lium(web.Api):
         pairs = [(key, self._market.offers[offer_id]) for key, offer_id in self._executors.items()]
         return [(key, offer) for key, offer in pairs if self._market.free(offer.offer_id)]
 
-    def _list_executors(self, asked: web.Asked) -> web.Answer:
+    def _list_executors(self, asked: web.WebRequest) -> web.Answer:
         rows = [self._executor(key, offer) for key, offer in self._free()]
         query = asked.query
         if query.get("view", "full") not in ("summary", "full"):
@@ -207,7 +207,7 @@ class Lium(web.Api):
             },
         }  # fmt: skip
 
-    def _nodes(self, asked: web.Asked) -> web.Answer:
+    def _nodes(self, asked: web.WebRequest) -> web.Answer:
         nodes = []
         for key, offer in self._free():
             row = offer.about
@@ -221,15 +221,15 @@ class Lium(web.Api):
             })  # fmt: skip
         return web.Answer(200, {"nodes": nodes})
 
-    def _machines(self, asked: web.Asked) -> web.Answer:
+    def _machines(self, asked: web.WebRequest) -> web.Answer:
         kinds = dict.fromkeys(self._market.offers[offer_id].kind for offer_id in self._executors.values())
         return web.Answer(200, [{"name": kind} for kind in kinds])
 
-    def _default_images(self, asked: web.Asked) -> web.Answer:
+    def _default_images(self, asked: web.WebRequest) -> web.Answer:
         images = [{name: TEMPLATE[name] for name in ("docker_image", "docker_image_tag")}]
         return web.Answer(200, [{"docker_image": "ubuntu", "docker_image_tag": "24.04"}, *images])
 
-    def _quote(self, asked: web.Asked) -> web.Answer:
+    def _quote(self, asked: web.WebRequest) -> web.Answer:
         offer = self._offer(asked)
         try:
             hours = float(asked.query.get("hours", "1"))
@@ -238,14 +238,14 @@ class Lium(web.Api):
         hourly = dollars(offer.micro_usd_per_hour)
         return web.Answer(200, {"price_per_hour": hourly, "hours": hours, "total": hourly * hours})
 
-    def _offer(self, asked: web.Asked) -> Offer:
+    def _offer(self, asked: web.WebRequest) -> Offer:
         if asked.words[0] not in self._executors:
             raise Problem(404, "Invalid executor id")
         return self._market.offers[self._executors[asked.words[0]]]
 
     # -- pods
 
-    def _rent(self, asked: web.Asked) -> web.Answer:
+    def _rent(self, asked: web.WebRequest) -> web.Answer:
         offer, wish = self._offer(asked), asked.decode(Rent)
         if (wish.template_id is None) == (wish.dockerfile_content is None):
             raise Problem(400, "exactly one of template_id and dockerfile_content is needed")
@@ -272,24 +272,24 @@ class Lium(web.Api):
     def _listed(self) -> list[Machine]:
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
 
-    def _get(self, asked: web.Asked) -> Machine:
+    def _get(self, asked: web.WebRequest) -> Machine:
         found = [one for one in self._listed() if one.machine_id == asked.words[0] and one.state != "gone"]
         if not found:
             raise Problem(404, "Pod not found")
         return found[0]
 
-    def _list(self, asked: web.Asked) -> web.Answer:
+    def _list(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, [self._pod(one) for one in self._listed() if one.is_listed])
 
-    def _find(self, asked: web.Asked) -> web.Answer:
+    def _find(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, self._pod(self._get(asked)))
 
-    def _delete(self, asked: web.Asked) -> web.Answer:
+    def _delete(self, asked: web.WebRequest) -> web.Answer:
         if not self._market.delete(self._get(asked).machine_id):
             raise Problem(404, "Pod not found")
         return web.Answer(200, {"success": True})
 
-    def _events(self, asked: web.Asked) -> web.Answer:
+    def _events(self, asked: web.WebRequest) -> web.Answer:
         """Return the events of a pod, including gone pods."""
         machine = self._ever(asked)
         rows = []
@@ -298,7 +298,7 @@ class Lium(web.Api):
             rows.append({"created_at": iso(at), "event": state, "reason": reason or None})
         return web.Answer(200, rows)
 
-    def _account_events(self, asked: web.Asked) -> web.Answer:
+    def _account_events(self, asked: web.WebRequest) -> web.Answer:
         """Return the events of the account, newest first; events keep ids and names of gone pods."""
         pod_id, since = asked.query.get("pod_id"), asked.query.get("since", "")
         told = [
@@ -316,7 +316,7 @@ class Lium(web.Api):
         limit = asked.query.get("limit", "200")
         return web.Answer(200, rows[: int(limit) if limit.isdigit() else 200])
 
-    def _record(self, asked: web.Asked) -> web.Answer:
+    def _record(self, asked: web.WebRequest) -> web.Answer:
         machine = self._ever(asked)
         return web.Answer(200, {
             "pod_id": machine.machine_id, "pod_name": machine.order.name, "status": self._status(machine),
@@ -325,13 +325,13 @@ class Lium(web.Api):
             "total": dollars(self._market.told_bill_micro_usd(machine)),
         })  # fmt: skip
 
-    def _ever(self, asked: web.Asked) -> Machine:
+    def _ever(self, asked: web.WebRequest) -> Machine:
         machine = self._market.get(asked.words[0])
         if machine.offer.vendor != self.vendor:
             raise Problem(404, "Pod not found")
         return machine
 
-    def _schedule(self, asked: web.Asked) -> web.Answer:
+    def _schedule(self, asked: web.WebRequest) -> web.Answer:
         machine, wish = self._get(asked), asked.decode(Removal)
         try:
             at = parse_iso(wish.removal_scheduled_at)
@@ -343,12 +343,12 @@ class Lium(web.Api):
             self._market.arm(machine, at)
         return web.Answer(200, self._pod(machine))
 
-    def _unschedule(self, asked: web.Asked) -> web.Answer:
+    def _unschedule(self, asked: web.WebRequest) -> web.Answer:
         machine = self._get(asked)
         machine.expires_at = None
         return web.Answer(200, self._pod(machine))
 
-    def _reboot(self, asked: web.Asked) -> web.Answer:
+    def _reboot(self, asked: web.WebRequest) -> web.Answer:
         machine = self._get(asked)
         self._market.stop(machine.machine_id, "reboot")
         self._market.start(machine.machine_id)
@@ -382,32 +382,32 @@ class Lium(web.Api):
 
     # -- keys, templates, money
 
-    def _add_key(self, asked: web.Asked) -> web.Answer:
+    def _add_key(self, asked: web.WebRequest) -> web.Answer:
         self._ssh_keys.append({"id": str(uuid.uuid4()), **msgspec.to_builtins(asked.decode(Key))})
         return web.Answer(200, self._ssh_keys[-1])
 
-    def _add_template(self, asked: web.Asked) -> web.Answer:
+    def _add_template(self, asked: web.WebRequest) -> web.Answer:
         key = str(uuid.uuid4())
         self._templates[key] = {"id": key, "status": "CREATED", **msgspec.to_builtins(asked.decode(Template))}
         return web.Answer(200, self._templates[key])
 
-    def _template(self, asked: web.Asked) -> web.Answer:
+    def _template(self, asked: web.WebRequest) -> web.Answer:
         if asked.words[0] not in self._templates:
             raise Problem(404, "Template not found")
         return web.Answer(200, self._templates[asked.words[0]])
 
-    def _find_volume(self, asked: web.Asked) -> web.Answer:
+    def _find_volume(self, asked: web.WebRequest) -> web.Answer:
         if asked.words[0] != self._volume["id"]:
             raise Problem(404, "Volume not found")
         return web.Answer(200, self._volume)
 
-    def _me(self, asked: web.Asked) -> web.Answer:
+    def _me(self, asked: web.WebRequest) -> web.Answer:
         balance = self._market.balance_micro_usd.get(self.vendor, RICH_MICRO_USD) - self._market.spent_micro_usd(
             self.vendor
         )
         return web.Answer(200, {"id": "u1", "email": "rehearsal@localhost", "balance": dollars(balance)})
 
-    def _statement(self, asked: web.Asked) -> web.Answer:
+    def _statement(self, asked: web.WebRequest) -> web.Answer:
         machines = [one for one in self._market.machines.values() if one.offer.vendor == self.vendor]
         pods = [
             {"pod_id": one.machine_id, "pod_name": one.order.name, "days": [],

@@ -148,7 +148,7 @@ class Runpod(web.Api):
             web.Route("GET", "/v2/registries", "volumes", lambda _: web.Answer(200, {"registries": []})),
         )
 
-    def authenticate(self, asked: web.Asked) -> web.Answer | bool:
+    def authenticate(self, asked: web.WebRequest) -> web.Answer | bool:
         if asked.path.startswith("/v1/"):
             return web.Answer(410, {"error": "REST v1 is retired", "status": 410})
         if self.owner(asked):
@@ -156,20 +156,20 @@ class Runpod(web.Api):
         right = self._keys.get(asked.headers.get("authorization", ""))
         return self.error(401, "The API key is not valid.") if right is None else right
 
-    def route(self, asked: web.Asked) -> web.Route | web.Answer:
+    def route(self, asked: web.WebRequest) -> web.Route | web.Answer:
         route, owner = super().route(asked), self.owner(asked)
         # As far as known, a pod's own key works only for GraphQL.
         if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
             return self.error(403, "this API key does not have the scope for that")
         return route
 
-    def owner(self, asked: web.Asked) -> Machine | None:
+    def owner(self, asked: web.WebRequest) -> Machine | None:
         """Return the live machine that owns the request's API key, or None."""
         word = asked.headers.get("authorization", "")
         machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
         return next((one for one in machines if one.state not in ENDED and not one.has("no pod key")), None)
 
-    def by(self, asked: web.Asked) -> str:
+    def by(self, asked: web.WebRequest) -> str:
         """Return the caller for the record of the truth: "pod" or "client"."""
         return "pod" if self.owner(asked) else "client"
 
@@ -191,7 +191,7 @@ class Runpod(web.Api):
             body |= {"detail": "Request validation failed.", "errors": [f"$: {words}"]}
         return web.Answer(status, body, {"Content-Type": "application/problem+json"})
 
-    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if isinstance(error, Problem):
             return self.error(error.status, str(error))
         if isinstance(error, Refused):
@@ -201,16 +201,16 @@ class Runpod(web.Api):
 
     # -- offers
 
-    def _catalog(self, asked: web.Asked) -> web.Answer:
+    def _catalog(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, {"gpus": [row for row in self._rows(asked) if row]})
 
-    def _catalog_one(self, asked: web.Asked) -> web.Answer:
+    def _catalog_one(self, asked: web.WebRequest) -> web.Answer:
         found = [row for row in self._rows(asked) if row["id"] == asked.words[0]]
         if not found:
             raise Problem(404, f"GPU type {asked.words[0]} not found")
         return web.Answer(200, found[0])
 
-    def _rows(self, asked: web.Asked) -> list[dict[str, Any]]:
+    def _rows(self, asked: web.WebRequest) -> list[dict[str, Any]]:
         query = asked.query
         with_stock = "AVAILABILITY" in query.get("include", "")
         only = {"count", "cloud", "countryCodes", "minCudaVersion", "cudaVersions"} & query.keys()
@@ -259,7 +259,7 @@ class Runpod(web.Api):
 
     # -- pods
 
-    def _create(self, asked: web.Asked) -> web.Answer:
+    def _create(self, asked: web.WebRequest) -> web.Answer:
         wish = asked.decode(Create)
         if wish.image is msgspec.UNSET and not wish.templateId:
             raise web.Invalid("missing property 'image'")
@@ -339,7 +339,7 @@ class Runpod(web.Api):
     def _is_hidden(self, machine: Machine) -> bool:
         return machine.order.spot and self._hub.faults.plan.hides_spot
 
-    def _list(self, asked: web.Asked) -> web.Answer:
+    def _list(self, asked: web.WebRequest) -> web.Answer:
         pods = [self.shown(one) for one in self.listed() if one.is_listed and not self._is_hidden(one)]
         size, start = self._hub.faults.plan.page_size, asked.query.get("cursor", "0")
         if not size:
@@ -349,14 +349,14 @@ class Runpod(web.Api):
         end = int(start) + size
         return web.Answer(200, {"pods": pods[int(start) : end], "nextCursor": str(end) if end < len(pods) else None})
 
-    def _find(self, asked: web.Asked) -> web.Answer:
+    def _find(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, self.shown(self._of_v2(asked.words[0])))
 
-    def _delete(self, asked: web.Asked) -> web.Answer:
+    def _delete(self, asked: web.WebRequest) -> web.Answer:
         self._market.delete(self._of_v2(asked.words[0]).machine_id, self.by(asked))
         return web.Answer(204)
 
-    def _act(self, asked: web.Asked) -> web.Answer:
+    def _act(self, asked: web.WebRequest) -> web.Answer:
         machine, action = self._of_v2(asked.words[0]), asked.decode(Action).action
         if action not in ACTIONS[self.status(machine)]:
             raise Problem(409, f"{action} is not allowed while the pod is {self.status(machine)}")
@@ -418,14 +418,14 @@ class Runpod(web.Api):
             "createdAt": iso(machine.created_at), "startedAt": iso(machine.active_at),
         }  # fmt: skip
 
-    def _find_volume(self, asked: web.Asked) -> web.Answer:
+    def _find_volume(self, asked: web.WebRequest) -> web.Answer:
         if asked.words[0] != self._volume["id"]:
             raise Problem(404, f"network volume {asked.words[0]} not found")
         return web.Answer(200, self._volume)
 
     # -- money and keys
 
-    def _billing(self, asked: web.Asked) -> web.Answer:
+    def _billing(self, asked: web.WebRequest) -> web.Answer:
         """Return one record per pod, for any bucket size."""
         machines = [one for one in self._market.machines.values() if one.offer.vendor == self.vendor]
         pod_id = asked.query.get("podId")
@@ -450,10 +450,10 @@ class Runpod(web.Api):
                 "totalAmount": dollars(gpu + disk), "gpuAmount": dollars(gpu), "cpuAmount": 0.0,
                 "diskAmount": dollars(disk)}  # fmt: skip
 
-    def _list_keys(self, asked: web.Asked) -> web.Answer:
+    def _list_keys(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, {"keys": self._ssh_keys})
 
-    def _put_keys(self, asked: web.Asked) -> web.Answer:
+    def _put_keys(self, asked: web.WebRequest) -> web.Answer:
         self._ssh_keys = asked.decode(Keys).keys
         return self._list_keys(asked)
 

@@ -55,7 +55,7 @@ class Graph:
             "gpuTypes": self._gpu_types,
         }
 
-    def route(self, asked: web.Asked) -> web.Route | web.Answer:
+    def route(self, asked: web.WebRequest) -> web.Route | web.Answer:
         """Choose the route by the selected field, so that faults match a create in any spelling."""
         if asked.method != "POST":
             return self._runpod.error(405, "GraphQL is asked by POST")
@@ -73,7 +73,7 @@ class Graph:
     def refused(self, words: str) -> web.Answer:
         return web.Answer(200, {"errors": [{"message": words, "extensions": {"code": "BAD_USER_INPUT"}}], "data": None})
 
-    def _answer(self, kind: str, selections: tuple[Selection, ...], asked: web.Asked) -> web.Answer:
+    def _answer(self, kind: str, selections: tuple[Selection, ...], asked: web.WebRequest) -> web.Answer:
         owner, by = self._runpod.owner(asked), self._runpod.by(asked)
         for one in selections:
             if owner and (one.name not in OF_A_POD or given(one.arguments, Which).podId != owner.machine_id):
@@ -231,14 +231,14 @@ class BothApis(Runpod):
         super().__init__(market, hub, key, read_key)
         self._graph = Graph(market, self)
 
-    def route(self, asked: web.Asked) -> web.Route | web.Answer:
+    def route(self, asked: web.WebRequest) -> web.Route | web.Answer:
         if asked.path != "/graphql":
             return super().route(asked)
         return (
             self.error(410, "GraphQL is retired") if self._hub.faults.plan.retires_graphql else self._graph.route(asked)
         )
 
-    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         if asked.path == "/graphql":
             return self._graph.refused(str(NO_CAPACITY if is_taken(error) else error))
         return super().refused(error, asked)

@@ -125,7 +125,7 @@ class Shadeform(web.Api):
             web.Route("GET", "/v1/volumes/([^/]+)/info", "volumes", self._volume_info),
         )
 
-    def authenticate(self, asked: web.Asked) -> web.Answer | bool:
+    def authenticate(self, asked: web.WebRequest) -> web.Answer | bool:
         if asked.headers.get("x-api-key") != self._key:
             return web.Answer(401, {"message": "Invalid API key"})
         return True
@@ -133,7 +133,7 @@ class Shadeform(web.Api):
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+    def refused(self, error: Exception, asked: web.WebRequest) -> web.Answer:
         reason = error.reason if isinstance(error, Refused) else ""
         if reason == "stock":
             return web.Answer(409, {"error_code": "OUT_OF_STOCK", "error": "The instance type is out of stock"})
@@ -141,7 +141,7 @@ class Shadeform(web.Api):
             return web.Answer(400, {"error_code": "INSUFFICIENT_FUNDS", "error": f"Wallet balance too low: {error}"})
         return self.error(404, "not found")
 
-    def _types(self, asked: web.Asked) -> web.Answer:
+    def _types(self, asked: web.WebRequest) -> web.Answer:
         groups: dict[tuple[str, str], list[Offer]] = {}
         for offer in self._market.offers.values():
             if offer.vendor == self.vendor:
@@ -177,7 +177,7 @@ class Shadeform(web.Api):
             "deployment_type": "vm", "availability": places, "boot_time": BOOT,
         }  # fmt: skip
 
-    def _create(self, asked: web.Asked) -> web.Answer:
+    def _create(self, asked: web.WebRequest) -> web.Answer:
         wish = asked.decode(Create)
         key = self._ssh_keys.get(wish.ssh_key_id or self._default_key)
         if wish.ssh_key_id and key is None:
@@ -204,22 +204,22 @@ class Shadeform(web.Api):
             )
         return web.Answer(200, {"id": machine.machine_id})
 
-    def _list(self, asked: web.Asked) -> web.Answer:
+    def _list(self, asked: web.WebRequest) -> web.Answer:
         rows = [self._instance(one) for one in self._listed()]
         return web.Answer(200, {"instances": [{k: v for k, v in row.items() if k not in INFO_ONLY} for row in rows]})
 
-    def _info(self, asked: web.Asked) -> web.Answer:
+    def _info(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, self._instance(self._get(asked)))
 
-    def _delete(self, asked: web.Asked) -> web.Answer:
+    def _delete(self, asked: web.WebRequest) -> web.Answer:
         self._market.delete(self._get(asked).machine_id)
         return web.Answer(200)
 
-    def _restart(self, asked: web.Asked) -> web.Answer:
+    def _restart(self, asked: web.WebRequest) -> web.Answer:
         self._get(asked)
         return web.Answer(200)
 
-    def _update(self, asked: web.Asked) -> web.Answer:
+    def _update(self, asked: web.WebRequest) -> web.Answer:
         """Change the given fields; null removes a value."""
         machine, wish = self._get(asked), asked.decode(Update)
         for name in ("tags", "auto_delete", "alert", "name"):
@@ -231,7 +231,7 @@ class Shadeform(web.Api):
             machine.expires_at, machine.spend_limit_micro_usd = limits["expires_at"], limits["spend_limit_micro_usd"]
         return web.Answer(200)
 
-    def _volume_info(self, asked: web.Asked) -> web.Answer:
+    def _volume_info(self, asked: web.WebRequest) -> web.Answer:
         if asked.words[0] != self._volume["id"]:
             return self.error(404, "not found")
         return web.Answer(200, self._volume)
@@ -239,7 +239,7 @@ class Shadeform(web.Api):
     def _listed(self) -> list[Machine]:
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
 
-    def _get(self, asked: web.Asked) -> Machine:
+    def _get(self, asked: web.WebRequest) -> Machine:
         found = [one for one in self._listed() if one.machine_id == asked.words[0] and one.state != "gone"]
         if not found:
             raise Refused("unknown", "not found")
@@ -280,10 +280,10 @@ class Shadeform(web.Api):
             shown["launch_configuration"] = _without_nulls(wish.launch_configuration)
         return shown
 
-    def _list_keys(self, asked: web.Asked) -> web.Answer:
+    def _list_keys(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, {"ssh_keys": [self._shown_key(one) for one in self._ssh_keys.values()]})
 
-    def _add_key(self, asked: web.Asked) -> web.Answer:
+    def _add_key(self, asked: web.WebRequest) -> web.Answer:
         wish = asked.decode(Key)
         if any(one["name"] == wish.name for one in self._ssh_keys.values()):
             raise web.Invalid("name must be unique")
@@ -293,18 +293,18 @@ class Shadeform(web.Api):
         self._ssh_keys[key_id] = {"id": key_id, "name": wish.name, "public_key": wish.public_key}
         return web.Answer(200, {"id": key_id})
 
-    def _key_info(self, asked: web.Asked) -> web.Answer:
+    def _key_info(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, self._shown_key(self._ssh_key(asked)))
 
-    def _set_default_key(self, asked: web.Asked) -> web.Answer:
+    def _set_default_key(self, asked: web.WebRequest) -> web.Answer:
         self._default_key = self._ssh_key(asked)["id"]
         return web.Answer(200)
 
-    def _delete_key(self, asked: web.Asked) -> web.Answer:
+    def _delete_key(self, asked: web.WebRequest) -> web.Answer:
         del self._ssh_keys[self._ssh_key(asked)["id"]]
         return web.Answer(200)
 
-    def _ssh_key(self, asked: web.Asked) -> dict[str, Any]:
+    def _ssh_key(self, asked: web.WebRequest) -> dict[str, Any]:
         if asked.words[0] not in self._ssh_keys:
             raise Refused("unknown", "not found")
         return self._ssh_keys[asked.words[0]]

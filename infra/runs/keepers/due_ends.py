@@ -15,7 +15,7 @@ from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.machines.host_memory import at_once
 from infra.runs import run_rows, sight
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.selection import registry
 from infra.settings import Settings, is_rented
 
@@ -52,18 +52,18 @@ def is_past_limit(op: Op, settings: Settings) -> bool:
     return bool(spend.due(op, read_clocks(), settings.clock_scale))
 
 
-def last_look(op: Op, settings: Settings) -> Sight:
+def last_look(op: Op, settings: Settings) -> Observation:
     """Look at a pod due to end, for at most `LAST_LOOK_S` seconds: a hanging pod must not delay the end.
 
     Return an empty `Sight` for a detached pod, and for any state but READY and LOST.
     """
     if op.detached or op.state not in (READY, LOST):
-        return Sight()
+        return Observation()
     (seen,) = at_once(lambda one: sight.look(one, registry.provider(settings, one.vendor)), [op], LAST_LOOK_S)
-    return seen if isinstance(seen, Sight) else Sight(why=str(seen))
+    return seen if isinstance(seen, Observation) else Observation(why=str(seen))
 
 
-def is_being_concluded(op: Op, seen: Sight, journal: Journal, settings: Settings) -> bool:
+def is_being_concluded(op: Op, seen: Observation, journal: Journal, settings: Settings) -> bool:
     """Return True if a live process is downloading the results of a pod that finished at a limit.
 
     The keeper has `CONCLUDE_S` seconds past the limit, by the vendor's clock.

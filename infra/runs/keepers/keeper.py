@@ -30,7 +30,7 @@ from infra.runs import launch, run_rows, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.launch import Terms
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Asks, Sight
+from infra.runs.sight import Asks, Observation
 from infra.runs.sync import reports
 from infra.runs.timing import Say
 from infra.selection import registry
@@ -149,10 +149,10 @@ class Keeper:
                 op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
         self.rest(op, AGAIN.wait_s(tries))
 
-    def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
+    def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Observation:
         """Look at the pod of one node. A missing, ended or detached pod counts as gone for this run."""
         if op is None or not op.is_live or op.detached:
-            return Sight(False)
+            return Observation(False)
         return sight.look(op, self.vendors(op.vendor), asks)
 
     def recoveries(self, op: Op) -> int:

@@ -23,8 +23,8 @@ from infra.providers import clock_scale
 from infra.runs import launch, pods, run_rows
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
 from infra.runs.keepers.pod_set import set_lease
-from infra.runs.keepers.recovery import POD, Do, decide, recovers
-from infra.runs.sight import GONE, Asks, Sight
+from infra.runs.keepers.recovery import POD, RecoveryAction, decide, recovers
+from infra.runs.sight import GONE, Asks, Observation
 from infra.units import duration
 
 LOOK_EVERY_S = 30.0  # Vendor clock.
@@ -66,17 +66,17 @@ class PodKeeper(Keeper):
         while True:
             seen = self.look_at(op, Asks.PROVIDER)
             course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
-            if course.do is Do.GIVE_UP:
+            if course.do is RecoveryAction.GIVE_UP:
                 raise GivenUp(f"{op.run}: {seen.why}; it was rented again {POD.retries.most} times within "
                               f"{duration(POD.retries.window_s)}, which is the maximum")  # fmt: skip
-            if course.do is Do.BEGIN_ANEW:
+            if course.do is RecoveryAction.BEGIN_ANEW:
                 if not self.rest(op, course.wait_s):
                     self._rent_again(op, seen)
                 return
             if self.rest(op, LOOK_EVERY_S / clock_scale(provider)):
                 return
 
-    def _rent_again(self, op: Op, seen: Sight) -> None:
+    def _rent_again(self, op: Op, seen: Observation) -> None:
         with self._changing(op.pod_set):
             provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
             left_s = spend.left_s(op, read_clocks(), clock_scale(provider))

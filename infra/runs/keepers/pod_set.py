@@ -22,8 +22,8 @@ from infra.ledger.life_cycle import TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.names import check_name
 from infra.runs.keepers import recovery
-from infra.runs.keepers.recovery import Do
-from infra.runs.sight import GONE, Sight
+from infra.runs.keepers.recovery import RecoveryAction
+from infra.runs.sight import GONE, Observation
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 
 
@@ -186,7 +186,10 @@ class PodAction:
 
 
 def decide(
-    set_name: str, wanted: Mapping[str, str], rows: Iterable[Op], sights: Mapping[str, Sight] = MappingProxyType({})
+    set_name: str,
+    wanted: Mapping[str, str],
+    rows: Iterable[Op],
+    sights: Mapping[str, Observation] = MappingProxyType({}),
 ) -> list[PodAction]:
     """Return the actions that turn the live pods of the set into `wanted`, in the order of execution.
 
@@ -208,7 +211,7 @@ def decide(
             ends.append(PodAction("end", name, op.token, f"it is {op.state}"))
         elif op.spec_hash != wanted[name]:
             ends.append(PodAction("end", name, op.token, "it is wanted otherwise"))
-        elif op.token in sights and recovery.decide([sights[op.token]], recovery.POD).do is Do.BEGIN_ANEW:
+        elif op.token in sights and recovery.decide([sights[op.token]], recovery.POD).do is RecoveryAction.BEGIN_ANEW:
             ends.append(PodAction("end", name, op.token, sights[op.token].why or GONE))
         else:
             keeps.append(PodAction("keep", name, op.token))

@@ -1,6 +1,6 @@
 """Recovery policy for dead, gone and lost pods of runs, replicas and pod sets. Pure.
 
-`decide` turns a spec, one observation per node (by rank) and the times of earlier restarts into a `Course`.
+`decide` turns a spec, one observation per node (by rank) and the times of earlier restarts into a `RecoveryDecision`.
 `infra.runs.keepers` and `serve.replicas` observe the pods and carry out the course. Silence alone triggers no restart.
 A silent node counts as lost when the other nodes report the node lost (after their timeout the silent node has ended
 all work, see `infra.agent.execution.nodes`), or when node 0, which all nodes need, is gone.
@@ -13,7 +13,7 @@ from enum import Enum
 
 from infra.agent.state import NODE_LOST
 from infra.ledger.op import Op
-from infra.runs.sight import Kind, Sight
+from infra.runs.sight import Kind, Observation
 from store.backoff import Backoff, Retries
 
 HOUR_S = 3600.0
@@ -35,7 +35,7 @@ REPLICA = RecoverySpec(False, True, Retries(3, math.inf, Backoff(first_s=0.5, lo
 POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # Pod sets.
 
 
-class Do(Enum):
+class RecoveryAction(Enum):
     LEAVE = "it is at work, or over"
     WAIT = "its state is not known"
     RESUME = "start it again on the pods that it has"
@@ -44,8 +44,8 @@ class Do(Enum):
 
 
 @dataclass(frozen=True)
-class Course:
-    do: Do
+class RecoveryDecision:
+    do: RecoveryAction
     silent: tuple[int, ...] = ()  # Ranks of nodes in an unknown state.
     gone: tuple[int, ...] = ()  # Ranks of nodes with a pod proven gone.
     lost: str = ""  # Reason in the verdict of a lost node.
@@ -58,20 +58,20 @@ def recovers(op: Op) -> bool:
 
 
 def decide(
-    nodes: Sequence[Sight], spec: RecoverySpec = RUN, begun_at: Sequence[float] = (), now: float = 0.0
-) -> Course:
+    nodes: Sequence[Observation], spec: RecoverySpec = RUN, begun_at: Sequence[float] = (), now: float = 0.0
+) -> RecoveryDecision:
     """Return the next action for the observations of all nodes, node 0 first.
 
     `begun_at` holds the times of earlier restarts, in seconds on the clock of `now`.
     """
     course = _needed(nodes, spec)
-    if course.do not in (Do.RESUME, Do.BEGIN_ANEW):
+    if course.do not in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW):
         return course
     wait_s = spec.retries.wait_s(begun_at, now)
-    return replace(course, do=Do.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
+    return replace(course, do=RecoveryAction.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
 
 
-def _needed(nodes: Sequence[Sight], spec: RecoverySpec) -> Course:
+def _needed(nodes: Sequence[Observation], spec: RecoverySpec) -> RecoveryDecision:
     """Return the required action without regard to the number of earlier restarts."""
     first, others = nodes[0], nodes[1:]
     silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)
@@ -80,10 +80,12 @@ def _needed(nodes: Sequence[Sight], spec: RecoverySpec) -> Course:
     verdict = first.verdict if first.is_there else next((one.verdict for one in others if one.verdict), {})
     lost = (verdict["reason"] or "a node was lost") if verdict.get("state") == NODE_LOST else ""
     if verdict and not lost and not spec.is_endless and first.kind is not Kind.GONE:
-        return Course(Do.LEAVE)
+        return RecoveryDecision(RecoveryAction.LEAVE)
     if first.kind is not Kind.GONE and not lost and not (verdict and spec.is_endless):
         if first.kind is Kind.SILENT or (silent and not first.is_alive):
-            return Course(Do.WAIT, silent, gone)
+            return RecoveryDecision(RecoveryAction.WAIT, silent, gone)
         if first.is_alive:
-            return Course(Do.LEAVE)
-    return Course(Do.BEGIN_ANEW if silent or gone or not spec.resumes else Do.RESUME, silent, gone, lost)
+            return RecoveryDecision(RecoveryAction.LEAVE)
+    return RecoveryDecision(
+        RecoveryAction.BEGIN_ANEW if silent or gone or not spec.resumes else RecoveryAction.RESUME, silent, gone, lost
+    )

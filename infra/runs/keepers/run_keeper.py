@@ -31,8 +31,8 @@ from infra.records import Offer, Plan
 from infra.runs import launch, pods, run_rows, sight
 from infra.runs.follow import Seen, follow
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper
-from infra.runs.keepers.recovery import RUN, Course, Do, decide
-from infra.runs.sight import Asks, Kind, Sight
+from infra.runs.keepers.recovery import RUN, RecoveryAction, RecoveryDecision, decide
+from infra.runs.sight import Asks, Kind, Observation
 from infra.runs.sync import mirror, reports, snapshot
 from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
@@ -167,11 +167,11 @@ class RunKeeper(Keeper):
                 rows = self._rows(op)
                 sights = self._look(rows)
                 course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
-                if course.do is Do.GIVE_UP:
+                if course.do is RecoveryAction.GIVE_UP:
                     raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, which is the maximum")
-                if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
+                if course.do is RecoveryAction.LEAVE or course.do is RecoveryAction.WAIT and sights[0].is_there is None:
                     return op  # Follow the row to get progress, verdict or silence.
-                if course.do is Do.WAIT:
+                if course.do is RecoveryAction.WAIT:
                     self._keep_limit(op)
                     words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
                     if words != told:
@@ -188,7 +188,7 @@ class RunKeeper(Keeper):
             tried_at.append(time.time())
             self.lease = self.journal.leases.renew(self.lease)
             try:
-                if course.do is Do.RESUME:
+                if course.do is RecoveryAction.RESUME:
                     return self._resume(op, course, sights[0])
                 return self._begin_anew(op, rows, course)
             except FINAL:
@@ -256,15 +256,15 @@ class RunKeeper(Keeper):
         found = {row.rank: row for row in run_rows.nodes_of(op, self.journal)[1:]}
         return [op, *(found.get(rank) for rank in range(1, max([run_rows.size_of(op) - 1, *found]) + 1))]
 
-    def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
+    def _look(self, rows: Sequence[Op | None]) -> list[Observation]:
         """Look at all nodes in parallel. Raises SlipwayError if node 0 answers, but with unreadable files."""
         found = at_once(self.look_at, rows, LOOK_S)
-        sights = [one if isinstance(one, Sight) else Sight(why=str(one)) for one in found]
+        sights = [one if isinstance(one, Observation) else Observation(why=str(one)) for one in found]
         if sights[0].is_there and sights[0].kind is Kind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
         return sights
 
-    def _resume(self, op: Op, course: Course, seen: Sight) -> Op:
+    def _resume(self, op: Op, course: RecoveryDecision, seen: Observation) -> Op:
         """Resume the run on the same pods, and return the row of node 0.
 
         Each write names the epoch of the last row read, so that a concurrent end or takeover of the run stays in force.
@@ -281,7 +281,7 @@ class RunKeeper(Keeper):
             raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
         return op
 
-    def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: Course) -> Op:
+    def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: RecoveryDecision) -> Op:
         """End the remaining pods of the run, restart the run on other pods, and return the row of the new node 0.
 
         Detach a silent pod that the provider cannot end either, until the machine answers. End node 0 last, so that the

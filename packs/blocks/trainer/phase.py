@@ -12,7 +12,7 @@ from trainer.config import Keeping
 from trainer.model import export
 from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel.process_group import Ranks
 from trainer.phases.conversations import talk_of
 from trainer.run import phase_run
@@ -36,5 +36,5 @@ def run(config: DlmConfig, making: Making, keeping: Keeping, ranks: Ranks) -> di
         def fill(model: Decoder) -> None:
             fill_smaller(model, rows, lambda smaller: phase.fill_from(smaller, phase.before))
 
-        trained = phase.train(phase.first_model(fill), Made(batch, conversations.counts), BlockDiffusion(blocks))
+        trained = phase.train(phase.first_model(fill), StepSource(batch, conversations.counts), BlockDiffusion(blocks))
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from trainer.tracking.tracker import Line, Told, TrackedRun, flat, numbers
+from trainer.tracking.tracker import LastSent, Line, TrackedRun, flat, numbers
 
 EXPERIMENT = "slipway"
 TAG = "slipway.run"
@@ -37,7 +37,7 @@ class MlflowRun:
         else:
             self.id = self.client.create_run(experiment_id, tags={TAG: run.run}, run_name=run.run).info.run_id
             self._configure(run)
-        self.told: Told | None = self._told(list(run.configs))
+        self.told: LastSent | None = self._told(list(run.configs))
         self.link = f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{self.id}" if uri else f"offline, in {here}"
 
     def _configure(self, run: TrackedRun) -> None:
@@ -46,9 +46,9 @@ class MlflowRun:
         for at in range(0, len(params), BATCH_PARAMS):
             self.client.log_batch(self.id, params=params[at : at + BATCH_PARAMS])
 
-    def _told(self, phases: Sequence[str]) -> Told:
+    def _told(self, phases: Sequence[str]) -> LastSent:
         data = self.client.get_run(self.id).data
-        return Told(
+        return LastSent(
             {phase: int(data.metrics.get(f"{phase}/step", 0)) for phase in phases},
             {phase: int(data.tags.get(f"slipway.samples.{phase}", 0)) for phase in phases},
         )

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from trainer.tracking.tracker import Line, Told, TrackedRun, numbers
+from trainer.tracking.tracker import LastSent, Line, TrackedRun, numbers
 
 FILE = "events.out.tfevents.0000000000.slipway"
 HEAD, TAIL = 12, 4  # bytes of a record around its content: its length and a sum of that; a sum of the content
@@ -25,7 +25,7 @@ class TensorboardFiles:
     def __init__(self, run: TrackedRun) -> None:
         self.folder = run.folder
         self.link = f"inv forward {run.run} tensorboard"
-        self.told: Told | None = Told()
+        self.told: LastSent | None = LastSent()
         self.open: dict[str, tuple[BinaryIO, RecordWriter]] = {}
         for path in sorted(self.folder.glob(f"*/{FILE}")):
             self._recover(path)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import wandb
 
-from trainer.tracking.tracker import Line, Told, TrackedRun, flat, numbers
+from trainer.tracking.tracker import LastSent, Line, TrackedRun, flat, numbers
 
 PROJECT = "slipway"
 
@@ -39,11 +39,11 @@ class WandbRun:
         self.link = (
             "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
         )
-        self.told = Told() if is_offline else self._told(list(run.configs))
+        self.told = LastSent() if is_offline else self._told(list(run.configs))
 
-    def _told(self, phases: Sequence[str]) -> Told:
+    def _told(self, phases: Sequence[str]) -> LastSent:
         """Return the record of their server about an earlier process of this run."""
-        told, summary = Told(), self.run.summary
+        told, summary = LastSent(), self.run.summary
         for phase in phases:
             told.figures[phase] = int(summary.get(f"{phase}/step") or 0)
             told.samples[phase] = int(summary.get(f"{phase}/samples_step") or 0)

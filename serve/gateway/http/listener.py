@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from serve.gateway.http.crowd import Crowd
-from serve.gateway.http.doors import AT_ONCE, Doors
+from serve.gateway.http.acceptor import AT_ONCE, Acceptor
+from serve.gateway.http.connection_pool import ConnectionPool
 from serve.gateway.http.eager import EagerTask
 from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked, date, target
 from serve.gateway.http.limits import GatewayLimits
@@ -415,11 +415,11 @@ class Listener:
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
         self.tls: ssl.SSLContext | None = None
         """TLS context of new connections; None = plain HTTP."""
-        self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
+        self.crowd: ConnectionPool[Connection] = ConnectionPool(limits, Connection.give_up)
         self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
         self.is_closed = False  # no new connection is accepted, and answers announce the close
-        self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
+        self._doors = Acceptor(self._take, lambda: self.crowd.thin(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
         """Start listening and return the port. Raises OSError."""

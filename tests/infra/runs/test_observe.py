@@ -20,7 +20,7 @@ from infra.ledger.op import Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
 from infra.runs import lookup, observe, pods, settle, sight
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 
@@ -256,7 +256,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
     progress = {"updated_at": 8_991.0, "step": "work"}
     for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
         pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
-        reading = Sight(True, True, pod=pod, guard=guard, progress=progress)
+        reading = Observation(True, True, pod=pod, guard=guard, progress=progress)
         view = observe.view(op, reading, now, rows, told)
         bills = told if says is None else {**told, "now": (9_001, says)}
         lines = {line.token: line.micro_usd for line in cost.ledger(rows, bills, now)}
@@ -283,7 +283,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
     row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
            "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
-    seen = observe.view(Op(**{**row, **changes}), Sight(), Clocks("", 0.0, 200_000.0), (), {})
+    seen = observe.view(Op(**{**row, **changes}), Observation(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("left no verdict" in seen.note) == (state == "limit")
 
@@ -296,19 +296,21 @@ def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_
     rows, now = [first, aside, last], Clocks("", 0.0, 1_200.0)
     work = {"name": "base", "state": "done", "elapsed_s": 10.0}
     verdict = {"state": "succeeded", "at": 1_140.0}
-    ended = observe.view(last, Sight(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {})
+    ended = observe.view(
+        last, Observation(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {}
+    )
     assert (ended.elapsed_s, ended.ended_at, ended.clock_scale) == (60 * (60 + 10 + 40), 1_140.0, 60.0)
-    at_work = observe.view(last, Sight(clock_scale=60.0, is_alive=True), now, rows, {})
+    at_work = observe.view(last, Observation(clock_scale=60.0, is_alive=True), now, rows, {})
     assert (at_work.elapsed_s, at_work.ended_at) == (60 * (60 + 10 + 100), None)
-    over = observe.view(first, Sight(), now, [first], {})
+    over = observe.view(first, Observation(), now, [first], {})
     assert (over.elapsed_s, over.ended_at) == (60.0, 1_060.0)
 
 
 def test_what_was_wrong_with_a_pod_is_no_news_of_one_that_is_at_work_again():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, reason="its vendor did not show it")
     now = Clocks("", 0.0, 9.0)
-    assert observe.view(op, Sight(True, is_alive=True), now, [op], {}).note == ""
-    assert observe.view(op, Sight(), now, [op], {}).note == "its vendor did not show it"
+    assert observe.view(op, Observation(True, is_alive=True), now, [op], {}).note == ""
+    assert observe.view(op, Observation(), now, [op], {}).note == "its vendor did not show it"
 
 
 def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
@@ -322,7 +324,7 @@ def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
         "limits": {"idle_gpu_s": 1800.0},
     }
     uploads = {"pending": ["work/checkpoints/base-f00d/step-000000500"], "problem": "ConnectionError: reset"}
-    reading = Sight(True, is_alive=True, guard=guard, progress={"uploads": uploads})
+    reading = Observation(True, is_alive=True, guard=guard, progress={"uploads": uploads})
     seen = observe.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
     assert seen.ends == ("guard alive, ends it in 5 h 27 min; GPUs idle for 3 min 05 s of 30 min 00 s",)
     assert (seen.pending, seen.upload_problem) == (
@@ -346,7 +348,7 @@ def test_a_guard_is_alive_by_a_report_younger_than_a_minute_alone(age_s, scale, 
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1_000, rate=2_000_000, cap=2_000_000)
     guard = {"alive": True, "age_s": age_s, "limit_s": 3_600.0, "elapsed_s": 3_500.0}
     now = Clocks("", 0.0, 1_000 + spent_s / scale)
-    seen = observe.view(op, Sight(True, is_alive=True, guard=guard, clock_scale=scale), now, [op], {})
+    seen = observe.view(op, Observation(True, is_alive=True, guard=guard, clock_scale=scale), now, [op], {})
     assert seen.ends == (end,)
     assert seen.heard_s == age_s * scale
     assert seen.over_limit_micro_usd == max(0, spent_s * 2_000_000 // 3_600 - 2_000_000)
@@ -365,6 +367,6 @@ def test_a_dead_man_timer_is_armed_once_the_guard_has_seen_its_process(age_s, ti
     job = Job(run="a-1", token="t", steps=(), farewell=(Call("DELETE", "https://example.invalid", {}),))
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, job=job.to_json())
     guard = {"alive": True, "age_s": age_s, "limit_s": None, "elapsed_s": 30.0, "start_timer": timer}
-    seen = observe.view(op, Sight(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})
+    seen = observe.view(op, Observation(True, is_alive=True, guard=guard), Clocks("", 0.0, 9.0), [op], {})
     assert seen.ends[1:] == (words,)
-    assert observe.view(op, Sight(), Clocks("", 0.0, 9.0), [op], {}).ends == ("dead-man timer: not seen",)
+    assert observe.view(op, Observation(), Clocks("", 0.0, 9.0), [op], {}).ends == ("dead-man timer: not seen",)

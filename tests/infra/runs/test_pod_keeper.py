@@ -16,7 +16,7 @@ from infra.runs.keepers.pod_keeper import PodKeeper
 from infra.runs.keepers.pod_set import set_lease
 from infra.runs.keepers.recovery import POD, recovers
 from infra.runs.run_home import RunHome
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def kept(journal, tmp_path, monkeypatch):
     said = []
     one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], RunHome(tmp_path), {}, said.append)
     monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)
-    monkeypatch.setattr(one, "look_at", lambda op, asks: Sight(False, why="lium has it no more"))
+    monkeypatch.setattr(one, "look_at", lambda op, asks: Observation(False, why="lium has it no more"))
 
     def end(_, op, journal, reason, outcome):
         return journal.advance(journal.advance(op, "end", reason=reason, outcome=outcome), "gone") if op.is_live else op

@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from infra.ledger.life_cycle import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.op import Op
 from infra.runs.keepers.pod_set import PodAction, decide, read_set, read_spec, schema
-from infra.runs.sight import Sight
+from infra.runs.sight import Observation
 
 NAMES, DIGESTS, SETS = ("a", "b", "c", "d"), ("one", "two"), ("", "ours", "theirs")
 LIVE = [state for state in STATES if state not in ENDED]
@@ -82,7 +82,7 @@ def test_one_pod(wanted, state, digest, steps):
 
 
 def test_a_pod_that_is_proven_gone_is_made_anew_and_a_silent_one_is_kept():
-    gone, silent = Sight(False, why="lium has it no more"), Sight(why="no route to host")
+    gone, silent = Observation(False, why="lium has it no more"), Observation(why="no route to host")
     rows, wanted = [row("a", READY, "ours", "one"), row("b", READY, "ours", "one")], {"a": "one", "b": "one"}
     tokens = [one.token for one in rows]
     steps = decide("ours", wanted, rows, dict(zip(tokens, (gone, silent), strict=True)))

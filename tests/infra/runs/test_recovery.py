@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.runs.keepers.recovery import POD, REPLICA, RUN, Course, Do, decide
-from infra.runs.sight import Sight
+from infra.runs.keepers.recovery import POD, REPLICA, RUN, RecoveryAction, RecoveryDecision, decide
+from infra.runs.sight import Observation
 
 LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}
 FAILED = {"state": "failed", "lost": None, "reason": "step base failed with exit code 2"}
-WORKS, DEAD, GONE, SILENT = Sight(True, True), Sight(True, False), Sight(False), Sight(None, why="no route to host")
-SAYS_LOST, SAYS_FAILED = Sight(True, False, LOST), Sight(True, False, FAILED)
-UNREADABLE = Sight(True, None, why="its report is damaged")
+WORKS, DEAD, GONE, SILENT = (
+    Observation(True, True),
+    Observation(True, False),
+    Observation(False),
+    Observation(None, why="no route to host"),
+)
+SAYS_LOST, SAYS_FAILED = Observation(True, False, LOST), Observation(True, False, FAILED)
+UNREADABLE = Observation(True, None, why="its report is damaged")
 SIGHTS = (WORKS, DEAD, GONE, SILENT, UNREADABLE, SAYS_LOST, SAYS_FAILED)
 ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat=size)]
 
@@ -22,23 +27,26 @@ ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat
     ("nodes", "course"),
     [
         # one machine
-        ([WORKS], Course(Do.LEAVE)),
-        ([SAYS_FAILED], Course(Do.LEAVE)),
-        ([SILENT], Course(Do.WAIT, silent=(0,))),
-        ([DEAD], Course(Do.RESUME)),
-        ([GONE], Course(Do.BEGIN_ANEW, gone=(0,))),
+        ([WORKS], RecoveryDecision(RecoveryAction.LEAVE)),
+        ([SAYS_FAILED], RecoveryDecision(RecoveryAction.LEAVE)),
+        ([SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
+        ([DEAD], RecoveryDecision(RecoveryAction.RESUME)),
+        ([GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
         # several
-        ([WORKS, SILENT], Course(Do.LEAVE)),  # node 0 will say so, if it is lost
-        ([SILENT, WORKS], Course(Do.WAIT, silent=(0,))),
-        ([DEAD, SILENT], Course(Do.WAIT, silent=(1,))),
-        ([SILENT, SAYS_FAILED], Course(Do.LEAVE)),
-        ([DEAD, WORKS], Course(Do.RESUME)),
-        ([SAYS_LOST, SILENT], Course(Do.BEGIN_ANEW, silent=(1,), lost=LOST["reason"])),
-        ([SAYS_LOST, GONE], Course(Do.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
-        ([SILENT, SAYS_LOST], Course(Do.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
-        ([SAYS_LOST, DEAD], Course(Do.RESUME, lost=LOST["reason"])),  # it answers again
-        ([GONE, SILENT], Course(Do.BEGIN_ANEW, silent=(1,), gone=(0,))),  # without node 0 no node works
-        ([GONE, SAYS_FAILED], Course(Do.BEGIN_ANEW, gone=(0,))),
+        ([WORKS, SILENT], RecoveryDecision(RecoveryAction.LEAVE)),  # node 0 will say so, if it is lost
+        ([SILENT, WORKS], RecoveryDecision(RecoveryAction.WAIT, silent=(0,))),
+        ([DEAD, SILENT], RecoveryDecision(RecoveryAction.WAIT, silent=(1,))),
+        ([SILENT, SAYS_FAILED], RecoveryDecision(RecoveryAction.LEAVE)),
+        ([DEAD, WORKS], RecoveryDecision(RecoveryAction.RESUME)),
+        ([SAYS_LOST, SILENT], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), lost=LOST["reason"])),
+        ([SAYS_LOST, GONE], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
+        ([SILENT, SAYS_LOST], RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
+        ([SAYS_LOST, DEAD], RecoveryDecision(RecoveryAction.RESUME, lost=LOST["reason"])),  # it answers again
+        (
+            [GONE, SILENT],
+            RecoveryDecision(RecoveryAction.BEGIN_ANEW, silent=(1,), gone=(0,)),
+        ),  # without node 0 no node works
+        ([GONE, SAYS_FAILED], RecoveryDecision(RecoveryAction.BEGIN_ANEW, gone=(0,))),
     ],
 )
 def test_what_is_seen_decides_what_is_done(nodes, course):
@@ -50,7 +58,7 @@ def broken_rules(decision) -> set[str]:
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]
-        acts = course.do in (Do.RESUME, Do.BEGIN_ANEW)
+        acts = course.do in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW)
         said = [first.verdict] if first.is_there else [one.verdict for one in nodes if one.verdict]
         is_lost = said[:1] == [LOST]
         if acts and first.is_there is None and not is_lost:
@@ -61,13 +69,13 @@ def broken_rules(decision) -> set[str]:
             broken.add("what is over stays over")
         if acts and first is UNREADABLE:
             broken.add("what cannot be read is not begun again")
-        if course.do is Do.RESUME and any(one.is_there is not True for one in nodes):
+        if course.do is RecoveryAction.RESUME and any(one.is_there is not True for one in nodes):
             broken.add("what is not there is not resumed")
-        if course.do is Do.BEGIN_ANEW and all(one.is_there and one is not UNREADABLE for one in nodes):
+        if course.do is RecoveryAction.BEGIN_ANEW and all(one.is_there and one is not UNREADABLE for one in nodes):
             broken.add("what is there is not left behind")
         if is_lost and not acts and not (first.is_there and first.is_alive):
             broken.add("a lost node leaves nobody waiting")
-        if course.do is Do.BEGIN_ANEW:
+        if course.do is RecoveryAction.BEGIN_ANEW:
             named = {rank for rank, one in enumerate(nodes) if not one.is_there or one is UNREADABLE}
             if {*course.silent, *course.gone} != named or any(nodes[rank].is_there is False for rank in course.silent):
                 broken.add("each that is not there is named, as gone only when that is proven")
@@ -88,12 +96,12 @@ def test_a_decision_that_takes_silence_for_absence_is_found_out():
 @pytest.mark.parametrize(
     ("seen", "run", "replica"),
     [
-        (WORKS, Do.LEAVE, Do.LEAVE),
-        (SILENT, Do.WAIT, Do.WAIT),
-        (UNREADABLE, Do.WAIT, Do.WAIT),
-        (DEAD, Do.RESUME, Do.BEGIN_ANEW),  # an engine is never started again
-        (SAYS_FAILED, Do.LEAVE, Do.BEGIN_ANEW),  # nor has it an end of its own
-        (GONE, Do.BEGIN_ANEW, Do.BEGIN_ANEW),
+        (WORKS, RecoveryAction.LEAVE, RecoveryAction.LEAVE),
+        (SILENT, RecoveryAction.WAIT, RecoveryAction.WAIT),
+        (UNREADABLE, RecoveryAction.WAIT, RecoveryAction.WAIT),
+        (DEAD, RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW),  # an engine is never started again
+        (SAYS_FAILED, RecoveryAction.LEAVE, RecoveryAction.BEGIN_ANEW),  # nor has it an end of its own
+        (GONE, RecoveryAction.BEGIN_ANEW, RecoveryAction.BEGIN_ANEW),
     ],
 )
 def test_a_replica_is_replaced_where_a_run_is_resumed(seen, run, replica):
@@ -109,8 +117,8 @@ def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_ba
         now += after_s
         course = decide([GONE], spec, begun, now)
         lately = [at for at in begun if now - at < spec.retries.window_s]
-        assert (course.do is Do.GIVE_UP) == (len(lately) >= spec.retries.most)
-        if course.do is Do.GIVE_UP:
+        assert (course.do is RecoveryAction.GIVE_UP) == (len(lately) >= spec.retries.most)
+        if course.do is RecoveryAction.GIVE_UP:
             continue
         now += course.wait_s
         if lately:
@@ -118,7 +126,7 @@ def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_ba
                 spec is REPLICA and now - max(lately) >= 60.0 * 0.999
             )
         begun.append(now)
-        assert decide([WORKS], spec, begun, now).do is Do.LEAVE
+        assert decide([WORKS], spec, begun, now).do is RecoveryAction.LEAVE
 
 
 def test_what_was_seen_of_one_decides_whatever_was_begun_before():
@@ -126,4 +134,6 @@ def test_what_was_seen_of_one_decides_whatever_was_begun_before():
     spent = [float(second) for second in range(100)]
     for nodes in ALL:
         fresh, late = decide(nodes), decide(nodes, RUN, spent, 99.0)
-        assert late.do is (Do.GIVE_UP if fresh.do in (Do.RESUME, Do.BEGIN_ANEW) else fresh.do)
+        assert late.do is (
+            RecoveryAction.GIVE_UP if fresh.do in (RecoveryAction.RESUME, RecoveryAction.BEGIN_ANEW) else fresh.do
+        )

@@ -9,14 +9,14 @@ from scripts.services import key, logs, services_text
 from scripts.services.key import KeyFlags
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.request_log import Visit
+from serve.gateway.request_log import RequestRecord
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
 from serve.processes import controller_client
 
 
 def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_path, capsys):
-    visit = Visit(0.0, b"id-1")
+    visit = RequestRecord(0.0, b"id-1")
     visit.route, visit.status, visit.replica, visit.tries, visit.key = "/v1/completions", 200, "demo-1", 2, "ann"
     visit.first_byte_s, visit.queue_s, visit.total_s = 0.03125, 1.5, 0.5
     log = AccessLog(tmp_path / "access.jsonl")

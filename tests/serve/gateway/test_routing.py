@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.queue import Turns
 from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
+from serve.gateway.wait_queue import WaitQueue
 from serve.gateway.window import Window
 
 CAP = 3
@@ -252,7 +252,7 @@ def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
 
 def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_back():
     async def main():
-        turns = Turns(GatewayLimits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
+        turns = WaitQueue(GatewayLimits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
         turns.replace([replica(0)])
         first = turns.take(b"")
         waiting = [asyncio.ensure_future(turns.wait(b"")) for _ in range(4)]
@@ -278,13 +278,13 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
 
 def test_whoever_waits_goes_to_the_replica_that_comes():
     async def main():
-        turns = Turns(GatewayLimits(hold_s=30), lambda: 0.0)
+        turns = WaitQueue(GatewayLimits(hold_s=30), lambda: 0.0)
         held = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
         turns.replace([replica(1)])
         assert (await held).replica == replica(1)
         with pytest.raises(RequestRefused, match="no replica is ready"):
-            await Turns(GatewayLimits(), lambda: 0.0).wait(b"")
+            await WaitQueue(GatewayLimits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
 

@@ -24,7 +24,7 @@ from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def training(folder: Path, keeping: Keeping = EASY, model: Decoder | None = None
     model = model or Decoder(config.model, getattr(torch, config.dtype) if config.dtype != "auto" else torch.float32)
     initialise(model, config.seed)
     return Training(
-        model, config, Made(random_batch), Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics"
+        model, config, StepSource(random_batch), Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics"
     )
 
 
@@ -73,7 +73,7 @@ def stop_at(one: Training, step: int) -> None:
             raise Stopped
         return random_batch(number)
 
-    one.source = Made(batch)
+    one.source = StepSource(batch)
     with pytest.raises(Stopped):
         one.run()
 

@@ -28,7 +28,7 @@ from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 
 pytestmark = pytest.mark.process
 
@@ -104,7 +104,7 @@ def train(folder: Path, points: Points, tell: Tell) -> None:
             tell("saved", (folder / "saved" / "LATEST").read_text().strip())
         return is_saved
 
-    one.source = Made(batch)
+    one.source = StepSource(batch)
     saving.Saver.collect = collected  # type: ignore[method-assign]
     with one.checkpoints.locked():
         final = one.run()

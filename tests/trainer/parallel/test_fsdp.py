@@ -22,7 +22,7 @@ from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import CrossEntropy
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
@@ -59,7 +59,7 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
     for block in model.model.layers:
         block.keeps_products = one.keep_products
     saved = Checkpoints(folder / "saved", keeping)
-    return Training(model, one, Made(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
+    return Training(model, one, StepSource(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
 
 
 def run(

@@ -24,7 +24,7 @@ from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Keeping
 from trainer.errors import PeerLost
-from trainer.objectives.source import Made
+from trainer.objectives.source import StepSource
 from trainer.parallel import process_group as ranks_module
 from trainer.parallel.process_group import Ranks
 
@@ -65,7 +65,7 @@ def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
         with points.around("step"):
             return inner(step)
 
-    one.source = Made(batch)
+    one.source = StepSource(batch)
     final = one.run()
     tell("ended", hashes(final) if final else "")
 

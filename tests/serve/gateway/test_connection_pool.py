@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.gateway.http.crowd import Crowd, address_of
+from serve.gateway.http.connection_pool import ConnectionPool, address_of
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import PER_REQUEST, RESERVE, fitted
-from serve.gateway.keys import WRONG_AT_ONCE, Guesses
+from serve.gateway.keys import WRONG_AT_ONCE, AuthThrottle
 
 LIMITS = GatewayLimits(max_connections=16, max_strangers_per_address=6, max_connections_per_key=8)
 
@@ -29,7 +29,7 @@ class Someone:
 def test_no_address_and_no_key_takes_all_the_room_and_who_is_at_work_stays(steps):
     there: list[Someone] = []
     gone: list[Someone] = []
-    crowd: Crowd[Someone] = Crowd(LIMITS, gone.append)
+    crowd: ConnectionPool[Someone] = ConnectionPool(LIMITS, gone.append)
     addresses: dict[int, str] = {}
     for number, (verb, which) in enumerate(steps):
         gone.clear()
@@ -65,7 +65,7 @@ def test_no_address_and_no_key_takes_all_the_room_and_who_is_at_work_stays(steps
 
 def test_idle_connections_of_one_key_leave_room_for_others_and_for_strangers():
     gone: list[Someone] = []
-    crowd: Crowd[Someone] = Crowd(LIMITS, gone.append)
+    crowd: ConnectionPool[Someone] = ConnectionPool(LIMITS, gone.append)
     numbers = iter(range(1000))
 
     def let_in(key: str) -> None:
@@ -113,7 +113,7 @@ def test_one_customer_has_one_address(peer, address):
 
 
 def test_wrong_keys_are_told_a_few_at_once_then_ten_a_second_and_other_addresses_do_not_wait():
-    guesses, limits = Guesses(), GatewayLimits()
+    guesses, limits = AuthThrottle(), GatewayLimits()
     waits = [guesses.wait_s("a", 0.0, limits) for _ in range(1000)]
     assert waits[:WRONG_AT_ONCE] == pytest.approx([0.0] * WRONG_AT_ONCE)
     assert waits[WRONG_AT_ONCE : WRONG_AT_ONCE + 3] == pytest.approx([0.1, 0.2, 0.3])

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from serve.gateway.http.crowd import address_of
+from serve.gateway.http.connection_pool import address_of
 
 BACKLOG = 1024
 AT_ONCE = 16  # per turn of the loop: accepted clients are read before newcomers fill a share
@@ -22,7 +22,7 @@ NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # the host name has an add
 log = logging.getLogger(__name__)
 
 
-class Doors:
+class Acceptor:
     """Listening sockets of a gateway. Use within a single event loop; call `open` once."""
 
     def __init__(self, take: Callable[[socket.socket, str], None], short: Callable[[], object]) -> None:

@@ -29,7 +29,7 @@ class CrowdMember(Protocol):
 M = TypeVar("M", bound=CrowdMember)
 
 
-class Crowd(Generic[M]):
+class ConnectionPool(Generic[M]):
     """All client connections. `give_up` must close the given connection, which counts no longer."""
 
     def __init__(self, limits: GatewayLimits, give_up: Callable[[M], None]) -> None:

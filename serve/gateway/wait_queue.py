@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable
 
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import RequestRefused
-from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Target
+from serve.gateway.routing import Assignment, Fleet, ReplicaSlot, RequestOutcome, Target
 
 
-class Turns:
+class WaitQueue:
     """Fleet with a wait queue. Use within a single event loop."""
 
     def __init__(self, limits: GatewayLimits, clock: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class Turns:
             timer.cancel()
             self._line.pop(turn, None)
 
-    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Assignment | None:
+    def take_other(self, tried: Collection[ReplicaSlot], affinity: bytes) -> Assignment | None:
         """Return an assignment to a replica outside `tried`, for a retry without a second wait; None = no replica."""
         return self.fleet.take(self.clock(), tried, affinity)
 
@@ -64,7 +64,7 @@ class Turns:
         if self._line:
             self._serve_line()
 
-    def blame(self, seats: Iterable[Seat]) -> None:
+    def blame(self, seats: Iterable[ReplicaSlot]) -> None:
         """Count a served request against the replicas that failed it before."""
         self.fleet.blame(seats, self.clock())
 
