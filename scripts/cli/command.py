@@ -1,12 +1,12 @@
-"""A command: one file with the record of its flags, its help and its work.
+"""Commands of `inv`: each command file declares a record of flags, a help text and a function.
 
     @command(record=DrillFlags, world=BEGIN, example="inv drill --provider runpod")
     def drill(spec):
         '''Test what a vendor promises, on rented machines ...'''
 
-The function gets the record, made of what was typed. A table names each command with its function and the first line of
-its help: `scripts/commands.py` those of the core, the record of a pack those of the pack. A `LazyCommand` loads the
-file when the command is named on a line, so that a listing of all commands loads none of them.
+The function receives the record, filled from the typed flags. A table maps each command name to the function and the
+first line of the help: `scripts/commands.py` for the core, the record of a pack for pack commands. A `LazyCommand`
+imports the file only when a line names the command, so listing all commands imports no command file.
 """
 
 import functools
@@ -20,21 +20,21 @@ from invoke.parser import Argument
 
 from store import packs
 
-FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
-DRY_RUN = "dry_run"  # the field of a record whose command shows what it would do, and stops
-ADDED = "added"  # records of the flags that packs add, in the same record
-TYPED = "typed"  # names of the flags that were typed, beside the values of all: the field of `infra.flags.Typed`
+FIND, BEGIN, APART = "find", "begin", "apart"  # values of `world`, the rehearsal mode of a command: see `command`
+DRY_RUN = "dry_run"  # record field for which invoke's `--dry` is set: the command shows the plan and stops
+ADDED = "added"  # record field with the flag records added by packs
+TYPED = "typed"  # record field with the names of the typed flags: the field of `infra.flags.Typed`
 
 
 class Command(Task):
-    """A task that knows its record, its bare word, and an example of its use."""
+    """A task with a record of flags, an optional bare word and an example."""
 
     def __init__(
         self, body: Callable[..., Any], *, work: Callable[..., None], record: type | None, world: str, env: bool,
         example: str = "", rents: bool = False, is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.work = work
-        """The function that was decorated, which takes the record."""
+        """The decorated function, which takes the record."""
         self.record = record
         self.typed_name = work.__name__.rstrip("_")
         self.world = world
@@ -47,12 +47,12 @@ class Command(Task):
         self.speed: float = options.pop("speed", 0.0)
         self.listens: str = options.pop("listens", "")
         self.added: list[str] = []
-        """Places of the records of flags that packs add to the command: see `add_packs`."""
+        """Import paths of the flag records added by packs: see `add_packs`."""
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
     @functools.cached_property
     def flags(self) -> tuple[Any, ...]:
-        """Return its flags (`infra.flags.Flag`): of its record, of its world and environment, then those of packs."""
+        """Return the flags (`infra.flags.Flag`) of the record, packs, environment, world and line, in this order."""
         from infra.flags import flags_of
         from scripts.cli import flags, line_runner
 
@@ -66,16 +66,16 @@ class Command(Task):
 
     @functools.cached_property
     def added_records(self) -> tuple[type, ...]:
-        """Return the records of flags that packs add to the command. Their modules are imported now."""
+        """Import and return the flag records added by packs."""
         return tuple(map(packs.load, self.added))
 
     @property
     def word(self) -> str:
-        """Return the flag that may be given as a bare word, "" where there is none."""
+        """Return the flag for bare words, or "" without such a flag."""
         return next((one.spelled.replace("-", "_") for one in self.flags if one.is_word), "")
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """Return the flags as invoke's parser takes them."""
+        """Return the flags as arguments of invoke's parser."""
         found = []
         for one in self.flags:
             name = one.spelled.replace("-", "_")
@@ -88,12 +88,12 @@ class Command(Task):
         return found
 
     def values(self, typed: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of its flags by field, of what invoke has parsed. Raises UsageError."""
+        """Convert invoke's parsed arguments to flag values by field name. Raises UsageError."""
         return {one.name: one.value(typed[one.name]) for one in self.flags if one.name in typed}
 
 
 class LazyCommand(Task):
-    """A command whose name and first line of help are known; the rest is loaded when the command is used."""
+    """A command known by name and help summary; the module is imported on first use."""
 
     def __init__(self, typed_name: str, entry: packs.CommandEntry) -> None:
         name = typed_name.rpartition(".")[2]
@@ -105,12 +105,12 @@ class LazyCommand(Task):
 
     @property
     def is_of_pack(self) -> bool:
-        """Return whether a pack has brought the command."""
+        """Return whether a pack supplies the command."""
         return self.where.startswith("packs.")
 
     @functools.cached_property
     def loaded(self) -> Command:
-        """Return the command itself. Its module is imported now."""
+        """Import the module and return the full command."""
         found: Command = packs.load(self.where)
         found.typed_name, found.added = self.typed_name, self.added
         self.__doc__ = found.__doc__
@@ -129,7 +129,7 @@ class LazyCommand(Task):
 
 
 def add(namespace: Collection, entries: Mapping[str, packs.CommandEntry]) -> None:
-    """Add commands to a namespace by the names that are typed, `a.b` as `b` of the collection `a`."""
+    """Add commands to a namespace by typed name; `a.b` becomes `b` of the collection `a`."""
     for typed_name, entry in entries.items():
         above = typed_name.rpartition(".")[0]
         if above and above not in namespace.collections:
@@ -138,7 +138,7 @@ def add(namespace: Collection, entries: Mapping[str, packs.CommandEntry]) -> Non
 
 
 def add_packs(namespace: Collection) -> None:
-    """Add the commands of all installed packs to a namespace, and the flags that packs add to commands."""
+    """Add the commands of all installed packs to a namespace, and the pack flags to existing commands."""
     for pack in packs.installed().values():
         add(namespace, pack.commands)
         for typed_name in pack.command_flags:
@@ -148,22 +148,22 @@ def add_packs(namespace: Collection) -> None:
 def command(
     record: type | None = None, *, world: str = FIND, env: bool = False, **options: Any
 ) -> Callable[[Callable[..., None]], Command]:  # fmt: skip
-    """Return a decorator that makes a command of a function `(spec)`, or of `()` where the command has no flags.
+    """Return a decorator for a function `(spec)`, or `()` without flags; the decorator makes a command.
 
-    `record`: the dataclass of its flags, which the function gets. `world`: whether it deals with pods, and so has
-    `--rehearse` and `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has
-    `--state-file` alone; "" is for what has nothing to do with pods. `env`: it runs something, and has `--env`.
-    `example`: a line of its use. `flag_file`: the flag that names a file with more flags. `file_word`: the flag that a
-    bare word is for where it names a YAML file. `speed`: of the rehearsal that it begins, where that is not the usual
-    one. `rents`: it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word.
-    `is_here`: it is about this very machine, and no other one can run it. `listens`: the flag that names the port on
-    which it listens, which is forwarded where a line runs on another machine.
+    `record`: the dataclass of the flags, passed to the function. `world`: "find" (needs a running rehearsal) and
+    "begin" (starts a rehearsal if none runs) are for commands on pods, and add `--rehearse` and `--state-file`; "apart"
+    adds only `--state-file`; "" is for commands without pods. `env`: the command runs user work, so add `--env`.
+    `example`: a sample command line. `flag_file`: the flag that names a file with more flags. `file_word`: the flag for
+    a bare word ending in `.yaml` or `.yml`. `speed`: the speed of a new rehearsal, if not the default. `rents`: the
+    command may rent machines and so spend money; AGENTS.md forbids agents to run such commands without a person's
+    approval. `is_here`: the command concerns this machine and cannot run on a remote machine. `listens`: the flag with
+    the listening port, which is forwarded when the line runs on a remote machine.
     """
 
     def make(work: Callable[..., None]) -> Command:
         @functools.wraps(work)
         def body(c: Any, **given: Any) -> None:
-            # A call as a function names only what it gives.
+            # A direct Python call passes only the flags to set, so the passed names are the typed flags.
             typed = given.pop(TYPED, None)
             typed = frozenset(given) if typed is None else typed
             values = made.values(given)
@@ -187,21 +187,21 @@ def command(
 
 
 def _taken(record: type, values: dict[str, Any]) -> Any:
-    """Return a record made of its values among those of a command, which are taken away there."""
+    """Build a record from the matching entries of `values`, and remove these entries."""
     from infra.flags import flags_of
 
     return record(**{one.name: values.pop(one.name) for one in flags_of(record) if one.name in values})
 
 
 def _is_dry(c: Any) -> bool:
-    """Return whether invoke's own `--dry` was given, which promises that nothing is done."""
+    """Return whether the user gave invoke's own `--dry`, which promises no changes."""
     config = getattr(c, "config", None)
     return bool(config is not None and config.run.dry)
 
 
 def _choose_world(made: Command, values: dict[str, Any]) -> None:
-    """Step into what the flags of the world say, and take them away. Raises UsageError."""
-    for one in importlib.import_module("scripts.cli.line_runner").flags():  # they have been read for the whole line
+    """Apply the environment, journal and rehearsal flags, and remove them from `values`. Raises UsageError."""
+    for one in importlib.import_module("scripts.cli.line_runner").flags():  # already applied to the whole line
         values.pop(one.name, None)
     env_file, env = values.pop("env_file", ""), values.pop("env", ())
     if env or env_file:

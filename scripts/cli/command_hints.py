@@ -1,9 +1,8 @@
-"""Commands in messages, with the flags that whoever reads them has to type: `--rehearse` or `--state-file`.
+"""Command suggestions in messages, with the `--rehearse` or `--state-file` flag of the running line added.
 
-Words that other tools have for what is here called otherwise stand here, too: an error names ours, nothing is guessed.
-
-In: text of ours with commands in it. Out: the same text; each command has those of the two flags that the line which is
-running was typed with.
+The input is a message with commands in the text; the output adds the carried flags to each command that accepts them.
+The module also maps the flags and command names of other tools to ours, so that errors can suggest the right word; no
+word is guessed.
 """
 
 import re
@@ -27,37 +26,37 @@ THEIR_FLAGS = {
     "--stage": "--phase, or -e STAGE=2",
     "--service-name": "--name",
 }
-_carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
-_taken: list[Callable[[str], Collection[str]]] = []  # tells which flags a command takes
+_carried: dict[str, str] = {}  # world flags of this line and their values; "" for a switch
+_taken: list[Callable[[str], Collection[str]]] = []  # holds the function returning the flags of a command
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
 
 
 def carry(flag: str, value: str = "") -> None:
-    """Add this flag to every command that is suggested from here on."""
+    """Add this flag to every suggested command from now on."""
     _carried[flag] = value
 
 
 def teach(taken: Callable[[str], Collection[str]]) -> None:
-    """Set the function that says which flags a command takes."""
+    """Set the function returning the flags of a command."""
     _taken[:] = [taken]
 
 
 def flags(command: str = "") -> list[str]:
-    """Return the flags of this line, as words; with `command`, those that it takes."""
+    """Return the carried flags as words; with `command`, only flags accepted by the command."""
     known = _taken[0](command) if command and _taken else ()
     taken = {flag for flag in _carried if not command or flag in known}
     return [word for flag, value in _carried.items() if flag in taken for word in (flag, value) if word]
 
 
 def as_typed(text: str) -> str:
-    """Return `inv down --rehearse RUN` for `inv down RUN` where this line deals with a rehearsal."""
+    """Insert the carried flags: `inv down RUN` becomes `inv down --rehearse RUN` on a line with `--rehearse`."""
     if not _carried:
         return text
     return _COMMAND.sub(lambda found: " ".join([found[1], *map(shlex.quote, flags(found[2]))]), text)
 
 
 def ours(word: str, command: str) -> str:
-    """Return our words for another tool's; "" for a word that no tool is known to have."""
+    """Return our equivalent of another tool's word for `command`, or "" for an unknown word."""
     if not command:
         return THEIR_TASKS.get(word, "") or THEIR_FLAGS.get(word, "")
     of_pack = packs.entries("hints").get(f"{command} {word}", "")

@@ -1,7 +1,7 @@
-"""Tab completion: the scripts that a shell sources, and the candidates for a half-typed line.
+"""Tab completion: the shell scripts to source, and the candidates for a partial command line.
 
-Standard library only: `./inv` prints the scripts before there is an environment. They call the very `inv` that was
-typed (`./inv`, `~/slipway/inv`, or plain `inv`), so that no program of that name needs to be on the PATH.
+Standard library only, because `./inv` prints the scripts before an environment exists. The scripts call `inv` by the
+typed path (`./inv`, `~/slipway/inv` or plain `inv`), so `inv` does not have to be on the PATH.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 
 def candidates(words: Sequence[str], tasks: Mapping[str, Any], names: Sequence[str], core: Any) -> list[str]:
-    """Return completions of the last of `words`; [] leaves it to the shell, which offers files.
+    """Return completions of the last word; an empty list makes the shell complete file names.
 
-    words: the line without the program. tasks: invoke's parser context of each command. names: how commands may be
-    called. core: the context of the flags that stand before any command.
+    words: the line without the program. tasks: invoke's parser context by command. names: command names and aliases.
+    core: the context of the flags before the first command.
     """
     *before, current = words or [""]
     if "--" in before:
-        return []  # the rest is for another program
+        return []  # arguments of the wrapped program
     context, is_value = core, False
     for word in before:
-        if is_value or word == "=":  # bash takes `--flag=value` for three words
+        if is_value or word == "=":  # bash splits `--flag=value` into three words
             is_value = word == "="
         elif word in tasks:
             context = tasks[word]

@@ -1,4 +1,4 @@
-"""Values of what the user typed: settings, durations. Shared by the tasks."""
+"""Settings, environment variables and durations from the typed flags, shared by all commands."""
 
 import os
 import shlex
@@ -14,26 +14,26 @@ from infra.settings import Settings, read_dotenv, read_overrides
 from infra.units import seconds
 from store import credentials
 
-OF_SETTINGS = ("provider", "profile", "source", "store")  # flags that are settings, too
-_given: list[str] = []  # the words of --env on this line
+OF_SETTINGS = ("provider", "profile", "source", "store")  # flags which are settings as well
+_given: list[str] = []  # `--env` words of this line
 
 
 def settings(**flags: Any) -> Settings:
-    """Return the settings: flags that were given, environment, .env, slipway.yaml; stores are asked in their name."""
+    """Load the settings from flags, environment, .env and slipway.yaml, and lend their credentials to the stores."""
     found = Settings.load(ROOT, flags, tuple(_given))
     credentials.lend(job_environment.secrets(found))
     return found
 
 
 def settings_of(spec: Any) -> Settings:
-    """Return the settings by the flags of a record that are settings as well."""
+    """Load the settings, overridden by the record's flags of equal name in OF_SETTINGS."""
     return settings(**{name: getattr(spec, name) for name in OF_SETTINGS if hasattr(spec, name)})
 
 
 def give(words: Sequence[str], file: str = "") -> None:
-    """Set the variables of `--env` and `--env-file` for this process and those that it starts from here on.
+    """Set the variables of `--env` and `--env-file` for this process and all later child processes.
 
-    Raises UsageError.
+    `--env` overrides the file. Raises UsageError for a missing file or a malformed variable.
     """
     if file:
         path = Path(file).expanduser()
@@ -45,12 +45,12 @@ def give(words: Sequence[str], file: str = "") -> None:
 
 
 def again(*more: str) -> str:
-    """Return the command that was typed, with more flags."""
+    """Return the typed command line with `more` flags added."""
     return shlex.join(["./inv", *sys.argv[1:], *more])
 
 
 def watch_seconds(value: Any, usual_s: float) -> float | None:
-    """Return the seconds between two looks, None when `--watch` was not given; a bare `--watch` means `usual_s`."""
+    """Parse a `--watch` interval in seconds: None without the flag, `usual_s` for a bare `--watch`."""
     if value in (None, False):
         return None
     if value is True:

@@ -1,4 +1,4 @@
-"""The flags of a launch, read from a file: `inv launch big.yaml` is `inv launch` with what stands there.
+"""Parser for a file of launch flags: `inv launch big.yaml` is `inv launch` with the flags of the file.
 
     gpu: H100                 # as --gpu H100
     num-gpus: 8
@@ -6,8 +6,8 @@
     use-spot: true
     phases: {sft: {optimizer: {lr: 1e-3}}}    # as --set sft.optimizer.lr=1e-3
 
-In: YAML whose keys are flags (or RunPod's words for some of them). Out: words by flag. They are
-read as if they had been typed first, so that command-line flags override the file.
+The input is YAML with flag names, or RunPod's names for some flags, as keys; the output is a list of values by flag.
+The values count as typed before the command line, so command-line flags override the file.
 """
 
 import difflib
@@ -27,10 +27,10 @@ SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 
 
 def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, list[str | bool]]:
-    """Return the values of each flag of a file. Raises UsageError, with the place.
+    """Return the values of each flag in a file. Raises UsageError with the file and key.
 
-    `known`: all flags, without dashes; `typed`: those that outweigh the file. The file of a kind of work has no flags:
-    the kind reads it.
+    `known`: all flags, without dashes; `typed`: flags on the command line, which override the file. Returns {} for the
+    file of a kind of work, which the kind itself parses.
     """
     try:
         if work_files.kind(path):
@@ -44,7 +44,7 @@ def read(path: Path, known: Collection[str], typed: Collection[str] = ()) -> dic
         raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
     found: dict[str, list[str | bool]] = {}
     for key, value in document.items():
-        key = "yes" if key is True else key  # YAML reads that word as a truth value
+        key = "yes" if key is True else key  # YAML parses the key `yes` as the boolean True
         if key == "phases" and "set" in known:
             found.setdefault("set", []).extend(phase_words.flatten(f"{path}: phases", value))
             continue
@@ -78,7 +78,7 @@ def _word(path: Path, key: Any, value: Any) -> str | bool:
 
 
 def _command(path: Path, said: Any) -> str:
-    """Return the text of a `command` block: a text, or words as a container has them. Raises UsageError."""
+    """Return the shell text of `command`, given as a string or as a container's argument list. Raises UsageError."""
     words = [said] if isinstance(said, str) else said
     if not isinstance(words, list) or not words or not all(isinstance(one, str) for one in words):
         raise UsageError(f"{path}: command: expected a text, or a list of words: [bash, -c, TEXT]")
@@ -88,7 +88,10 @@ def _command(path: Path, said: Any) -> str:
 
 
 def _variables(path: Path, said: Any) -> list[str]:
-    """Return `KEY=VALUE` for each of an `env` block: a mapping, a list of name and value, or such words."""
+    """Return `KEY=VALUE` words for an `env` block: a mapping, a list of name/value entries, or a list of words.
+
+    Raises UsageError.
+    """
     if isinstance(said, dict):
         said = [{"name": name, "value": value} for name, value in said.items()]
     try:
@@ -100,7 +103,7 @@ def _variables(path: Path, said: Any) -> list[str]:
 
 
 def _volume(path: Path, mounts: Any) -> str:
-    """Return the id of the mounted volume, which RunPod names in a list of one. Raises UsageError."""
+    """Return the volume id from RunPod's `volumeMounts`, a list with a single entry. Raises UsageError."""
     try:
         (mount,) = mounts
         name = mount["volumeName"]

@@ -1,7 +1,7 @@
-"""The text of `inv COMMAND --help`: what the command does, an example, and its flags in groups.
+"""Help text of `inv COMMAND --help`: a description, an example, and the flags by group.
 
-A command with many flags shows at most a screen or two of them: first the groups of the phase and the provider that the
-line names, then those of `FIRST`, then others as they fit. `--help-all` shows every flag.
+For a command with many flags the help is limited to a screen or two: the groups of the typed phase and provider come
+first, then the groups in `FIRST`, then other groups as far as they fit. `--help-all` shows every flag.
 """
 
 import shutil
@@ -14,8 +14,8 @@ from infra.flags import Flag
 OTHER = "Flags"
 KINDS = {str: "TEXT", int: "N", float: "X"}
 MOST_COLUMNS = 110
-INDENT = 30  # columns before the help of a flag
-MOST_LINES = 80  # of the help of a command, without --help-all
+INDENT = 30  # columns before the help text of a flag
+MOST_LINES = 80  # line limit for the help of a command without --help-all
 FIRST = (
     OTHER,
     "What is made",
@@ -23,11 +23,11 @@ FIRST = (
     "What ends it",
     "Run",
     "Output and questions",
-)  # groups that a first day needs
-# Groups of flags that count only at some providers: at the user's own machines, and at vendors.
+)  # flag groups for a first-time user
+# Groups of flags for some providers only: for the user's own machines, and for vendors.
 OWN, RENTED = "Own machines", "Rented machines"
-ROOM_FOR_THE_REST = 14  # lines of what a command does, its example, and the titles that are not shown
-OF_PHASE = "Phase "  # begins the title of a group of flags of one phase
+ROOM_FOR_THE_REST = 14  # lines reserved for the description, the example and the list of hidden groups
+OF_PHASE = "Phase "  # title prefix for the flag group of a phase
 
 
 def written(one: Flag) -> str:
@@ -43,22 +43,22 @@ def written(one: Flag) -> str:
 
 
 def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
-    """Return flags by the title of their group, in the order in which they are declared."""
+    """Return the flags by group title, in declaration order."""
     found: dict[str, list[Flag]] = {}
-    for one in sorted(flags, key=lambda flag: flag.group != ""):  # flags of the command itself come first
+    for one in sorted(flags, key=lambda flag: flag.group != ""):  # the command's own flags come first
         found.setdefault(one.group or OTHER, []).append(one)
     return found
 
 
 def default_of(one: Flag) -> str:
-    """Return the default of a flag, "" where there is none."""
+    """Return the default of a flag as text, or "" for an empty default or a repeatable flag."""
     return "" if one.default in (None, "", False, True, 0, ()) or one.is_many else str(one.default)
 
 
 def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Yield the help of a command (`scripts.cli.command.Command`) line by line; of every flag where `typed` is None.
+    """Yield the help of a command (`scripts.cli.command.Command`) line by line.
 
-    typed: the values of the flags on this line, by the names of their fields.
+    typed: the values of the flags on this line by field name; None shows every flag.
     """
     width = min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
     word = next((one for one in task.flags if one.is_word), None)
@@ -82,9 +82,10 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
 
 
 def fitting(groups: Mapping[str, Sequence[str]], typed: Mapping[str, Any]) -> list[str]:
-    """Return the titles of the groups that are shown, in their order; all of them where there is room.
+    """Return the titles of the groups to show; all groups if they fit.
 
-    groups: the lines of each group by its title.
+    groups: the lines of each group by title. If not all groups fit, titles come by priority: the typed phases and
+    provider, then `FIRST`, then the rest.
     """
     from infra.settings import is_rented
     from store import packs

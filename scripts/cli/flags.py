@@ -1,4 +1,4 @@
-"""The flags that commands of several folders share: what is printed and asked, and which world a line deals with."""
+"""Flags shared by commands of several folders: output format, confirmation, rehearsal, journal and environment."""
 
 from dataclasses import dataclass
 
@@ -8,34 +8,34 @@ from store import packs
 TALK = "Output and questions"
 WORLD = "World and environment"
 LAST_RUN = "name of the run, or its beginning (default: the last run)"
-# Providers of packs that list machines, each after a comma.
+# Providers of packs with a machine inventory, each preceded by a comma.
 LISTED = "".join(f", {name}" for name, traits in packs.provider_traits().items() if traits["inventory"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A command that can answer a program."""
+    """Output format flag, for commands with machine-readable output."""
 
     json: bool = flag(False, "one JSON document on stdout", group=TALK)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunFlags(Output):
-    """A command about one run that has nothing else to say."""
+    """Flags of a command about a single run, without further options."""
 
     run: str = flag("", LAST_RUN, word=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """A command that asks before it spends or ends anything."""
+    """Confirmation flag, for commands which ask before spending money or ending a run."""
 
     yes: bool = flag(False, "ask nothing", group=TALK, also=("y",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearse:
-    """A command that deals with pods, and so can deal with those of the rehearsal."""
+    """Rehearsal flag, for commands on pods, real or rehearsed."""
 
     rehearse: bool = flag(
         False, "use the rehearsal, where nothing costs money, for this and all later commands of the line", group=WORLD
@@ -44,7 +44,7 @@ class Rehearse:
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A command that reads the journal."""
+    """Journal flag, for commands on the journal."""
 
     state_file: str = flag(
         "",
@@ -56,7 +56,7 @@ class Apart:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A command that runs something."""
+    """Environment flags, for commands with user work."""
 
     env: tuple[str, ...] = flag(
         (), "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to take the shell's value; "

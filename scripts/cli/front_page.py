@@ -1,6 +1,6 @@
-"""The first screen of `./inv`, and the list of all commands, grouped by noun.
+"""First screen of `./inv`, and the command list grouped by topic.
 
-A command belongs to the folder of `scripts/` that its file is in; the first line of its help is its line in the list.
+The folder of a command's file below `scripts/` decides the group; the first line of the help is the entry in the list.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ Every command shows its plan with --dry-run where it makes something, and prints
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
-ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
+ROOMS = {  # list titles of the scripts/ folders, in list order; folders with equal titles share a group
     "runs": "Runs",
     "models": "Models and data",
     "checkpoints": "Models and data",
@@ -41,9 +41,9 @@ ROOMS = {  # folders of scripts/, as the list names and orders them; those with 
     "project": "This installation",
 }
 OTHER, PACKS = "Other", "Packs"
-MOST_VERBS = 6  # of a collection that one line of the list names
-REFUSED = ("stop",)  # commands that only say what to type instead
-# The commands of the core that `inv --list` shows, and the collections that it shows as one line each, with a title.
+MOST_VERBS = 6  # verbs of a collection shown on a line of the list
+REFUSED = ("stop",)  # commands without a function except naming a replacement
+# Core commands shown by `inv --list`, and collections shown on a single line with a title.
 FIRST = (
     "launch", "status", "why", "logs", "down", "resume", "rehearse", "train", "chat", "eval", "shard",
     "offers", "cost", "audit", "ssh", "init", "doctor",
@@ -58,7 +58,7 @@ COLLECTIONS = {
 
 
 def room_of(task: Any) -> str:
-    """Return the title of the group that a task is listed in."""
+    """Return the group title of a task."""
     parts = (getattr(task, "where", "") or task.body.__module__).split(".")
     if parts[0] == "packs":
         return PACKS
@@ -66,7 +66,7 @@ def room_of(task: Any) -> str:
 
 
 def groups(collection: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Return the tasks of a collection with their full names, by group, in the order of ROOMS and of the namespace."""
+    """Return (name, task) pairs of a collection by group, in the order of ROOMS and of the namespace."""
     found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (*ROOMS.values(), PACKS, OTHER)}
     for name in collection.task_names:
         found[room_of(collection[name])].append((name, collection[name]))
@@ -74,14 +74,15 @@ def groups(collection: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def summary(task: Any) -> str:
-    """Return the first line of a task's docstring, "" where it has none."""
+    """Return the first line of a task's docstring without the final period, or "" without a docstring."""
     return next(iter((task.__doc__ or "").strip().splitlines()), "").rstrip(".")
 
 
 def first_listing(collection: Any) -> Iterator[str]:
-    """Yield the lines of `inv --list`: commands and collections of the core by group, then a line for each pack.
+    """Yield the lines of `inv --list`: core commands and collections by group, then a line per pack.
 
-    A namespace of somebody else's, which holds ours below a name, is listed whole, and so are commands beside ours.
+    If a foreign namespace nests our commands below a name, list all commands. Foreign commands beside ours are listed,
+    too.
     """
     if "launch" not in collection.task_names:
         yield from listing(collection)
@@ -107,7 +108,7 @@ def first_listing(collection: Any) -> Iterator[str]:
 
 
 def listing(collection: Any) -> Iterator[str]:
-    """Yield the lines of `inv --list --all`: one for each group, and one for each command."""
+    """Yield the lines of `inv --list --all`: a title per group, followed by a line per command."""
     grouped = groups(collection)
     width = max((len(name) for tasks in grouped.values() for name, _ in tasks), default=0)
     for title, tasks in grouped.items():

@@ -1,9 +1,8 @@
-"""Mends invoke 2.2 for whoever types: exit codes, near matches, bare RUN words, no tracebacks.
+"""Patches for invoke 2.2: exit codes, near-match hints, bare RUN words, no tracebacks.
 
-`tasks.py` calls mend() while the running program loads it, so that plain `inv` has all of it. Our tasks are made by
-`scripts.cli.command`; of the stages of invoke's Program the parsing of task words, their help and the execution are
-replaced. What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's
-own.
+`tasks.py` calls mend() while the running program loads it, so plain `inv` is patched, too. `scripts.cli.command` makes
+our tasks; this module replaces the parsing of task words, their help and the execution in invoke's Program. Errors
+before the import of `tasks.py` (a wrong core flag, such as `inv --list-depth x`) still come from invoke.
 """
 
 import contextlib
@@ -39,18 +38,18 @@ from store import packs, word_wrap
 from store.manifest import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-MOST = 1 << 63  # numbers on a command line are below this
+MOST = 1 << 63  # exclusive bound on the absolute value of numbers on a command line
 KINDS = {int: "a whole number", float: "a number"}
-YOUNG = 50_000  # objects; what a command imports stays, and to look through it at Python's 700 took a fifth of its time
+YOUNG = 50_000  # objects; scanning the permanent imported objects at Python's default 700 took a fifth of the time
 
 
 def mend() -> None:
-    """Patch the program that is loading tasks.py. Without such a program, nothing happens."""
+    """Patch the invoke program that loads tasks.py; do nothing outside of such a program."""
     running = sys.modules.get("invoke.main")
     if running is not None:
         gc.set_threshold(YOUNG)
         leave_no_core()
-        os.umask(os.umask(0o022) | 0o022)  # nobody else writes the code and the files that we run and read
+        os.umask(os.umask(0o022) | 0o022)  # prevent writes by other users to code and files that we run and read
         open_streams()
         warnings.showwarning = tell_warning
         running.program.__class__ = Polite
@@ -59,12 +58,12 @@ def mend() -> None:
 def tell_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """Print a warning without the line of Python that noticed it."""
+    """Print a warning without the Python source line that raised it."""
     print(f"inv: {message}", file=sys.stderr)
 
 
 def open_streams() -> None:
-    """Open a stream that came closed (`inv status >&-`), to nowhere: the next file opened would take its number."""
+    """Open closed standard streams (`inv status >&-`) on /dev/null, so that no file takes their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -72,18 +71,18 @@ def open_streams() -> None:
 
 
 def words_after_dashes() -> list[str]:
-    """Return the words after `--` on the command line, as they were quoted (invoke joins them into one string)."""
+    """Return the words after `--` on the command line unchanged (invoke joins them into a single string)."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def line_after_dashes() -> list[str]:
-    """Return the same for a shell on another machine, joined by spaces as ssh does it; [] = nothing follows."""
+    """Return the words after `--` as an `sh -c` command, joined by spaces as ssh does; [] without words."""
     words = words_after_dashes()
     return ["sh", "-c", " ".join(words)] if words else []
 
 
 def print_json(document: Any, indent: int | None = 1) -> None:
-    """Print one JSON document on stdout, at once.
+    """Print a JSON document on stdout and flush.
 
     Dataclasses become objects; paths, times and amounts become strings.
     """
@@ -97,17 +96,17 @@ def print_json(document: Any, indent: int | None = 1) -> None:
 
 
 class FlagContext(ParserContext):
-    """The flags of one naming of a command; what the command is given names those that were typed."""
+    """Parser context for a single occurrence of a command; also passes the typed flags' names to the command."""
 
     @property
     def as_kwargs(self) -> dict[str, Any]:
-        # invoke's raw value of a repeatable flag that nobody typed is an empty list, that of any other is None.
+        # For an untyped flag invoke's raw value is [] if the flag is repeatable, else None.
         typed = frozenset(one.name for one in self.args.values() if one.raw_value not in (None, []))
         return {**super().as_kwargs, TYPED: typed}
 
 
 class Contexts(Mapping[str, Any]):
-    """invoke's parser contexts by the names of commands; each is made when it is asked for, as few ever are."""
+    """invoke's parser contexts by command name, created on access because a line uses few of them."""
 
     def __init__(self, collection: Any) -> None:
         self._collection = collection
@@ -121,7 +120,7 @@ class Contexts(Mapping[str, Any]):
         return self._made[primary]
 
     def new(self, name: str) -> Any:
-        """Return a context of that command for the flags of one naming of it."""
+        """Return a new context with the flags of a single occurrence of the command."""
         primary = self._primary[name]
         task = self._collection[primary]
         kind = FlagContext if hasattr(task, "flags") else ParserContext
@@ -139,13 +138,13 @@ class Contexts(Mapping[str, Any]):
 
 @dataclass
 class LazyParser:
-    """The part of invoke's parser that its program uses after the arguments have been parsed."""
+    """The part of invoke's parser that Program uses after the parsing of arguments."""
 
     contexts: Contexts
 
 
 class Polite(Program):
-    """invoke's program with exit codes as in design: 2 for wrong words, 130 when interrupted, no tracebacks."""
+    """invoke's Program with our exit codes: 2 for usage errors, 130 when interrupted, no tracebacks."""
 
     def _make_parser(self) -> Any:
         return LazyParser(Contexts(self.collection))
@@ -180,7 +179,7 @@ class Polite(Program):
             self.print_candidates()
             raise Exit
         with manners(self.logs):
-            if self.args.list.value == "--all":  # invoke takes the word for the name of a collection
+            if self.args.list.value == "--all":  # invoke takes `--all` for the name of a collection
                 print("\n".join(front_page.listing(self.collection)))
                 raise Exit
             try:
@@ -189,12 +188,12 @@ class Polite(Program):
                 name = self.args.help.value
                 raise wrong(f"no task {name!r}", name, self.parser.contexts) from None
             except Exit as leaving:
-                if leaving.message:  # `--list nowhere`, for which invoke leaves with code 0
+                if leaving.message:  # `--list nowhere`, for which invoke exits with code 0
                     raise Exit(f"inv: {leaving.message}", code=2) from None
                 raise
 
     def print_candidates(self) -> None:
-        """Print what Tab may put in the place of the last word; the first one is the program."""
+        """Print the completion candidates for the last word; the first word is the program."""
         names = [name for task, others in self.collection.task_names.items() for name in (task, *others)]
         tasks = self._make_parser().contexts
         found = completion.candidates(words_after_dashes()[1:], tasks, names, self.initial_context)
@@ -216,14 +215,14 @@ class Polite(Program):
         return Path(self.collection.loaded_from or ".") / "var" / "logs"
 
     def execute(self) -> None:
-        """Run the tasks one by one: each as often as it is named; a failure names the task that failed."""
+        """Run the tasks in order, repeated tasks repeatedly; error messages name the failed task."""
         contexts = self.parser.contexts
         command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
         as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
         with manners(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
             from scripts.cli import line_runner
 
-            dry = ["--dry"] if self.args.dry.value else []  # the core flags are not among the others
+            dry = ["--dry"] if self.args.dry.value else []  # `core.unparsed` lacks the core flags
             line = line_runner.CommandLine(
                 self.tasks, self.collection, [*dry, *self.core.unparsed], words_after_dashes()
             )
@@ -236,14 +235,15 @@ class Polite(Program):
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Print which pods of a line are left when a command of it fails, as the rest of the line is not done.
+    """Print the remaining pods of the line if a command fails, because the rest of the line is skipped.
 
-    When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
+    For an interrupted command, also print the pods without a supervisor. After a successful command, raise LimitHit if
+    a pod is overdue to end.
     """
     try:
         yield
     except BaseException as error:
-        session = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
+        session = sys.modules.get("scripts.cli.session")  # absent if no command of this line dealt with a pod
         if session and not (isinstance(error, Exit) and error.code == 0):
             session.tell()
         if session and (isinstance(error, (KeyboardInterrupt, ToldToLeave, OSError))):
@@ -256,7 +256,7 @@ def last_words() -> Iterator[None]:
 
 @contextlib.contextmanager
 def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]:
-    """Turn whatever happens inside into an Exit with few words and the right code; as JSON on stdout too, if asked."""
+    """Convert exceptions to Exit with a short message and the right code; with `as_json`, also print a JSON error."""
 
     def leave(said: str, code: int) -> Exit:
         said = command_hints.as_typed(said)
@@ -268,7 +268,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, where a closed pipe can still be answered
+            sys.stdout.flush()  # flush here, so that a closed pipe is still handled
     except Exit as leaving:
         said = command_hints.as_typed(leaving.message or "")
         raise Exit(word_wrap.fitted(said, sys.stderr) or None, code=leaving.code) from None
@@ -286,7 +286,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         closed = [number for number in (1, 2) if is_closed(number)]
         if isinstance(error, BrokenPipeError) and closed:
             for number in closed:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # prevents a second error from Python at exit
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
             raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
@@ -295,18 +295,21 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
 
 
 def is_closed(descriptor: int) -> bool:
-    """Return whether nobody reads at the other end of this pipe."""
+    """Return whether the reading end of this pipe is closed."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def write_down(error: BaseException, logs: Path) -> Path:
-    """Write the traceback into a new file under `logs`, or else for temporary files, and return its path."""
+    """Write the traceback to a new file under `logs`, or in the temporary folder if `logs` is read-only.
+
+    Return the path of the file.
+    """
     try:
         logs.mkdir(parents=True, exist_ok=True)
         usable = os.access(logs, os.W_OK)
-    except OSError:  # a checkout that may only be read
+    except OSError:  # a read-only checkout
         usable = False
     if not usable:
         import tempfile
@@ -318,8 +321,8 @@ def write_down(error: BaseException, logs: Path) -> Path:
 
 
 def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
-    """Return an Exit with code 2 that names the nearest word that would have been right."""
-    bare = {one.lstrip("-"): one for one in known}  # the dashes that all flags share make none of them alike
+    """Return an Exit with code 2 that suggests the equivalent or nearest valid word."""
+    bare = {one.lstrip("-"): one for one in known}  # dashes would make all flags similar
     near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
     meant = command_hints.ours(word, task_name)
     hint = (
@@ -333,7 +336,7 @@ def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Ex
 
 
 class Words:
-    """Reads `task --flag value RUN task ...` into invoke's contexts, one per task named."""
+    """Parser of `task --flag value RUN task ...` into invoke's contexts, a context for each named task."""
 
     def __init__(self, words: Sequence[str], collection: Any) -> None:
         self.words = list(words)
@@ -341,11 +344,11 @@ class Words:
         self.collection = collection
         self.help_for = ""
         self.is_help_of_all = False
-        self.in_front: dict[str, str] = {}  # flags of packs in front of all commands, by the names of arguments
+        self.in_front: dict[str, str] = {}  # pack flags before the first command, by argument name
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
-        """Return the tasks of the line with their flags. Raises Exit with code 2 for a word that fits nowhere."""
+        """Return the tasks of the line with their flags. Raises Exit with code 2 for an unexpected word."""
         while self.words:
             word = self.words.pop(0)
             if word.startswith("-") and len(word) > 1:
@@ -362,7 +365,7 @@ class Words:
         return self.read_so_far
 
     def read_file(self, here: Any) -> None:
-        """Read the flags of a file that a task was given, but for those that were typed."""
+        """Apply the flags of a task's flag file; typed flags override the file."""
         named = getattr(self.collection[here.name], "flag_file", "")
         path = here.args[named].value if named else ""
         if not path:
@@ -377,7 +380,7 @@ class Words:
             raise Exit(f"inv {here.name}: {error}", code=2) from None
         for name, values in written.items():
             argument = flags[name]
-            if argument.kind is list:  # typed values come after it, and so override it
+            if argument.kind is list:  # append the typed values, which then override the file
                 values = [*values, *argument.value]
                 argument.value.clear()
             elif argument.raw_value is not None:
@@ -407,7 +410,7 @@ class Words:
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
-        """Read one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
+        """Parse a flag and the value. Raises Exit with code 2 for an unknown flag or a bad value."""
         if not self.read_so_far and flag in packs.entries("line_flags") and (equals or self.words):
             self.in_front[flag[2:].replace("-", "_")] = value if equals else self.words.pop(0)
             return
@@ -439,7 +442,10 @@ class Words:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 
     def has_value(self, here: Any, argument: Any) -> bool:
-        """Return whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        """Return whether the next word is the value of `argument`.
+
+        An optional value must also have the right type, and must not be the name of a command.
+        """
         if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
             return False
         if not argument.optional:
@@ -454,7 +460,7 @@ class Words:
         task = self.collection[here.name]
         try:
             argument.value = value
-            if argument.kind in KINDS and not -MOST < argument.value < MOST:  # nor `nan`
+            if argument.kind in KINDS and not -MOST < argument.value < MOST:  # rejects `nan`, too
                 raise ValueError
         except ValueError:
             kind = KINDS.get(argument.kind, argument.kind.__name__)

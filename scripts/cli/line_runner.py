@@ -1,9 +1,9 @@
-"""The runner of a command line: this machine, or another one, by flags that a pack adds to every command.
+"""Runner of a command line on this or a remote machine, chosen by the line flags of packs.
 
     packs.entries("line_flags")  ->  LineFlags: flags of every command, and the run of the line elsewhere
 
-In: the commands of a line, parsed. Out: nothing where they run here, else the end of this program.
-`scripts.cli.invoke_patch` asks this before it runs the first command of a line.
+The input is a parsed command line. `run_elsewhere` returns if the commands run on this machine; otherwise the program
+exits. `scripts.cli.invoke_patch` calls `run_elsewhere` before the first command of a line.
 """
 
 import functools
@@ -17,7 +17,7 @@ from store import packs
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A line as it was typed. `commands`: as invoke's parser has read them; `namespace`: every command there is."""
+    """A typed command line. `commands`: contexts parsed by invoke; `namespace`: all available commands."""
 
     commands: Sequence[Any]
     namespace: Any
@@ -27,24 +27,25 @@ class CommandLine:
 
 @dataclass(frozen=True, kw_only=True)
 class LineFlags:
-    """Flags of a pack that every command has, but for the commands about this very machine (`is_here`)."""
+    """Flags of a pack for every command except commands about this very machine (`is_here`)."""
 
     def run(self, line: CommandLine) -> None:
-        """Run the line elsewhere and leave with its exit code; return where the line runs here.
+        """Run the line on the chosen machine and exit with the line's exit code; return if the line runs here.
 
-        Raises Exit then; UsageError for a line that cannot run there, SlipwayError when the machine is not there.
+        Raises Exit with this code, UsageError for a line that cannot run remotely, SlipwayError for an unavailable
+        machine.
         """
         raise NotImplementedError
 
 
 @functools.cache
 def flags() -> tuple[Flag, ...]:
-    """Return the flags that packs add to every command."""
+    """Return the line flags of packs, which every command accepts."""
     return tuple(one for record in _records() for one in flags_of(record))
 
 
 def run_elsewhere(line: CommandLine) -> None:
-    """Let each pack with such flags run the line: a flag counts for all commands of the line."""
+    """Let each pack with line flags run the line; a line flag applies to all commands of the line."""
     for record in _records():
         record(**{one.name: _typed(line.commands, one) for one in flags_of(record)}).run(line)
 
@@ -54,6 +55,6 @@ def _records() -> list[type[LineFlags]]:
 
 
 def _typed(commands: Sequence[Any], one: Flag) -> Any:
-    """Return the value of a flag at the first command that it was typed for."""
+    """Return the value of a flag at the first command with a non-empty value, or the default."""
     name = one.spelled.replace("-", "_")
     return next(filter(None, (each.args[name].value for each in commands if name in each.args)), one.default)

@@ -1,4 +1,4 @@
-"""Running one step here and now, in the train environment, and telling what it does."""
+"""Execution of a single step on this machine in a training environment, with progress output."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ from store.artifacts.artifacts import Store
 
 
 def python(settings: Settings, name: str = "train") -> Path:
-    """Return the interpreter of an environment, built first when it is not there; that of `train` has torch."""
+    """Return the interpreter of an environment, built on first use; the `train` environment has torch."""
     return train_env.interpreter(ROOT, settings.environments, render.say, name)
 
 
@@ -26,9 +26,9 @@ def run(
     name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`.
+    """Run a step and return the result; show progress as bars on a terminal, else as lines, or not at all if `quiet`.
 
-    environ: beside what every step gets of our settings, and instead of it.
+    environ: variables added to the default step environment; they override the defaults.
     """
     around = {**words_environ(settings), **environ}
     records = train_env.run(step, config, root=ROOT, python=python(settings), environ=around)
@@ -46,7 +46,7 @@ def run(
 
 
 def words_environ(settings: Settings) -> dict[str, str]:
-    """Return the variables that a step may need of our settings."""
+    """Return the environment variables of a step: the job's secrets and the work folder."""
     return {**secrets(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
 
 
@@ -71,7 +71,7 @@ def _showing(quiet: bool) -> Iterator[Any]:
 
 
 def artifact(settings: Settings, name: str, otherwise: str) -> Path:
-    """Return the folder of a whole artifact. Raises UsageError that says how to get one."""
+    """Return the folder of a complete artifact. Raises UsageError with the command `otherwise` to make the artifact."""
     store = Store(settings.store)
     found = store.check(name)
     if found.problem:

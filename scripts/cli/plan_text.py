@@ -1,4 +1,4 @@
-"""A plan as text for people, and as a JSON document."""
+"""Renderers for a plan: text for people, and a JSON document."""
 
 import shlex
 from dataclasses import asdict, replace
@@ -13,9 +13,9 @@ from scripts.cli import context
 from scripts.cli.render import clean, console, new_table
 from trainer.records.phase_registry import PHASES, USUAL
 
-MOST_REFUSED = 5  # files that are named for each mount
-NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
-LONG_S = 3600.0  # of this machine: more is too long to practise with
+MOST_REFUSED = 5  # listed files per mount
+NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags affecting only the output of a plan
+LONG_S = 3600.0  # on this machine: a longer simulation is unsuitable for practice
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def mount_lines(plan: Plan) -> list[str]:
-    """Return a line for each file or folder that leaves this machine, and for what stays of it."""
+    """Return a line for each uploaded file or folder, and a line for each file left out."""
     lines = []
     for one in plan.mounts:
         where = f"to {one.at}" if one.at else "as the folder of the job"
@@ -53,12 +53,12 @@ def mount_lines(plan: Plan) -> list[str]:
 
 
 def whole_s(seconds: float | None) -> float | None:
-    """Return estimated seconds for a document; None where they are not known, or beyond ten years."""
+    """Round estimated seconds for a document; None if the estimate is unknown or exceeds ten years."""
     return None if seconds is None or seconds > MOST_S else round(seconds, 2)
 
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:
-    """Show every artifact with its state, every step that is due with an estimate, and the sum."""
+    """Print every artifact with state, every due step with an estimate, notes, mounts, and the total time."""
     from rich.text import Text
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
@@ -79,14 +79,14 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
 
 
 def time_lines(plan: Plan) -> list[str]:
-    """Return how long the steps of a plan take, and in a rehearsal separately how long the simulation takes."""
+    """Return lines with the estimated duration of the plan; in a rehearsal, also the duration of the simulation."""
     if plan.job is None or not plan.job.steps or not plan.forecast:
         return []
     steps, lines = count(len(plan.job.steps), "step"), []
     is_rented = costs(plan.request.provider)
     found = plan.shown
     if found and found.steps:
-        # offers show what passes around the steps of rented machines
+        # For rented machines the offers table shows the time around the steps.
         shown = replace(found, steps=tuple(one for one in found.steps if one.step != AROUND or not is_rented))
         low, middle, high = shown.range_s
         where = "this machine, 0.00 USD" if found.machine.is_here and not is_rented else found.machine.name
@@ -102,7 +102,7 @@ def time_lines(plan: Plan) -> list[str]:
 
 
 def talk_to(artifact: str, store: str) -> str:
-    """Return the command that talks to a model just made, which need not be the one that is meant by default."""
+    """Return a hint with the command to chat with a new model, including the store and name if not the defaults."""
     usual = context.settings()
     where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"

@@ -1,4 +1,4 @@
-"""Questions at the terminal. Where nobody can be asked, the flag that answers is named."""
+"""Questions at the terminal. Without a terminal, the error names the flag with the answer."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from infra.errors import UsageError
 from infra.records import Offer, Plan, PlannedMount
 from infra.units import count, size
 
-SHOWN = 9  # offers that are numbered, and can be picked
+SHOWN = 9  # numbered offers that the user can pick
 
 
 def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
-    """Return the offers in the order in which they are tried: the user's pick first. [] = the user wants none.
+    """Return the offers in rental order, the user's pick first; [] if the user quits.
 
-    Raises UsageError when nobody can be asked.
+    Raises UsageError when stdin is not a terminal.
     """
     found = pick_or(offers, is_named, yes, {})
     assert not isinstance(found, str), "there are no other answers"
@@ -21,9 +21,9 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
 
 
 def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str, str]) -> list[Offer] | str:
-    """Return the offers in the order in which they are tried, or the letter of another answer.
+    """Return the offers in rental order, or the letter of an alternative answer.
 
-    others: the text of each other answer by its letter. Raises UsageError when stdin is no terminal.
+    others: the text of each alternative by letter. Raises UsageError when stdin is not a terminal.
     """
     if yes or is_named:
         return offers
@@ -49,7 +49,7 @@ def pick_or(offers: list[Offer], is_named: bool, yes: bool, others: Mapping[str,
 
 
 def confirm(yes: bool) -> None:
-    """Raise UsageError unless somebody says yes."""
+    """Raise UsageError unless `yes` is set or the user confirms."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -60,9 +60,10 @@ def confirm(yes: bool) -> None:
 
 
 def ask_to_send(mounts: Sequence[PlannedMount], refusal: str, yes: bool) -> None:
-    """Ask about each mount from a hidden folder of the home.
+    """Ask about each mount from a hidden folder of the user's home.
 
-    Raises UsageError with `refusal` when nobody can be asked or `--yes` is given, which answers other questions.
+    Raises UsageError with `refusal` if stdin is not a terminal or `--yes` is given, because `--yes` does not cover this
+    question.
     """
     if yes or not sys.stdin.isatty():
         raise UsageError(refusal)
@@ -76,9 +77,9 @@ def ask_to_send(mounts: Sequence[PlannedMount], refusal: str, yes: bool) -> None
 
 
 def ask_about_made(plan: Plan, yes: bool) -> str:
-    """Return whether phases that other code made are to be kept or made again; "" when there are none.
+    """Return "keep" or "remake" for phases made by different code, or "" without such phases.
 
-    Raises UsageError when nobody can be asked.
+    Raises UsageError when stdin is not a terminal, `yes` is set or the answer is invalid.
     """
     if not plan.doubtful:
         return ""

@@ -1,4 +1,4 @@
-"""The rehearsal's world, for the commands: finding it, entering it, beginning one."""
+"""Rehearsal selection for commands: find a running rehearsal, enter it, or start a new rehearsal."""
 
 import os
 import shlex
@@ -10,19 +10,19 @@ from scripts.cli import command_hints, context, render
 
 
 def base() -> Path:
-    """Return the folder of this user's worlds."""
+    """Return the folder of this user's rehearsals."""
     settings = context.settings()
     return Path(settings.rehearsal).parent if settings.rehearsal else attach.beside(settings.state_file)
 
 
 def enter(begin: bool = False, speed: float = 0.0) -> None:
-    """Attach this process, and those that it starts, to the running rehearsal; or to a new one.
+    """Attach this process and all child processes to the running rehearsal, or start a rehearsal if `begin` is set.
 
-    `speed`: of the new one, 0 for the usual. Raises UsageError when none runs, and `begin` is not set.
+    `speed`: clock speed of a new rehearsal; 0 for the default. Raises NoWorld if none runs and `begin` is not set.
     """
     command_hints.carry("--rehearse")
     if context.settings().rehearsal:
-        return  # an earlier command of the line, or whoever started this process, has done so
+        return  # set by an earlier command of the line or by the parent process
     try:
         found = attach.find(base())
     except attach.NoWorld:
@@ -38,9 +38,9 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
 
 
 def keep_apart(state_file: str) -> None:
-    """Set the journal of this process, and of those that it starts, from here on, and the files beside it.
+    """Set the journal for this process and all child processes from now on.
 
-    Raises UsageError within a rehearsal, which has one of its own.
+    Raises UsageError for a folder, or inside a rehearsal, because each rehearsal has a separate journal.
     """
     path = Path(state_file).expanduser().absolute()
     if context.settings().rehearsal:
@@ -61,6 +61,6 @@ def step_into(found: attach.Running) -> None:
 
 
 def until_when() -> str:
-    """Return the end of a world, in words."""
+    """Return the end condition of a rehearsal as text."""
     idle = render.duration(attach.IDLE_S)
     return f"it ends by itself when for {idle} nothing ran in it and nobody asked; to end it: inv rehearse --stop"

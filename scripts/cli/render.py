@@ -1,6 +1,6 @@
-"""Text for people: notices on stderr, tables on stdout, and the forms of times and amounts.
+"""Terminal output for people: notices on stderr, tables on stdout, and formats of times and amounts.
 
-Nothing here decides anything. What a plan, steps, runs or scores look like stands in modules of their own.
+This module makes no decisions. Separate modules render plans, steps, runs and scores.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 usd = dollars
-WIDEST = 10_000  # columns: a program that reads a table wants each row on one line
+WIDEST = 10_000  # columns: programs reading a table expect a row per line
 RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free", "A", "B", "B - A"}
 
 
 def say(words: str) -> None:
-    """Talk: to stderr, at once. Raises ToldToLeave when the terminal was closed: no step of the work has failed."""
+    """Print to stderr and flush. Raises ToldToLeave if the terminal was closed, since no step has failed."""
     try:
         moving_line.clear()
         print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
@@ -41,22 +41,22 @@ def say(words: str) -> None:
 
 
 def clean(text: str) -> str:
-    """Return a text without control sequences: what a pod says must not steer a terminal."""
+    """Remove control sequences from untrusted text, so that output of a pod cannot control the terminal."""
     return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
 
 
 def tell(words: str) -> None:
-    """Talk that may hold what a vendor, a pod or another program has said."""
+    """Print text that may quote a vendor, a pod or another program, without control sequences."""
     say(clean(words))
 
 
 def console(stderr: bool = True) -> "Console":
-    """Return a console for tables: as wide as the terminal, and as wide as the table where a program reads it."""
+    """Return a console for tables, as wide as the terminal, or `WIDEST` columns if a program reads the output."""
     from rich.console import Console
 
     class Frank(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich itself would leave with code 1
+            raise BrokenPipeError  # rich itself would exit with code 1
 
     is_read_by_people = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
     return Frank(stderr=stderr, highlight=False, width=None if is_read_by_people else WIDEST)
@@ -74,13 +74,13 @@ def new_table(*headings: str) -> Any:
 
 
 class FittedTable:
-    """A table that leaves out its least important columns where the terminal has no room for all of them.
+    """A table with optional columns, dropped from the least important on if the terminal is too narrow.
 
-    A run's name that is cut is of no use, because it is what the next command wants.
+    Run names must not be truncated, because the next command needs the full name.
     """
 
     def __init__(self, *headings: str, least: Sequence[int]) -> None:
-        """Take the headings, and the indices of the columns that may be left out, the least important first."""
+        """Store the headings, and the indices of the optional columns, the least important first."""
         self._headings, self._least = headings, least
         self._rows: list[tuple[str, ...]] = []
 
@@ -107,7 +107,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 @contextlib.contextmanager
 def screen(out: "Console") -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows a table: in the place of the last one on a terminal, below it elsewhere."""
+    """Yield a function that shows a table: replacing the last table on a terminal, otherwise below."""
     if not out.is_terminal:
         yield out.print
         return

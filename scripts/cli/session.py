@@ -1,6 +1,7 @@
-"""The state that the commands of one line share: the journal, the pods they made or used, and the closing messages.
+"""State shared by the commands of a line: the journal, the line's pods, and the closing messages.
 
-`scripts.cli.invoke_patch` asks for the last: it looks for this module by its name, where a command has loaded it.
+`scripts.cli.invoke_patch` prints the closing messages and finds this module by name in `sys.modules`, after a command
+has imported the module.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ from infra.runs.keepers.due_ends import overdue
 from infra.settings import Settings, is_rented
 from scripts.cli import context, render
 
-_used: dict[str, None] = {}  # names of pods, the last one at the end
-_over: dict[str, OverLimit] = {}  # pods that this line has found past their limit, by token, as they were seen last
+_used: dict[str, None] = {}  # names of pods, the most recently used last
+_over: dict[str, OverLimit] = {}  # last known state of the pods found past their limit, by token
 
 
 def open_journal(settings: Settings) -> Journal:
-    """Open the journal; what is past its limit is ended first, whatever the command is about, and told."""
+    """Open the journal, and first end and report all pods past their limit, for any command."""
     journal = Journal.open(settings.state_file)
     if journal.problem:
         render.tell(journal.problem)
@@ -40,7 +41,7 @@ def open_journal(settings: Settings) -> Journal:
 
 
 def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
-    """End what is past its limit, and tell each change of it once; return what `found_over_limit` has."""
+    """End pods past their limit, report each change once, and return the result of `found_over_limit`."""
     for one in over_limit.end_over_limit(journal, settings, render.tell):
         before = _over.get(one.op.token)
         if before is None or before.is_ended is not one.is_ended:
@@ -50,13 +51,13 @@ def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
 
 
 def found_over_limit(journal: Journal) -> list[OverLimit]:
-    """Return what this line has found past its limit and has to end, each with its row as it is now."""
+    """Return the pods of this line found past their limit and in need of an end, each with the current journal row."""
     found = [replace(one, op=journal.op(token)) for token, one in _over.items()]
     return [one for one in found if one.had_to_be_ended]
 
 
 def past_limit_words(over: Sequence[OverLimit]) -> str:
-    """Return which pods were past their limit, and what to type where one may bill yet; the rest was told before."""
+    """Return a summary of the pods past their limit, with the command for pods that may still bill."""
     ended = [one.op.run for one in over if one.is_ended]
     left = [one.op.run for one in over if not one.is_ended]
     said = [f"past a limit, and ended just now: {', '.join(ended)}"] if ended else []
@@ -65,13 +66,13 @@ def past_limit_words(over: Sequence[OverLimit]) -> str:
 
 
 def use(op: Op) -> None:
-    """Make it the pod that is meant from here on when none is named."""
+    """Make `op` the current pod, the default of later commands on the line."""
     _used.pop(op.run, None)
     _used[op.run] = None
 
 
 def current() -> str:
-    """Return the name of the pod that this line deals with, "" for none."""
+    """Return the name of the current pod of this line, or "" without a pod."""
     return next(reversed(_used), "")
 
 
@@ -80,8 +81,8 @@ def forget(run: str) -> None:
 
 
 def tell() -> None:
-    """Print which of them are left, what they cost, and how they end."""
-    with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
+    """Print the live pods of this line with cost, limit and end command."""
+    with contextlib.suppress(SlipwayError, OSError):  # the original error must be shown
         settings = context.settings()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
@@ -90,7 +91,7 @@ def tell() -> None:
 
 
 def cost_of(op: Op, scale: float) -> str:
-    """Return the cost of a live pod, and its limit, in words."""
+    """Return the cost and the limit of a live pod as text."""
     if not op.rate:
         return "it costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)
@@ -99,7 +100,7 @@ def cost_of(op: Op, scale: float) -> str:
 
 
 def tell_what_is_left() -> None:
-    """Tell which pods a command that was cut short leaves: what may cost money with nobody there, and how it ends."""
+    """Print the pods left without a supervisor by an interrupted command, with cost and end command."""
     with contextlib.suppress(SlipwayError, OSError):  # the interruption may have closed the terminal as well
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
@@ -117,9 +118,9 @@ def tell_what_is_left() -> None:
 
 
 def raise_alarm() -> None:
-    """Raise LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
+    """Raise LimitHit if a pod is not proven gone a quarter of an hour after the request to end."""
     late: list[Op] = []
-    with contextlib.suppress(SlipwayError, OSError):  # a command that could not read the journal has said so
+    with contextlib.suppress(SlipwayError, OSError):  # an earlier command has already reported an unreadable journal
         settings = context.settings()
         if settings.state_file.exists():
             with Journal.open(settings.state_file) as journal:

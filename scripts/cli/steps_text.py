@@ -1,4 +1,4 @@
-"""The steps of a job as a table that is redrawn, as plain timed lines, and as JSON."""
+"""Renderers for the steps of a job: a live table, plain timestamped lines, and JSON."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,9 +15,9 @@ MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "faile
 
 
 def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> "RenderableType":
-    """Return one line per step: a mark, a name, its time, and what it last said.
+    """Return a table with a row per step: mark, name, duration, progress bar, and last report.
 
-    `scale`: how many times faster than ours the clock runs that counts the run's cost: 1 but in a rehearsal.
+    `scale`: speed of the clock that counts the run's cost, relative to real time; 1 except in a rehearsal.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -49,7 +49,7 @@ def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> 
 
 
 def elapsed(step: Mapping[str, Any], now: float) -> float:
-    if not step.get("started_at"):  # reused: an earlier agent's work
+    if not step.get("started_at"):  # reused from an earlier agent
         return 0.0
     if step.get("ended_at"):
         return step["ended_at"] - step["started_at"]
@@ -57,7 +57,7 @@ def elapsed(step: Mapping[str, Any], now: float) -> float:
 
 
 def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.0) -> str:
-    """Return the report of a step: its result when it has ended, its last record while it runs."""
+    """Return the report of a step: the result after the end, else the last progress record."""
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):
@@ -66,11 +66,11 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
     if record.get("total") and not ended:
         total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
         words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
-    elif record.get("share") and not ended:  # an input whose end is known, but not its result
+    elif record.get("share") and not ended:  # input of known length, but unknown result size
         words.append(f"about {100 * record['share']:.0f} %")
     if record.get("shards") is not None and not brief and (ended or "done" in record):
         words.extend(_shard_words(record, ended))
-    if record.get("reward") is not None:  # its loss says nothing
+    if record.get("reward") is not None:  # the loss of a reinforcement-learning step is not informative
         words.append(f"reward {record['reward']:.3f}")
         if record.get("mismatch") is not None and not brief:
             words.append(f"mismatch {record['mismatch']:.1e}")
@@ -101,7 +101,7 @@ LEFT_OUT = {
 
 
 def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
-    """Return the words about a step that makes text shards."""
+    """Return the words for a step that makes text shards."""
     shards = count(record["shards"], "shard" if ended else "whole shard")
     if ended:
         words = [f"{count(record.get('documents', 0), 'document')} in {shards}"]
@@ -115,7 +115,7 @@ def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
 
 
 def step_line(step: Mapping[str, Any], now: float, scale: float = 1.0) -> str:
-    """Return the plain form of one line of `steps_table`."""
+    """Return a plain line for a step, with a timestamp and the data of `steps_table`."""
     clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
     line = f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now) * scale)}"
     words = record_words(step, scale=scale)
@@ -123,7 +123,7 @@ def step_line(step: Mapping[str, Any], now: float, scale: float = 1.0) -> str:
 
 
 def steps_json(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a progress, their times in ISO form."""
+    """Return the steps of a progress document with times in ISO form."""
 
     def step_json(step: Mapping[str, Any]) -> dict[str, Any]:
         times = {key: iso(step.get(key)) for key in ("started_at", "ended_at")}
