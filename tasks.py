@@ -1,4 +1,4 @@
-"""The commands. `inv --list` shows them."""
+"""Invoke entry point: the namespace with the commands of the core and of packs. `inv --list` shows the commands."""
 
 import sys
 

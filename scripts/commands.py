@@ -1,9 +1,9 @@
-"""The commands of the core: each by the name that is typed, with its function and the first line of its help.
+"""Commands of the core: each typed name with the function and the first line of the help.
 
     COMMANDS  ->  tasks.py: `scripts.cli.command.add`
 
-The file of a command holds the record of its flags, its help and its work. `inv --list` loads none of these files. The
-commands of packs stand in the records of the packs.
+The file of a command holds the flags, the help and the function; `inv --list` imports none of these files. The records
+of packs list the pack commands.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
-"""AGENTS.md: what a coding agent may type here, and what it must never do with money, for any program that reads it.
+"""AGENTS.md: the commands for coding agents, and the prohibitions about money, for any program that reads the file.
 
-In: the commands and their flags, settings, exit codes and files, from the records that docs/reference is made of. Out:
-one page. Each command that the rules name is looked up as the page is made, so none can be named that is not there.
+The input is the same set of records as for docs/reference: commands with flags, settings, exit codes and files. The
+output is a single page. Each command named in a rule is looked up during generation, so the page cannot name a missing
+command.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,12 @@ from infra.selection.default_limit import MOST_USD
 from scripts.cli import front_page
 from store import packs
 
-ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
+ASKS = "yes"  # flag of commands that ask first, because they rent, end or remove a resource
 
 
 @dataclass(frozen=True)
 class AgentTables:
-    """The tables of the page, as lines: every command, every exit code, and where a contribution goes."""
+    """Tables of the page as lines: all commands, all exit codes, and the places of contributions."""
 
     commands: Sequence[str]
     codes: Sequence[str]
@@ -26,7 +27,7 @@ class AgentTables:
 
 
 def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
-    """Return the page. Raises KeyError for a command or a flag that is named in it and does not exist.
+    """Return the page. Raises KeyError if the text names an unknown command or flag.
 
     found: the commands. kept: the places that must not be removed.
     """
@@ -120,7 +121,7 @@ HEADS = ("command", "what it does", "`--dry-run`", "`--json`", "money")
 
 
 def rows(found: Any) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for each command."""
+    """Yield a table row for each command of the core and of all packs."""
     for tasks in front_page.groups(found).values():
         for name, task in tasks:
             if not task.is_of_pack:
@@ -144,7 +145,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _typed(found: Any, words: str) -> str:
-    """Return a command line as it is copied. Raises KeyError for a flag that the command does not have."""
+    """Return a command line ready to copy. Raises KeyError for an unknown command or flag."""
     name, *rest = words.split()
     flags = {f"--{one.spelled}" for one in found[name].flags}
     if unknown := [word for word in rest if word.startswith("--") and word not in flags]:

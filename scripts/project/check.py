@@ -19,7 +19,7 @@ def check() -> None:
         ("format", ["-m", "ruff", "format", "--check", "."]),
         ("lint", ["-m", "ruff", "check", "."]),
         ("types", ["-m", "mypy", *TYPED]),
-        ("tests", ["-m", "pytest"]),  # tests/test_floors.py among them
+        ("tests", ["-m", "pytest"]),  # includes tests/test_floors.py
     ):
         say(name)
         if name == "tests":

@@ -1,6 +1,6 @@
-"""The Debian packages that the tests want: which programs each gives, which are missing here, how they come.
+"""Debian packages required by the tests: their programs, detection of missing packages, and installation.
 
-Standard library only: `./inv` asks for one of them before there is an environment.
+Standard library only: `./inv` checks for the package `VENV` before an environment exists.
 """
 
 import glob
@@ -9,9 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-SBIN = "/usr/sbin:/sbin"  # folders that a user who is not root does not search
-VENV = "python3-venv"  # without it Debian's Python makes no environments
-PACKAGES = {  # needs of each package: programs, or files by a pattern
+SBIN = "/usr/sbin:/sbin"  # folders missing from the PATH of a non-root user
+VENV = "python3-venv"  # required by Debian's Python to create environments
+PACKAGES = {  # required programs of each package, or a glob of required files
     "git": ("git",),
     "openssh-client": ("ssh", "ssh-keygen", "ssh-agent", "ssh-add"),
     "openssh-server": ("sshd",),
@@ -30,24 +30,24 @@ PACKAGES = {  # needs of each package: programs, or files by a pattern
 
 
 def find(wanted: str) -> str:
-    """Return the path of that program or file, "" when it is not here."""
+    """Return the path of a program or of a file matching the glob `wanted`, or "" if missing."""
     if "/" in wanted:
         return min(glob.glob(wanted), default="")
     return shutil.which(wanted, path=f"{os.environ.get('PATH', os.defpath)}:{SBIN}") or ""
 
 
 def missing() -> list[str]:
-    """Return the packages of which something is not here."""
+    """Return the packages with at least one missing program or file."""
     return [name for name, gives in PACKAGES.items() if not all(map(find, gives))]
 
 
 def is_ci() -> bool:
-    """Return whether nobody is there to be asked, and nothing may be left out."""
+    """Return whether the CI variable is set: no prompts are possible, and no test may be skipped."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
 
 
 def command(packages: Sequence[str]) -> list[str]:
-    """Return the command that installs them, as root or by sudo; [] on a system without Debian's tools."""
+    """Return the install command, with sudo for a non-root user; [] on a system without apt-get."""
     if not shutil.which("apt-get"):
         return []
     sudo = [] if os.geteuid() == 0 else ["sudo"]
@@ -55,7 +55,7 @@ def command(packages: Sequence[str]) -> list[str]:
 
 
 def is_allowed() -> bool:
-    """Return whether this user may install without being asked for a password."""
+    """Return whether this user may install packages without a password prompt; False without apt-get."""
     if os.geteuid() == 0:
         return bool(command(()))
     if not (command(()) and shutil.which("sudo")):
@@ -64,7 +64,10 @@ def is_allowed() -> bool:
 
 
 def install(packages: Sequence[str], say: Callable[[str], None]) -> bool:
-    """Fetch what Debian has now, then install; its words go to our stderr. Whether it worked."""
+    """Update the package lists and install the packages; return whether both succeeded.
+
+    The output of apt-get goes to stderr.
+    """
     words = command(packages)
     root = words[: words.index("apt-get")]
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

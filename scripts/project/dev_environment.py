@@ -1,4 +1,4 @@
-"""The environment of the tests, and the programs that tests start."""
+"""Development environment for the tests, and the system programs that tests start."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from store import moving_line
 
 
 def bring_programs(yes: bool) -> None:
-    """Install the programs that the tests want, or name them. Raises Exit when the installing fails."""
+    """Install the missing programs if allowed, else print them. Raises Exit when the installation fails."""
     packages = debian.missing()
     if not packages:
         return
@@ -27,7 +27,7 @@ def bring_programs(yes: bool) -> None:
 
 
 def run_in_dev(words: Sequence[str], cwd: Path) -> int:
-    """Run `python *words` in the dev environment on this terminal; returns its exit code."""
+    """Run `python *words` in the dev environment on this terminal; return the exit code."""
     from infra import train_env
     from infra.settings import Settings
 
@@ -37,7 +37,7 @@ def run_in_dev(words: Sequence[str], cwd: Path) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.wait()  # the terminal has told it as well; it has its own last words
+        process.wait()  # the terminal interrupts the child, too; wait for its final output
         raise
     finally:
         process.kill()

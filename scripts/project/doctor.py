@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine, own machines or an account lack."""
+"""The command `doctor`: missing requirements of this machine, of own machines or of an account."""
 
 from dataclasses import dataclass
 

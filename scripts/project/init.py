@@ -1,7 +1,7 @@
-"""The command `inv init`: the first questions to a new user, and `.env` made of the answers.
+"""The command `inv init`: questions for a new user, and an `.env` file with the answers.
 
-In: what is typed at a terminal; keys are not shown. Out: lines of `.env`, each written as soon as it is known to be
-good, so that whoever leaves in the middle keeps what was answered.
+The input is typed at a terminal, without echo for keys; the output is lines of `.env`. The command writes each line
+right after validation, so a user who quits early keeps all answers so far.
 """
 
 import getpass
@@ -30,7 +30,7 @@ Without any key everything runs on this machine: ./inv launch --phase sft"""
 
 
 class Over(Exception):
-    """The user has ended the questions (Ctrl-D)."""
+    """Raised when the user ends the questions (Ctrl-D)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +57,12 @@ def init(spec: InitFlags) -> None:
             ask_for_store()
     except Over:
         render.say("")
-    env_file.put(ROOT, {})  # one that others could read was there before
+    env_file.put(ROOT, {})  # also restrict the permissions of an existing file
     tell_what_next(context.settings())
 
 
 def ask_key(name: str) -> None:
-    """Ask for the key of a vendor until it is good, or left out."""
+    """Ask for the key of a vendor until the user enters a good key or skips the vendor."""
     variable = VENDORS[name].upper()
     settings = context.settings()
     known, source = getattr(settings, VENDORS[name]), settings.sources[VENDORS[name]]
@@ -94,7 +94,7 @@ def ask_key(name: str) -> None:
 
 
 def ask_for_store() -> None:
-    """Ask where artifacts go until that can be written, or is left as it is."""
+    """Ask for the artifact store until the user enters a writable URI or keeps the current store."""
     render.say("\nStore: where models and checkpoints are kept")
     for _ in range(TRIES):
         settings = context.settings()
@@ -119,7 +119,7 @@ def ask_for_store() -> None:
 
 
 def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
-    """Return the keys that a store wants and that are not there yet, as they are typed."""
+    """Ask for the missing keys of a store; return the typed keys by variable name."""
     names = STORE_KEYS.get(credentials.kind(uri), ())
     if any(credentials.of(one) for one in credentials.KEYS.get(credentials.kind(uri), ())):
         return {}
@@ -137,7 +137,7 @@ def in_words(found: Found) -> str:
 
 
 def hidden(question: str) -> str:
-    """Return the typed text, which is not shown. Raises Over, UsageError where the terminal would show it."""
+    """Ask without echo and return the answer. Raises Over at Ctrl-D, UsageError if the terminal cannot hide input."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
@@ -149,7 +149,7 @@ def hidden(question: str) -> str:
 
 
 def typed(question: str) -> str:
-    """Return a line. Raises Over."""
+    """Return a typed line. Raises Over at Ctrl-D."""
     print(question, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:

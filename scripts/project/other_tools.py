@@ -1,6 +1,7 @@
-"""docs/reference/other-tools.md: the command lines of other tools' guides, and the commands of Slipway for each.
+"""docs/reference/other-tools.md: the command lines of other tools' guides, each with the equivalent Slipway command.
 
-In: the files in tests/sources/ with the lines of each guide. Out: the page. tests/sources/lines.py runs the lines.
+The input is the files in tests/sources/ with the lines of each guide; the output is the page. tests/sources/lines.py
+runs the lines.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ are written without their folders.
 
 @dataclass(frozen=True, kw_only=True)
 class GuideLine:
-    """One line of a guide, and how the line is run here."""
+    """A command line of a guide, and the equivalent here."""
 
     line: str
     typed: str = ""
@@ -39,17 +40,17 @@ class GuideLine:
     code: int = 0
     file: dict[str, Any] = field(default_factory=dict)
     pack: str = ""
-    """The pack that the line needs beside that of its command; "" = none."""
+    """A required pack beside the pack of the command; "" = none."""
 
 
 def read(guide: str) -> list[GuideLine]:
-    """Return the lines of a guide, in their order. Raises TypeError for a key that no line has."""
+    """Return the lines of a guide in file order. Raises TypeError for an unknown key."""
     found: list[dict[str, Any]] = strict_yaml.read(FOLDER / f"{guide}.yaml")
     return [GuideLine(**one) for one in found]
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the Markdown page."""
     lines = [HEAD]
     for guide, title in GUIDES.items():
         lines += [f"## {title}", "", "| there | here |", "| --- | --- |"]

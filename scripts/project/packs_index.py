@@ -1,7 +1,7 @@
-"""The words of all packs, and a page of reference for each.
+"""Index of the vocabulary of all packs, and a reference page for each pack.
 
-In: the records of the packs and their commands. Out: `store/known_packs.json`, from which the core answers a word of a
-pack that is not installed, and `packs/<name>/reference.md`.
+The input is the records of the packs and their commands. The output is `store/known_packs.json`, which lets the core
+explain a command or flag of a missing pack, and `packs/<name>/reference.md`.
 """
 
 import json
@@ -19,7 +19,7 @@ ASKS = "yes"  # the flag of commands that ask first
 
 
 def index(namespace: Any) -> dict[str, Any]:
-    """Return the words of the installed packs, by pack and kind. namespace: the commands, as invoke loads them."""
+    """Return the vocabulary of the installed packs by pack and kind. namespace: the commands as loaded by invoke."""
     return {
         name: {
             "about": pack.about,
@@ -49,7 +49,10 @@ def index_text(namespace: Any) -> str:
 def page(
     pack: Pack, sections: Sequence[str], settings_table: Callable[[Sequence[dict[str, Any]]], Sequence[str]]
 ) -> str:  # fmt: skip
-    """Return the page of a pack. sections: the lines of its commands; settings_table: makes lines of its settings."""
+    """Return the reference page of a pack.
+
+    sections: the lines about the commands; settings_table: renders rows of settings as lines.
+    """
     lines = [f"# The pack `{pack.name}`", "", f"{pack.about}.", "", *sections]
     if pack.line_flags:
         lines += ["## Flags of every command", ""]
@@ -85,17 +88,17 @@ def _about_provider(entry: PackProvider) -> dict[str, Any]:
 
 
 def packs_summary(task: Any) -> str:
-    """Return the first line of a command's help. The command's module is loaded."""
+    """Return the first line of a command's help; imports the command's module."""
     return str(task.loaded.__doc__).strip().splitlines()[0]
 
 
 def line_flags(pack: Pack) -> list[Flag]:
-    """Return the flags that a pack adds to every command. The modules of their records are loaded."""
+    """Return a pack's flags for every command; imports the modules of the records."""
     return [one for where in dict.fromkeys(pack.line_flags.values()) for one in flags_of(packs.load(where))]
 
 
 def command_flags(pack: Pack) -> dict[str, tuple[Flag, ...]]:
-    """Return the flags that a pack adds to commands, by command. The modules of their records are loaded."""
+    """Return a pack's extra flags by command; imports the modules of the records."""
     return {name: flags_of(packs.load(where)) for name, where in pack.command_flags.items()}
 
 
@@ -104,6 +107,6 @@ def _about_flag(one: Flag) -> dict[str, str]:
 
 
 def _settings(pack: Pack) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each setting of a pack, and its row."""
+    """Yield (name, row) for each setting of a pack."""
     for one in table(packs.load(pack.settings)) if pack.settings else ():
         yield one.name, {key: one.metadata[key] for key in ("variable", "about", "default", "secret")}

@@ -1,9 +1,9 @@
-"""docs/reference/: pages about every command, setting, exit code and file, written from what those are made of.
+"""docs/reference/: generated pages about every command, setting, exit code and file.
 
     python -m scripts.project.reference write
 
-A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks, and
-their flags from the records that the command line is made of.
+A test compares the pages in the checkout with the generated text. Commands come from invoke's tasks, and flags from the
+records that define the command line.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ COMMON = (
     "env",
     "rehearse",
     "state-file",
-)  # flags that mean the same in every command: told once
-PLACES = (  # where something is written, its setting or "", what lies there, whether it may be removed
+)  # flags with the same meaning in every command, documented once
+PLACES = (  # place, setting or "", content, and removal rule of each file or folder that Slipway writes
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
      "yes; the next launch makes them again"),
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
@@ -75,18 +75,18 @@ OTHER_CODES = (
 
 
 def namespace() -> Collection:
-    """Return the commands, as invoke loads them."""
+    """Return the commands as loaded by invoke."""
     module, folder = FilesystemLoader(config=Config(), start=str(ROOT)).load()
     return Collection.from_module(module, loaded_from=folder)
 
 
 def copied(text: str) -> str:
-    """Return text whose commands are spelled as they are copied: `inv keep` -> `./inv keep`."""
+    """Return text with commands ready to copy: `inv keep` -> `./inv keep`."""
     return re.sub(r"(?<![\w./-])inv (?=[a-z])", "./inv ", text)
 
 
 def cell(text: str) -> str:
-    """Return text that may stand in a table."""
+    """Return text escaped for a table cell."""
     return copied(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -96,24 +96,24 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def is_common(one: Flag) -> bool:
-    """Return whether a flag is one of those that are told once."""
+    """Return whether the common section documents the flag."""
     return one.spelled in COMMON and (one.spelled != "yes" or one.about == "ask nothing") or is_of_line(one)
 
 
 def is_of_line(one: Flag) -> bool:
-    """Return whether a flag is one that a pack adds to every command."""
+    """Return whether the flag is a pack's flag for every command."""
     return f"--{one.spelled}" in packs.words("line_flags")
 
 
 def flag_row(one: Flag) -> tuple[str, str, str]:
-    """Return the spelling of a flag, its default and its help."""
+    """Return the spelling, default and help of a flag."""
     word = " (also as a bare word)" if one.is_word else ""
     default = flag_help.default_of(one)
     return f"`{flag_help.written(one)}`", f"`{default}`" if default else "", cell(one.about + word)
 
 
 def flag_rows(task: Any) -> dict[str, list[tuple[str, str, str]]]:
-    """Return the flags of one command by the title of their group, without the common ones."""
+    """Return the rows of a command's own flags by group title, without common and pack flags."""
     of_packs = {one.name for record in task.added_records for one in flags_of(record)}
     own = tuple(one for one in task.flags if not is_common(one) and one.name not in of_packs)
     return {title: [flag_row(one) for one in flags] for title, flags in flag_help.grouped(own).items()}
@@ -149,11 +149,11 @@ def commands() -> str:
 
 
 def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return the lines about commands: help, example and flags of each."""
+    """Return the lines about commands: help, example and flags of each command."""
     lines = []
     for name, task in tasks:
         aliases = [f"`./inv {one}`" for one in namespace.task_names[name]]
-        flags = task.flags  # the module of a pack's command is loaded by now, and its whole help with that
+        flags = task.flags  # imports the module of a lazy command, and so the full help text
         about = copied(task.__doc__ or "").strip().splitlines()
         lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
         lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
@@ -170,7 +170,7 @@ def command_sections(namespace: Collection, tasks: Iterable[tuple[str, Any]]) ->
 
 
 def pack_pages() -> dict[Path, str]:
-    """Return the page of each installed pack, by its file."""
+    """Return the reference page of each installed pack by file path."""
     found = namespace()
     return {
         packs.FOLDER / name / "reference.md": NOTE + packs_index.page(
@@ -181,7 +181,7 @@ def pack_pages() -> dict[Path, str]:
 
 
 def settings_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return settings as a table. rows: the name of each, and what `infra.settings.row` was given."""
+    """Return settings as a table. rows: the name of each setting with the arguments of `infra.settings.row`."""
     cells = [(f"`{one['variable']}`", "" if one["secret"] else f"`{one['name']}`",
               f"`{one['default']}`" if one["default"] else "", cell(one["about"])) for one in rows]  # fmt: skip
     return table(("variable", "in slipway.yaml", "default", "meaning"), cells)
@@ -211,7 +211,7 @@ def settings_page() -> str:
 
 
 def code_table() -> list[str]:
-    """Return the exit codes as a table; those of errors as `infra/errors.py` draws them."""
+    """Return a table of the exit codes, parsed from the docstring of `infra/errors.py` and from OTHER_CODES."""
     drawn = re.findall(r"(\w+) +([0-9])  (.+)", errors.__doc__ or "")
     rows = [(code, f"`{name}`", cell(text[0].upper() + text[1:] + ".")) for name, code, text in drawn]
     rows += [(code, "", text) for code, text in OTHER_CODES]
@@ -234,7 +234,7 @@ def exit_codes() -> str:
 
 
 def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
-    """Return the keys of a record that a file describes, defaults and meanings; of nested records as `outer.inner`."""
+    """Return (key, default, meaning) of a file record; nested records appear as `outer.inner`."""
     rows: list[tuple[str, str, str]] = []
     about = meanings(record)
     for one in dataclasses.fields(record):
@@ -255,7 +255,7 @@ def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
 
 
 def _inside() -> dict[str, type]:
-    """Return the records of a service file that their fields' defaults do not show."""
+    """Return nested records of a service file by key, for keys without a record as field default."""
     from serve import service
     from serve.gateway.http.certificate import Tls
 
@@ -267,7 +267,7 @@ INSIDE = _inside()
 
 
 def files() -> str:
-    """Return the page of files: those that are written, and those that a user writes."""
+    """Return the page of files: files written by Slipway, and files written by users."""
     by_name = {one.name: one.metadata for one in settings.table()}
     places = []
     for place, name, what, removable in PLACES:
@@ -342,12 +342,12 @@ NOTE = "<!-- Generated: python -m scripts.project.reference write -->\n\n"
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its name; each says that it is generated."""
+    """Return the text of each page by name, with a note that marks the page as generated."""
     return {name: NOTE + make().rstrip() + "\n" for name, make in PAGES.items()}
 
 
 def for_agents() -> str:
-    """Return the text of AGENTS.md, which lies at the root of the checkout, where programs look for it."""
+    """Return the text of AGENTS.md at the root of the checkout, the usual place for coding agents."""
     found = namespace()
     kept = [where for where, _, _, removable in PLACES if removable.split(",")[0] == "no"]
     every = [tuple(map(cell, row)) for row in agents.rows(found)]
@@ -356,12 +356,12 @@ def for_agents() -> str:
 
 
 def room_table() -> list[str]:
-    """Return the table of where a contribution goes."""
+    """Return the table of places for contributions."""
     return table(rooms.HEADS, rooms.rows())
 
 
 def for_contributors() -> str:
-    """Return the text of CONTRIBUTING.md, which is written by hand but for its table."""
+    """Return the text of CONTRIBUTING.md: handwritten except for the generated table."""
     return rooms.filled(CONTRIBUTING.read_text(encoding="utf-8"), "\n".join(room_table()))
 
 
@@ -369,7 +369,7 @@ def main(words: Sequence[str]) -> int:
     if list(words) != ["write"]:
         print("expected: python -m scripts.project.reference write", file=sys.stderr)
         return 2
-    # First the words of the packs, from which the other pages are made.
+    # Write the pack index first, because the other pages are generated from the index.
     packs.INDEX.write_text(packs_index.index_text(namespace()), encoding="utf-8")
     packs.known.cache_clear()
     for path, text in pack_pages().items():

@@ -1,6 +1,6 @@
-"""docs/reference/requirements.md: what each source document promises, and the tests that assert it.
+"""docs/reference/requirements.md: the promises of each source document, and the tests that assert them.
 
-In: tests/sources/requirements.yaml. Out: its rows by source, and the page. No test is run.
+The input is tests/sources/requirements.yaml; the output is the rows by source, and the page. The module runs no test.
 """
 
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ rows stand in [requirements.yaml](../../tests/sources/requirements.yaml); `tests
 
 @dataclass(frozen=True)
 class Requirement:
-    """One behaviour. At least one of `tests` and `reason` is given."""
+    """A required behaviour, with tests, a reason for a deviation, or both."""
 
     id: str
     behaviour: str
     tests: tuple[str, ...] = ()
-    """`tests/FILE.py::NAME`, without parameters."""
+    """Test ids `tests/FILE.py::NAME`, without parameters."""
     reason: str = ""
 
 
 def read(path: Path = FILE) -> dict[str, list[Requirement]]:
-    """Return the rows of each source, in the order of the file. Raises TypeError for a key that no row has."""
+    """Return the requirements by source in file order. Raises TypeError for an unknown key."""
     said: dict[str, list[dict[str, Any]]] = strict_yaml.read(path)
     return {source: [Requirement(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows]
             for source, rows in said.items()}  # fmt: skip
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the Markdown page."""
     found = read()
     every = [row for rows in found.values() for row in rows]
     tested = sum(bool(row.tests) for row in every)

@@ -1,6 +1,6 @@
-"""The places of contributions: for each kind of change a folder, a file to copy from, and the files that register it.
+"""Places of contributions: for each kind of change a folder, a template file, and the files that register the change.
 
-CONTRIBUTING.md and AGENTS.md show this one table. A test looks for every file that the table names.
+CONTRIBUTING.md and AGENTS.md show the same table. A test checks the existence of every named file.
 """
 
 import re
@@ -12,7 +12,7 @@ HEADS = ("to add", "folder", "copy from", "then")
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """The place of one kind of change. Paths are relative to the checkout; `then` may name files in backquotes."""
+    """Place of a kind of change. Paths are relative to the checkout; `then` may name files in backquotes."""
 
     what: str
     folder: str
@@ -20,7 +20,7 @@ class ContributionRow:
     then: str
 
     def paths(self) -> tuple[str, ...]:
-        """Return all files and folders that the row names."""
+        """Return all files and folders named in the row."""
         return (self.folder, self.copy, *(one for one in re.findall(r"`([^`]+)`", self.then) if "/" in one))
 
 
@@ -88,12 +88,12 @@ ROOMS = (
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table, with links that hold at the root of the checkout."""
+    """Return the table rows, with links relative to the root of the checkout."""
     return [(one.what, f"[{one.folder}/]({one.folder}/)", f"[{one.copy}]({one.copy})", one.then) for one in ROOMS]
 
 
 def filled(page: str, table: str) -> str:
-    """Return a page with the table between its two marks. Raises ValueError where a mark is missing."""
+    """Replace the text between the two markers with the table. Raises ValueError for a missing marker."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,6 +1,7 @@
-"""JSON Schemas of the files that people write, made of the records that read them: for editors, and for `--schema`.
+"""JSON Schemas of user-written files, generated from the records that parse the files; for editors and `--schema`.
 
-In: records whose fields are flags, or have their meaning in quotes below them. Out: documents of JSON Schema 2020-12.
+The input is records with flags as fields, or with a docstring below each field. The output is JSON Schema 2020-12
+documents.
 """
 
 import ast
@@ -29,12 +30,12 @@ from trainer.records.phase_registry import PHASES
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-TEXT = {"type": ["string", "number"]}  # a number is taken for its text: `spend_limit: 12.50`
+TEXT = {"type": ["string", "number"]}  # numbers are accepted as text: `spend_limit: 12.50`
 Schema = dict[str, Any]
 
 
 def meanings(record: type) -> dict[str, str]:
-    """Return the docstrings under each field of a record; of those that it inherits too."""
+    """Return the docstring below each field of a record by field name, including inherited fields."""
     found: dict[str, str] = {}
     for one in reversed(record.__mro__):
         if dataclasses.is_dataclass(one):
@@ -47,7 +48,7 @@ def meanings(record: type) -> dict[str, str]:
 
 
 def of_type(hint: Any) -> Schema:
-    """Return the schema of a type: plain types, lists, tables, unions and records inside them."""
+    """Return the schema of a type: plain types, lists, mappings, unions and nested records; {} for other types."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
@@ -62,13 +63,16 @@ def of_type(hint: Any) -> Schema:
         return {"type": "array", "items": of_type(inside[0])}
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": of_type(inside[1])}
-    if isinstance(hint, typing.ForwardRef):  # a record within itself
+    if isinstance(hint, typing.ForwardRef):  # a recursive record
         return {"type": "object"}
     return {}
 
 
 def of_record(record: type, but: Collection[str] = (), is_partial: bool = False) -> Schema:
-    """Return the schema of a record. `is_partial`: none of its fields must be given, also of records inside it."""
+    """Return the schema of a record. `but`: omitted fields.
+
+    `is_partial`: all fields are optional, also in nested records.
+    """
     hints, about = typing.get_type_hints(record), meanings(record)
     properties: dict[str, Schema] = {}
     required = []
@@ -76,7 +80,7 @@ def of_record(record: type, but: Collection[str] = (), is_partial: bool = False)
         if one.name in but:
             continue
         inner = next((kind for kind in _kinds(hints[one.name]) if dataclasses.is_dataclass(kind)), None)
-        is_same = inner is record  # such as a list of the same
+        is_same = inner is record  # for example a list of the same record
         found = (
             of_record(typing.cast(type, inner), is_partial=True)
             if inner and is_partial and not is_same
@@ -92,7 +96,7 @@ def of_record(record: type, but: Collection[str] = (), is_partial: bool = False)
 
 
 def _once(hint: Any, record: type) -> Schema:
-    """Return `of_type`, but an object where a record holds others of its own kind."""
+    """Return `of_type` of the hint, or a list of plain objects if the record contains records of the same type."""
     holds = any(record in _kinds(one) for one in (hint, *(typing.get_args(kind) for kind in _kinds(hint))) if one)
     return {"type": ["array", "null"], "items": {"type": "object"}} if holds else of_type(hint)
 
@@ -115,7 +119,7 @@ def of_flag(one: Flag) -> Schema:
 
 
 def phases() -> dict[str, Schema]:
-    """Return the schemas of each phase's options in a file of flags: the fields of its record in the profiles."""
+    """Return the option schema of each phase in a flag file: the fields of the phase's record in the profiles."""
     found: dict[str, type] = {}
     for make in PROFILES.values():
         for name, phase in make().phases.items():
@@ -124,7 +128,7 @@ def phases() -> dict[str, Schema]:
 
 
 def of_flags(record: type, but: Collection[str] = ()) -> Schema:
-    """Return the schema of a file of flags; each flag may be written with `-` or with `_`."""
+    """Return the schema of a flag file; each flag may be spelled with `-` or `_`."""
     properties: dict[str, Schema] = {}
     for spelled, one in files.known(record, but).items():
         properties[spelled] = of_flag(one)
@@ -151,7 +155,7 @@ def launch() -> Schema:
 def pod() -> Schema:
     one = of_record(pod_set.PodEntry)
     for name, known in one["properties"].items():
-        if "string" in known.get("type", ()) and name != "name":  # a number is taken for its text
+        if "string" in known.get("type", ()) and name != "name":  # numbers are accepted as text
             known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]
     one["properties"] |= {theirs: dict(one["properties"][ours]) for theirs, ours in pod_set.ALIASES.items()}
     properties = {"set": {"type": "string", "description": "name of the set (default: the file's)"},
@@ -171,7 +175,7 @@ SCHEMAS: dict[str, Callable[[], Schema]] = {
 
 
 def schemas() -> dict[str, Callable[[], Schema]]:
-    """Return what makes the schema of each kind of file, of packs as well."""
+    """Return the function that generates each schema, by file kind, including the kinds of packs."""
     return {**SCHEMAS, **{name: partial(_of_pack, where) for name, where in packs.entries("schemas").items()}}
 
 
@@ -181,7 +185,7 @@ def _of_pack(where: str) -> Schema:
 
 
 def schema(name: str) -> Schema:
-    """Return the JSON Schema of that name. Raises UsageError that lists those there are."""
+    """Return the named JSON Schema. Raises UsageError with the known names."""
     found = schemas()
     if name not in found:
         raise UsageError(f"--schema {name}: {packs.lacking('schemas', name) or 'known: ' + ', '.join(found)}")

@@ -1,4 +1,4 @@
-"""The command `test`: the tests, in an environment of their own."""
+"""The command `test`: the project's tests, run in the dev environment."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from scripts.cli.command import command
 from scripts.cli.invoke_patch import words_after_dashes
 from scripts.project.dev_environment import ROOT, bring_programs, run_in_dev
 
-MOST_TESTS = 8  # at a time: each worker has PyTorch in its memory
+MOST_TESTS = 8  # parallel limit: each worker loads PyTorch into memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +45,5 @@ def test(spec: TestFlags) -> None:
 
 
 def at_a_time() -> int:
-    """Return the number of parallel tests: two for each core, since most of them wait for processes."""
+    """Return the number of parallel workers: two per core, since most tests wait for processes, at most MOST_TESTS."""
     return min(MOST_TESTS, 2 * (os.cpu_count() or 1))
