@@ -1,8 +1,8 @@
-"""Folders that others have made -> artifacts of a store: a model, as `--init` takes it, or a tokenizer.
+"""Import of external folders into a store: a model, as for `--init`, or a tokenizer.
 
-In: a Hugging Face folder, a folder in a format of a pack, or a folder with the tokenizer of one of them. Out:
-`imported/NAME`, the artifact that a plan with `--init FOLDER` makes first, so that later plans find that artifact;
-or `tokenizer`. Called by `inv ckpt.push FOLDER`, the initial setup before a first run on rented machines.
+The input is a Hugging Face folder, a folder in a pack's format, or a folder with a tokenizer. The output is
+`imported/NAME`, the same artifact that a plan with `--init FOLDER` makes first, so that later plans reuse the artifact;
+or `tokenizer`. `inv ckpt.push FOLDER` uses this module before a first run on rented machines.
 """
 
 import shutil
@@ -28,11 +28,11 @@ from trainer.records import model_formats
 from trainer.records.phase_registry import INIT
 
 WORDS = (vocabulary.TOKENIZER, "tokenizer_config.json", vocabulary.NAMED)
-BEGINS = "mid"  # the first of the phases that go on with somebody else's model
+BEGINS = "mid"  # the first phase that continues from an external model
 
 
 def folder_of(word: str) -> Path | None:
-    """Return the folder that a word of `ckpt.push` names; None for the name of an artifact. Raises UsageError."""
+    """Return the folder named by a word of `ckpt.push`, or None for an artifact name. Raises UsageError for a file."""
     path = Path(word).expanduser()
     if path.is_file():
         words = f"ckpt.push takes artifacts and folders, and {word} is a file"
@@ -59,7 +59,7 @@ def push(folder: Path, to: str, settings: Settings, quiet: bool) -> str:
 
 
 def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
-    """Run the step of a plan that imports the model of `--init FOLDER`, into the store of the settings."""
+    """Run the import step of a plan with `--init FOLDER` into the store of the settings; return the artifact name."""
     work = Work.of(WorkSpec(phase=BEGINS, init=str(folder)), settings)
     assert work.init is not None, "the flags name one"
     if not work.init.has_tokenizer:
@@ -81,7 +81,7 @@ def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
 
 
 def push_tokenizer(folder: Path, to: str, settings: Settings) -> str:
-    """Publish a tokenizer under the name that ours has, by its content. Raises UsageError, StoreError."""
+    """Publish a tokenizer as `tokenizer`, with a fingerprint of the content. Raises UsageError, StoreError."""
     with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
         draft = Path(scratch, "tokenizer")
         if (folder / vocabulary.TOKENIZER).is_file():

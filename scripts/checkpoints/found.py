@@ -1,4 +1,4 @@
-"""Checkpoints wherever they are: those of a store, and what runs have left on this machine; which one a name means."""
+"""Checkpoints of a store and of runs on this machine, and selection of a checkpoint by name."""
 
 import difflib
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ NAME = "name as inv ckpt.list shows it, or its beginning or end"
 
 
 def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
-    """Return the checkpoints of that store; without one, of the settings' store and of this machine.
+    """Return the checkpoints of the store `uri`, or of the settings' store and this machine if `uri` is "".
 
-    job: only of runs or tags of that name.
+    job: return only checkpoints whose name contains this text.
     """
     lend_for(uri, settings)
     found = catalogue.in_store(uri or settings.store)
@@ -30,13 +30,13 @@ def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpo
 
 
 def lend_for(uri: str, settings: Settings) -> None:
-    """Lend what the settings know of a store's keys to a store that is named on the command line too."""
+    """Lend the settings' S3 or GCS credentials to a store named on the command line."""
     if credentials.kind(uri) in ("s3", "gs"):
         credentials.lend({name: getattr(settings, name.lower()) for name in credentials.KEYS[credentials.kind(uri)]})
 
 
 def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
-    """Return the one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
+    """Return the checkpoint with this name, prefix or last path part. Raises UsageError if none or several match."""
     if not name:
         raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
     exact = [one for one in found if one.name == name]

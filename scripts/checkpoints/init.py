@@ -1,4 +1,4 @@
-"""The command `ckpt.init`: the bucket, repository or folder of a store."""
+"""The command `ckpt.init`: creation of a store's bucket, repository or folder."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The command `ckpt.pull`: a checkpoint of a store -> a folder here."""
+"""The command `ckpt.pull`: a verified download of a checkpoint from a store."""
 
 import shutil
 from dataclasses import dataclass

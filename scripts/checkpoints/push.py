@@ -1,4 +1,4 @@
-"""The command `ckpt.push`: artifacts and folders -> another store, read back there."""
+"""The command `ckpt.push`: artifacts and folders, copied to a store and read back for verification."""
 
 import contextlib
 import shutil
@@ -70,7 +70,7 @@ def push(spec: CkptPushFlags) -> None:
 
 
 def meant(name: str, there: Collection[str], source: Store, settings: Settings) -> str:
-    """Return the artifact that a word means: a name, or a phase, as other commands take it. Raises UsageError."""
+    """Return the artifact name for a word: the name itself, or the artifact of a phase. Raises UsageError."""
     if name in there or name not in PHASES:
         return name
     found, _ = find_model(replace(settings, store=source.uri), name, "", render.say)
@@ -80,7 +80,7 @@ def meant(name: str, there: Collection[str], source: Store, settings: Settings) 
 
 @contextlib.contextmanager
 def _only(folder: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yield a folder with the files of that artifact alone: flat ones lie beside others."""
+    """Yield a folder with only the artifact's files; a flat artifact shares a folder with other files, so copy them."""
     if not manifest.flat:
         yield folder
         return

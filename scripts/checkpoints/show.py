@@ -1,4 +1,4 @@
-"""The command `ckpt.show`: one checkpoint, by its manifest."""
+"""The command `ckpt.show`: a checkpoint's manifest."""
 
 from dataclasses import dataclass
 from typing import Any

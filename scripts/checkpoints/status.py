@@ -1,4 +1,4 @@
-"""The command `ckpt.status`: what of runs is in their store, and what is pending."""
+"""The command `ckpt.status`: uploaded and pending checkpoints and files of runs."""
 
 from dataclasses import dataclass
 

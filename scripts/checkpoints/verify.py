@@ -1,4 +1,4 @@
-"""The command `ckpt.verify`: every byte of checkpoints, compared with their manifests."""
+"""The command `ckpt.verify`: comparison of every byte of checkpoints with their manifests."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from store import catalogue
 
-FOUND = 5  # an audit found something
+FOUND = 5  # exit code of an audit with findings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""The command `inv config --config`: whether each path exists that a recipe or a file of flags names.
+"""The command `inv config --config`: check the existence of every path in a recipe or flag file.
 
-In: the name of a recipe, or a YAML file: a recipe, flags, a kind of work of a pack. Out: a row for each path. The file
-of a kind has a row for each of its variables before these; a recipe and a file of flags have those of the packs after
-them.
+The input is the name of a recipe, or a YAML file: a recipe, flags, or a kind of work of a pack. The output is a row per
+path. For the file of a kind of work, rows of the file's variables come first; for a recipe or flag file, rows of the
+packs come last.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from trainer import plan as planning
 
 SUFFIXES = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".csv", ".yaml", ".toml", ".py", ".safetensors", ".gguf")
 FOLDERS = ("workdir", "problems", "init")
-PUBLISHED = "hub"  # as `init`: the published model of the profile
+PUBLISHED = "hub"  # the `init` value that names the profile's published model
 
 
 def show(name: str, as_json: bool) -> None:
@@ -42,9 +42,9 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str, Path]]:
-    """Yield what names a path, and the path. Raises UsageError for what is neither a recipe nor a file.
+    """Yield (key, path) pairs. Raises UsageError if `name` is neither a recipe nor a file.
 
-    variables: those of the file, which stand as `$NAME` in its other keys.
+    variables: values that replace `$NAME` in the other keys of the file.
     """
     path = Path(name).expanduser()
     said: Any
@@ -62,7 +62,7 @@ def _named(name: str, variables: Mapping[str, str | None]) -> Iterator[tuple[str
 
 
 def _texts(said: Any, place: str, variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each text that is a path, and where it stands; addresses of other machines and commands are none."""
+    """Yield (key, text) for each path among the texts; URLs, remote addresses and commands are skipped."""
     if isinstance(said, dict):
         for key, value in said.items():
             yield from _texts(value, f"{place}.{key}".lstrip("."), variables)

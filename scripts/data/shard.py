@@ -1,4 +1,4 @@
-"""The command `shard`: text shards in a folder of the user's choice."""
+"""The command `shard`: text shards with a manifest, in a folder chosen by the user."""
 
 import os
 from contextlib import suppress
@@ -17,11 +17,11 @@ from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from store import credentials, packs
 
-MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
+MODES = {"smoke": 2_000, "prod": None, "split": None}  # document limit; None = all documents
 SPLIT_RATIO = 0.01
 FINEWEB, FALLBACK = "fineweb", "pydocs"
 DATASET = "HuggingFaceFW/fineweb"
-HUB = ("dataset", "config", "split", "revision")  # flags of which any, with any value, means the hub
+HUB = ("dataset", "config", "split", "revision")  # a typed flag of these selects the hub, for any value
 AS_TYPED = (
     *(*HUB, "seed", "min_score", "language", "dedup", "format", "workers"),
     *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted", "skip_invalid"),
@@ -177,24 +177,24 @@ def shard(spec: ShardFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenSource:
-    """The flags with the source that they mean, in words too."""
+    """The flags and the resolved source, with a description of the source."""
 
     spec: ShardFlags
     settings: Settings
     told: str
     is_stdin: bool = False
     may_fall_back: bool = False
-    """True if nobody named a source, and a sample of other text does for a smoke test."""
+    """True if a smoke test may fall back to pydocs: no source was named, and no push, engine or multi-machine flag."""
     is_fallback: bool = False
 
 
 def hub_flags(spec: ShardFlags) -> list[str]:
-    """Return the flags of the hub that were typed."""
+    """Return the typed hub flags."""
     return [name for name in HUB if name in spec.typed]
 
 
 def source_of(spec: ShardFlags) -> ChosenSource:
-    """Return the source: as typed, by the flags of the hub, as SLIPWAY_SOURCE says, else FineWeb. Raises UsageError."""
+    """Return the source: the typed source, the hub flags, SLIPWAY_SOURCE, else FineWeb. Raises UsageError."""
     from data.text.inputs import STDIN
 
     asked = hub_flags(spec)
@@ -215,7 +215,7 @@ def source_of(spec: ShardFlags) -> ChosenSource:
 
 
 def of_hub(spec: ShardFlags) -> ShardFlags:
-    """Return the same flags with the data set, which was typed in parts, as a source."""
+    """Return the flags with `source` set to the data set given by the hub flags."""
     dataset = spec.dataset.removeprefix("hf://")
     if dataset == DATASET:
         return replace(spec, source=FINEWEB, dataset=dataset)
@@ -226,7 +226,7 @@ def of_hub(spec: ShardFlags) -> ShardFlags:
 
 
 def told(spec: ShardFlags, settings: Settings) -> str:
-    """Return a source in words, for the first line of the output."""
+    """Return a description of the source for the first line of the output."""
     if settings.source == FINEWEB:
         from data.text.remote import hub
 
@@ -238,9 +238,9 @@ def told(spec: ShardFlags, settings: Settings) -> str:
 
 
 def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
-    """Return the source that stands for FineWeb in a smoke test without a network.
+    """Return the fallback source for a smoke test without network access to FineWeb.
 
-    Raises HubUnreachable where another text was named, or where shards of another text would be replaced.
+    Raises HubUnreachable if the user named a source, or if the fallback would replace shards of other text.
     """
     from data.manifest import MANIFEST, parts, read_manifest
     from data.text.fineweb import INSTEAD
@@ -249,7 +249,7 @@ def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
     if not chosen.may_fall_back:
         raise HubUnreachable(f"{seen}; {INSTEAD}") from None
     if not chosen.spec.out:
-        with suppress(OSError):  # FineWeb's shards of an earlier time may be there
+        with suppress(OSError):  # the folder may hold earlier FineWeb shards
             folder_of(chosen.spec).rmdir()
     spec = replace(chosen.spec, source=FALLBACK, out=chosen.spec.out or f"var/datasets/smoke-{FALLBACK}")
     folder = folder_of(spec)
@@ -264,7 +264,7 @@ def instead_of(chosen: ChosenSource, error: HubUnreachable) -> ChosenSource:
 
 
 def write(chosen: ChosenSource) -> dict[str, Any]:
-    """Write the shards; return what was made. Raises SlipwayError."""
+    """Write the shards and return the result of the step. Raises SlipwayError."""
     spec, settings = chosen.spec, chosen.settings
     own = {**use_source(settings.source, settings), **use_source(spec.validation, settings)}
     asked = as_asked(spec, settings, chosen.is_stdin) | ({"fallback": True} if chosen.is_fallback else {})
@@ -278,7 +278,7 @@ def folder_of(spec: ShardFlags) -> Path:
 
 
 def check_push(spec: ShardFlags) -> None:
-    """Raise UsageError for what would only fail when the shards are made."""
+    """Raise UsageError for a bad address or a missing token, before the shards are made."""
     from data.push import ADDRESS
 
     if not ADDRESS.fullmatch(spec.push):
@@ -299,14 +299,14 @@ def send(spec: ShardFlags) -> None:
 
 
 def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
-    """Return the flags as `data` takes them (`data.config.TextSpec`)."""
+    """Return the flags as fields of `data.config.TextSpec`."""
     val_ratio = spec.val_ratio
     if val_ratio is None:
         val_ratio = SPLIT_RATIO if spec.mode == "split" and not spec.validation else 0.0
     return {name: getattr(spec, name) for name in AS_TYPED} | {
         "source": spec.source if is_stdin else settings.source,
         "validation": context.settings(source=spec.validation).source if spec.validation else "",
-        "stdin": f"/proc/{os.getpid()}/fd/0" if is_stdin else "",  # a step has no standard input of its own
+        "stdin": f"/proc/{os.getpid()}/fd/0" if is_stdin else "",  # a step has no standard input
         "packages": list(filter(None, spec.packages.split(","))),
         "take": MODES[spec.mode] if spec.take is None else spec.take,
         "lines_per_shard": settings.shard_lines if spec.lines_per_shard is None else spec.lines_per_shard,
@@ -317,13 +317,13 @@ def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, 
 
 
 def engine_options(engine: str, settings: Settings) -> dict[str, str]:
-    """Return the settings of the pack that has an engine, by name; {} without an engine."""
+    """Return the settings of the engine's pack by name, or {} without an engine."""
     record = pack_settings("shard_engines", engine, settings) if engine else None
     return {one.name: str(getattr(record, one.name)) for one in table(type(record))} if record else {}
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
-    """Print what is wrong with the shards in `folder` and its parts. Raises Unsound when anything is."""
+    """Verify the shards in `folder` and its parts. Raises Unsound with all problems."""
     from data.manifest import parts
     from data.verify import verify
 
@@ -340,14 +340,14 @@ def check(folder: Path, as_json: bool, partial: bool = False) -> None:
 
 
 def describe(folder: Path, as_json: bool) -> None:
-    """Write what is in the shards of `folder` as a page beside them."""
+    """Write a report page about the shards in `folder` beside the shards."""
     config = {"out": str(folder), "inputs": {"text": str(folder)}}
     result = local_step.run("report", ("-m", "data", "report"), config, context.settings(), as_json)
     print_json(result) if as_json else print(result["page"])
 
 
 def unite(folder: Path, as_json: bool) -> None:
-    """Make the shares of all ranks in `folder` one set of shards."""
+    """Merge the shares of all ranks in `folder` into a single set of shards."""
     from data import card
     from data.errors import DataError
     from data.merge import merge

@@ -1,4 +1,4 @@
-"""The command `tokenizer.eval`: how well a tokenizer compresses text."""
+"""The command `tokenizer.eval`: compression of text by a tokenizer, compared with GPT-2 and GPT-4."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ def eval(spec: TokenizerEvalFlags) -> None:
 
 
 def tokenizer_folder(settings: Settings, folder: str) -> Path:
-    """Return the tokenizer that is meant. Raises UsageError when there is none."""
+    """Return `folder`, else var/tokenizer, else the store's tokenizer. Raises UsageError without a tokenizer."""
     if folder:
         return Path(folder).expanduser().absolute()
     made = Path(DEFAULT_OUT).absolute()

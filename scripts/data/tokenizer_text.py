@@ -1,4 +1,4 @@
-"""The text that a tokenizer is made of or measured on, and its usual folder."""
+"""Input text for training or measuring a tokenizer, and the default tokenizer folder."""
 
 from pathlib import Path
 
@@ -11,7 +11,10 @@ DEFAULT_OUT = "var/tokenizer"
 
 
 def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:
-    """Return the text shards that are meant: a folder, or the store's of the source, made when they are missing."""
+    """Return a folder of text shards: `text`, or the store's shards of the source, made if missing.
+
+    Raises UsageError if both `text` and `source` are given.
+    """
     if text and source:
         raise UsageError("--text and --source are two texts; choose one")
     if text:

@@ -1,4 +1,4 @@
-"""The command `tokenizer.train`: text shards -> a tokenizer in a folder."""
+"""The command `tokenizer.train`: a byte-level BPE tokenizer, trained on text shards."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +62,14 @@ def train(spec: TokenizerFlags) -> None:
 
 
 def check_size(vocab_size: int) -> None:
-    """Raise UsageError for a size that a vocabulary cannot have."""
+    """Raise UsageError for a vocabulary size out of range."""
     if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
         seen = "the 256 bytes and the nine chat specials alone are 265"
         raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
 
 
 def of_the_store(settings: Settings) -> list[str]:
-    """Return the folder of the tokenizer that `inv launch` has made here of the same text and settings, as a list."""
+    """Return a list with the store's local tokenizer folder, a candidate for reuse; [] without a tokenizer."""
     store = Store(settings.store)
     found = None if "://" in str(settings.store) else store.check("tokenizer")
     return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]

@@ -1,4 +1,4 @@
-"""The command `chat`: a conversation with a model here, or with a service."""
+"""The command `chat`: a conversation with a model on this machine or with a service."""
 
 import math
 import os
@@ -72,12 +72,12 @@ def chat(spec: ChatFlags) -> None:
     place = place_of(settings)
     values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
               "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
-    said += [f"--{word}={value}" for word, value in values.items()]  # a value may begin with dashes
+    said += [f"--{word}={value}" for word, value in values.items()]  # `=` keeps values with leading dashes intact
     said += [f"--prompt={spec.prompt}"] if spec.prompt else []
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     train_env.exec_interactive(said, root=ROOT, python=python)
 
 
 def place_of(settings: Settings) -> TalkPlace:
-    """Return the place of a conversation: its history beside the journal, saved files in the current folder."""
+    """Return the place of a conversation: history beside the journal, saved files in the current folder."""
     return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))

@@ -1,8 +1,8 @@
-"""The command `inv eval`: measure models, keep the results beside them in the store, compare them.
+"""The command `inv eval`: measure models, store the results, and compare models.
 
-In: models, held-out material of the store, files of questions. Out: tables or JSON, and for each model an artifact
-`evals/<its name>` with `eval.json`: every measure with its interval, what it was measured on, and every row, so that
-two models are compared question by question where they have answered the same ones.
+The input is models, held-out data of the store and question files. The output is tables or JSON, and for each model an
+artifact `evals/<its name>` with `eval.json`: every measure with a confidence interval, the measured data and every row,
+so that two models are compared question by question if both answered the same questions.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is measured."""
+    """A model to measure."""
 
     name: str
     fingerprint: str
@@ -51,12 +51,12 @@ class Subject:
 
     @property
     def kept_as(self) -> str:
-        """Return the name in the store under which its measures are."""
+        """Return the name of the model's results in the store."""
         return kept_as(self.name)
 
     @property
     def only_reads(self) -> bool:
-        """Return whether it goes on with texts and does not talk, as a base model."""
+        """Return whether the model only continues texts, as a base model, and does not chat."""
         return self.name.split("/")[0] in READERS
 
 
@@ -136,9 +136,10 @@ def eval(spec: EvalFlags) -> None:
 def chosen(
     settings: Settings, models: Sequence[str], tag: str, material: Mapping[str, str]
 ) -> list[tuple[Subject, dict[str, str]]]:
-    """Return the models, and on what each is measured.
+    """Return the models, each with the data to measure on.
 
-    Without a name: base on text, the last phase on questions, and beside each the last one of 1.58 bits, if there is.
+    Without names: base on text, the last phase on questions, and for both the latest 1.58-bit counterpart, if
+    available.
     """
     if models:
         return [(subject(settings, model, tag), dict(material)) for model in models]
@@ -154,7 +155,7 @@ def chosen(
 
 
 def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
-    """Return the last model of 1.58 bits with that tag that was trained on `kind`; None where there is none."""
+    """Return the 1.58-bit model with this tag, trained on data of `kind`, or None without such a model."""
     store = Store(settings.store)
     for phase in phases_for(LLAMA):
         if PHASES[phase].reads == kind and not (one := store.check(f"{PHASES[phase].folder}/{tag}")).problem:
@@ -163,7 +164,7 @@ def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
 
 
 def subject(settings: Settings, model: str, tag: str) -> Subject:
-    """Return the model that is meant. Raises UsageError that lists the models there are."""
+    """Return the model selected by `model` and `tag`. Raises UsageError with the available models."""
     artifact, folder = find_model(settings, model, tag, render.say)
     return named(artifact, folder)
 
@@ -178,14 +179,14 @@ def named(artifact: Artifact | None, folder: Path) -> Subject:
 
 
 def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: str) -> dict[str, str]:
-    """Return the held-out material, as fields of `EvalSpec`: that of the model `of`, else the store's.
+    """Return the held-out data as fields of `EvalSpec`: the data of the model `of`, else the data of the store.
 
-    Raises UsageError when there is nothing and something is needed.
+    Raises UsageError if no data exists and `is_needed` is set.
     """
     store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
     names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
     found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
-    with suppress(UsageError):  # a model of somebody else, or none: whoever measures it says so
+    with suppress(UsageError):  # an external model or none: the measurement reports the problem later
         artifact, _ = find_model(settings, of, tag, render.say)
         came_from = origins(store, artifact) if artifact else {}
         found |= {key: one for key, one in came_from.items() if key in names}
@@ -200,9 +201,9 @@ def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: st
 
 
 def problems_of(settings: Settings, one: Subject, task: str) -> str:
-    """Return the folder of a task's problems: those that the model learnt from, else those that lie there.
+    """Return the folder of a task's problems: the problems of the model's training, else the problems in the store.
 
-    Raises UsageError when there are none.
+    Raises UsageError without problems.
     """
     store = Store(settings.store)
     found = store.check(f"problems/{task}")
@@ -218,7 +219,7 @@ def problems_of(settings: Settings, one: Subject, task: str) -> str:
 
 
 def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
-    """Return the artifacts behind a model, and those behind them, by role: as far as they are known and there."""
+    """Return the available artifacts in the lineage of a model, by role; the artifact nearest to the model wins."""
     found: dict[str, Artifact] = {}
     todo = [artifact]
     while todo:
@@ -230,7 +231,7 @@ def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
 
 
 def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Store the results beside earlier ones of that very model; return all of them."""
+    """Merge the results with earlier results of the same model, store them, and return the merged document."""
     before = kept(settings, one)
     measures = {**before.get("measures", {}), **found["measures"]}
     beside = {name: found[name] for name in ("params", "gzip", "xz") if name in found}
@@ -244,7 +245,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
 
 
 def kept(settings: Settings, one: Subject) -> dict[str, Any]:
-    """Return the kept results of that very model; {} when there are none."""
+    """Return the stored results of the model with this fingerprint, or {} without results."""
     return kept_of(settings, one.name, one.fingerprint)
 
 
@@ -260,12 +261,12 @@ def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool
 
 
 def without_rows(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the measures without their rows, for who asks for numbers: the rows stay in the store."""
+    """Return the measures without rows, for JSON output; the rows stay in the store."""
     return {name: {key: one[key] for key in one if key != "rows"} for name, one in measures.items()}
 
 
 def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json: bool) -> None:
-    """Show two models side by side. Raises UsageError for a model of which nothing is known yet."""
+    """Print two models side by side. Raises UsageError for a model without measurements."""
     if len(models) != 2:
         raise UsageError(f"--compare takes two models, not {len(models)}: inv eval --compare A B")
     both = [subject(settings, model, tag) for model in models]
@@ -285,7 +286,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return both values of each measure that both have, the second less the first, and how its interval was had."""
+    """Return both values of each shared measure, their difference (second minus first), and the interval's method."""
     found = {}
     for name, ours in first.items():
         theirs = second.get(name)

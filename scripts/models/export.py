@@ -57,7 +57,7 @@ def export(spec: ExportFlags) -> None:
 
 
 def check_export(spec: ExportFlags) -> None:
-    """Raise UsageError for flags of an export that mean nothing together."""
+    """Raise UsageError for unknown or contradictory export flags."""
     if said := packs.lacking("exports", spec.bits):
         raise UsageError(f"--bits {said}")
     if spec.bits not in ("", "gguf", *packs.entries("exports")):

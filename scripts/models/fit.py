@@ -1,4 +1,4 @@
-"""The commands `inv fit` and `inv config --profile`: the recipes as tables, and the GPUs on which they fit."""
+"""The commands `inv fit` and `inv config --profile`: recipes as tables, and the GPUs with enough memory."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -80,7 +80,7 @@ def fit(spec: FitFlags) -> None:
 
 
 def kinds_of(asked: str) -> list[gpus.Gpu]:
-    """Return those of the table that are meant, smallest first. Raises UsageError when none is."""
+    """Return the matching GPU kinds, smallest memory first. Raises UsageError for an unknown kind."""
     kinds = [one for one in gpus.GPUS if not asked or gpus.is_asked(asked, one.name)]
     if not kinds:
         raise UsageError(f"--gpu {asked}: not known; known: {', '.join(one.name for one in gpus.GPUS)}")
@@ -90,7 +90,7 @@ def kinds_of(asked: str) -> list[gpus.Gpu]:
 
 
 def offers_of(kinds: list[gpus.Gpu], num_gpus: int, settings: Settings) -> quotes.SeenOffers:
-    """Return machines with so many GPUs of each kind, as they can be had now, or by the catalogue."""
+    """Return offers of machines with `num_gpus` GPUs of each kind, current offers or else the catalogue."""
     return quotes.offers_of([(one.name, num_gpus) for one in kinds], settings)
 
 
@@ -102,7 +102,7 @@ def parts(kind: gpus.Gpu, found: Fit) -> str:
 
 
 def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote]) -> str:
-    """Return a line for each kind: memory, then how long the phase takes and what it costs on the cheapest machine."""
+    """Return a row per GPU kind: memory, and the phase's duration and cost on the cheapest machine."""
     rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "spread", "USD/h", "about", "USD")]
     for kind in kinds:
         one, quote = found[kind.name], said.get(kind.name)
@@ -122,7 +122,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote
 def advice(
     recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote]
 ) -> list[str]:
-    """Return the conclusions, in words."""
+    """Return the conclusions as text: the largest micro-batch, and the cheapest GPU with enough memory."""
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
     if not fitting:
@@ -148,7 +148,7 @@ def advice(
 
 
 def about(kind: gpus.Gpu, found: Fit, quote: Quote | None) -> dict[str, Any]:
-    """Return how a recipe fits one kind of GPU, as JSON; `takes` in bytes of each GPU."""
+    """Return the fit of a recipe on a GPU kind for JSON; `takes` is in bytes per GPU."""
     offer = quote.offer if quote else None
     return {
         "gpu": kind.name,
@@ -169,7 +169,7 @@ def about(kind: gpus.Gpu, found: Fit, quote: Quote | None) -> dict[str, Any]:
 
 
 def show(name: str, params: bool, json: bool) -> None:
-    """Show all of a recipe, or its parameters alone, for `inv config --profile`."""
+    """Print a recipe, or only the parameter count if `params`, for `inv config --profile`."""
     recipe = profile_named(name)
     model = recipe.phases["base"].model
     counts = {"total": model.num_params, "embedding": model.vocab_size * model.hidden_size,
@@ -194,7 +194,7 @@ def show(name: str, params: bool, json: bool) -> None:
 
 
 def plain(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Return nested mappings as dotted keys; what is None is left out."""
+    """Flatten nested mappings to dotted keys, without None values; a `mixture` stays a mapping."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, dict) and key != "mixture":
@@ -205,5 +205,5 @@ def plain(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
 
 
 def short(count: int) -> str:
-    """Return a count as 1.97B or 22.2M."""
+    """Format a parameter count as 1.97B or 22.2M."""
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

@@ -1,8 +1,9 @@
-"""`inv eval --lm-eval TASKS --endpoint URL`: EleutherAI's harness, asking a model that is served.
+"""`inv eval --lm-eval TASKS --endpoint URL`: EleutherAI's harness against a served model.
 
-In: the harness's own task names, the address of an OpenAI-compatible server, the model's folder, whose tokenizer the
-harness needs to know where an answer begins. Out: measures as `inv eval` keeps them. The harness is a program of the
-user's: `lm_eval` on the PATH, or `LM_EVAL` names it; nothing of ours installs it, since it brings hundreds of packages.
+The input is the harness's task names, the address of an OpenAI-compatible server, and the model's folder with the
+tokenizer, which the harness needs to find the start of an answer. The output is measures in the format of `inv eval`.
+The user installs the harness, because the package brings hundreds of dependencies: `lm_eval` on the PATH, or a path in
+`LM_EVAL`.
 """
 
 import json
@@ -27,9 +28,9 @@ INSTALL = "install it into an environment of its own (pip install 'lm-eval[api]'
 def measure(
     folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name: str, as_text: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Measure a model by `lm-eval <task>`.
+    """Run the harness and return the measures by name `lm-eval <task>`.
 
-    Raises UsageError for what is missing, SlipwayError when the harness fails.
+    Raises UsageError for a missing flag or program, SlipwayError if the harness fails.
     """
     if not lm_eval or not endpoint:
         raise UsageError(
@@ -45,7 +46,7 @@ def measure(
             "model": served_name or name,
             "base_url": f"{url}/v1/completions",
             "tokenizer": str(tokenizer),
-            "tokenized_requests": "True",  # ids, in which it can write a conversation by the model's template
+            "tokenized_requests": "True",  # token ids let the harness apply the model's chat template
             "num_concurrent": "8",
         }
         args = ",".join(f"{key}={value}" for key, value in model.items())
@@ -61,9 +62,9 @@ def measure(
 
 
 def as_asked_here(folder: Path, as_text: bool) -> list[str]:
-    """Return the words with which the harness writes prompts as `inv eval` does: as talk, or text as in training.
+    """Return the harness flags that format prompts as `inv eval` does: as chat, or as training text.
 
-    There our tokenizers put a token in front of each document, and the harness would put none.
+    For text, our tokenizers put a start token before each document, which the harness would omit.
     """
     if not as_text:
         return ["--apply_chat_template"]
@@ -73,9 +74,9 @@ def as_asked_here(folder: Path, as_text: bool) -> list[str]:
 
 
 def read(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the harness's results as measures: of each task the first metric that we know, and `acc` beside it.
+    """Convert the harness's results to measures: per task the first metric known from METRICS, and `acc` besides.
 
-    Its error is its own.
+    Intervals use the harness's own standard error; low and high are None without a standard error.
     """
     found: dict[str, dict[str, Any]] = {}
     for task, figures in results["results"].items():

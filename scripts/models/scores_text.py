@@ -1,4 +1,4 @@
-"""Scores of models and figures of tokenizers as tables."""
+"""Tables of model scores and tokenizer figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from flows.reading.measures import between, of_unit
 from infra.units import size
 from scripts.cli.render import console, new_table, say
 
-MEASURES = {  # meaning of each measure, in words, and its target
+MEASURES = {  # description and target of each measure
     "text": ("held-out text", ""),
     "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
     "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
@@ -16,7 +16,7 @@ MEASURES = {  # meaning of each measure, in words, and its target
 
 
 def show_scores(name: str, found: Mapping[str, Any]) -> None:
-    """Show the numbers of `inv eval`, each with its interval and what it is held against, and some wrong answers."""
+    """Print the measures of `inv eval` with intervals and references, and some wrong answers."""
     table = new_table("measure", "value", "95 %", "beside")
     by_turn = {key: one for key, one in found["measures"].items() if " turn " in key}
     for key, one in found["measures"].items():
@@ -46,7 +46,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
 
 
 def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the table of a conversation: a row for each turn, the same questions at each."""
+    """Return a table of a conversation with a row per turn; every turn asks the same questions."""
     right, leaks = (
         {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
         for what in ("right", "leaks")
@@ -59,7 +59,7 @@ def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show two models side by side: B less A, and whether that may be chance."""
+    """Print two models side by side, with the difference B - A and a note on possible chance."""
     out = console(stderr=False)
     for letter, name in zip("AB", names, strict=True):
         out.print(f"{letter}: {name}", markup=False)
@@ -82,7 +82,7 @@ def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]])
 
 
 def show_compression(found: Mapping[str, Any]) -> None:
-    """Show the figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
+    """Print the figures of `inv tokenizer.eval`: a row per kind of text, our tokenizer first, then the others."""
     names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
     there = list(found["vocabularies"])
     table = new_table("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))

@@ -1,4 +1,4 @@
-"""The command `train`: the steps of a launch, in this terminal."""
+"""The command `train`: the steps of a launch, run in the foreground of this terminal."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ def train(spec: TrainFlags) -> None:
 
 
 def run_script(script: str) -> None:
-    """Run somebody's own file as `inv launch --script` does, here and now."""
+    """Run a user's script with torchrun on all GPUs of this machine, as `inv launch --script` does on a pod."""
     path = Path(script).expanduser()
     if not path.is_file():
         raise UsageError(f"--script: there is no file {script}")

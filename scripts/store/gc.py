@@ -1,6 +1,7 @@
-"""The command `inv store.gc`, and the size of a store: artifacts that nothing refers to any more.
+"""The command `inv store.gc`: removal of artifacts without references.
 
-In: what names, leases and the runs of this installation refer to. Out: what was removed, or would be.
+The input is the references by names, leases and runs of this installation; the output is the removed artifacts, or in a
+dry run the artifacts to remove.
 """
 
 import math
@@ -45,8 +46,8 @@ def gc(spec: GcFlags) -> None:
     due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
     removed, failed = [], []
     for one in due if not spec.dry_run else ():
-        # A launch writes its lease before it checks that its inputs exist. So either its lease is seen here, or the
-        # launch sees that the artifact is gone.
+        # A launch writes a lease before checking the inputs. So either this check sees the lease, or the launch sees
+        # the missing artifact.
         if still_unread(settings.store, work, one):
             try:
                 space.remove(one.name)
@@ -64,7 +65,7 @@ def gc(spec: GcFlags) -> None:
 
 
 def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> None:
-    """Print the artifacts that were removed, or would be, and how much they take."""
+    """Print the removed artifacts, or in a dry run the artifacts to remove, with sizes."""
     if shown:
         rows = [(one.name, render.size(one.num_bytes), (render.iso(one.published_at) or "?")[:10]) for one in shown]
         print(render.clean(columns([("artifact", "size", "published (UTC)"), *rows])))
@@ -80,7 +81,7 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
 
 
 def at_work(journal: Journal) -> set[What]:
-    """Return the artifacts that unfinished runs of this installation read and make, also those of older code."""
+    """Return the artifacts read and made by unfinished runs of this installation, including versions of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
         for step in op.read_job().steps if op.job else ():
