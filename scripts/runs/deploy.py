@@ -1,4 +1,4 @@
-"""A machine that is rented and held without work: what `inv pod.create` and `inv launch --deploy-only` do."""
+"""Rental of a machine held without work, for `inv pod.create` and `inv launch --deploy-only`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ def deploy(
     requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: Any, settings: Settings,
     narrow: choose.Narrow = choose.as_found,
 ) -> None:  # fmt: skip
-    """Rent a machine and hold it. `spec`: flags of `pod.create`, or of a launch.
+    """Rent and hold a machine. `spec`: flags of `pod.create`, or of a launch.
 
-    `requests`, `is_ordered`, `narrow`: what would do, as `choose.among` takes it.
+    `requests`, `is_ordered`, `narrow`: acceptable machines, as in `choose.among`.
     """
     candidates = registry.candidates(settings)
     with open_journal(settings) as journal:
@@ -69,7 +69,7 @@ def deploy(
 
 
 def about(op: Op, settings: Settings) -> dict[str, Any]:
-    """Return a live pod as the journal knows it."""
+    """Return the journal's record of a live pod for JSON."""
     return {
         "run": op.run,
         "provider": op.vendor,

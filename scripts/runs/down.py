@@ -1,4 +1,4 @@
-"""The commands that end what runs: down, and stop, which says why there is none."""
+"""The commands that end runs: `down`, and `stop`, which only explains why pods cannot be stopped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def down(spec: DownFlags) -> None:
     with open_journal(settings) as journal:
         known = [one.name for one in service_rows.every(journal)]
         is_service = bool(run) and not spec.all and run in known
-        services = known if spec.all else [run] if is_service else []  # otherwise they would replace what is ended
+        services = known if spec.all else [run] if is_service else []  # first: else replicas are replaced
         with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
             done = list(ending.services(services, journal, settings, render.tell))
         if is_service:
@@ -41,7 +41,7 @@ def down(spec: DownFlags) -> None:
             if spec.json:
                 print_json({"ended": [run]})
             return
-        # first, so that none of them takes what becomes free
+        # End waiting runs first, so that none of them rents the capacity that becomes free.
         waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
         groups = [(kind, name) for kind in run_groups.kinds() for name in kind.known(journal, settings)
                   if spec.all or name == run]  # fmt: skip
@@ -60,7 +60,7 @@ def down(spec: DownFlags) -> None:
 
 
 def raise_worst(done: Sequence[ending.Ended]) -> None:
-    """Tell all problems; the one with the highest exit code is raised."""
+    """Print all problems but the worst, then raise the problem with the highest exit code."""
     problems = [one.problem for one in done if one.problem]
     ordered = sorted(problems, key=lambda one: one.exit_code)
     for one in ordered[:-1]:

@@ -1,4 +1,4 @@
-"""A run on the screen: its progress to the verdict, and what to type when it has ended or is left at work."""
+"""Terminal view of a run: progress up to the verdict, and the next command to type."""
 
 import contextlib
 import signal
@@ -34,7 +34,7 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_json: bool) -> None:
-    """Start the run of a launch that was planned; follow the run, or leave it to the supervisor."""
+    """Start the run of a planned launch; follow the run, or hand it to the supervisor with `detach`."""
     with supervisor_client.handing_on(settings):
         with moving_line.waiting("the run begins"):
             op = begin_launch.start(found, journal, settings, render.tell)
@@ -47,15 +47,19 @@ def begin(found: Launch, journal: Journal, settings: Settings, detach: bool, as_
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
-    """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
+    """Keep and follow a run to the verdict, update the journal and print the result.
+
+    Ctrl-C and the closing of the terminal detach: the run continues under the supervisor. Raises Exit unless the run
+    succeeded.
+    """
     with hang_up() as hung_up:
         try:
             with follow.keeping(op, journal, settings, render.tell) as seen:
                 progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
         except (KeyboardInterrupt, OSError) as error:
-            if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
+            if isinstance(error, OSError) and not hung_up:  # an OSError after SIGHUP means that the terminal is gone
                 raise
-            kept = supervisor_client.hand_on(op, settings)  # before anything is said, which may fail
+            kept = supervisor_client.hand_on(op, settings)  # before any output, which may fail
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
@@ -97,7 +101,10 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
 
 
 def still_there(op: Op, journal: Journal) -> str:
-    """Return what an error leaves behind that ends the watch of a run: the pod, its price, the commands to type."""
+    """Return a note on the pod left after an error: price, and commands to inspect and end the pod.
+
+    Return "" if the pod has ended.
+    """
     left = journal.op(op.token)
     if not left.is_live:
         return ""
@@ -107,7 +114,7 @@ def still_there(op: Op, journal: Journal) -> str:
 
 @contextlib.contextmanager
 def hang_up() -> Iterator[list[int]]:
-    """Treat the closing of the terminal as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
+    """Treat the closing of the terminal as Ctrl-C, unless SIGHUP is ignored (`nohup`)."""
     heard: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -126,9 +133,9 @@ def hang_up() -> Iterator[list[int]]:
 def show_progress(
     op: Op, seen: Iterator[Seen], quiet: bool, scale: float
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Show bars on a terminal, a line per step elsewhere; return the last progress and the verdict.
+    """Show bars on a terminal, else lines per step; return the last progress and the verdict.
 
-    `scale`: how many times faster than ours the clock of the run's cost is, by which its times are told, too.
+    `scale`: speed of the run's clock relative to real time, used for the shown durations.
     """
     if not quiet:
         render.say(f"run {op.run} in {run_rows.where(op)}")
@@ -153,7 +160,7 @@ def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
 
 
 def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
-    """Yield the observations, and print a line when a step begins and ends, and now and then between."""
+    """Yield the observations; print a line at the start and end of a step, and at intervals between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
         tell_steps(progress, told, scale)
@@ -161,7 +168,7 @@ def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
-    """Hand the run on, as nobody follows it from here on, and say how to look at it again."""
+    """Hand the run to the supervisor, and print the commands to follow the run later."""
     render.say(supervisor_client.hand_on(op, settings))
     say_how(op, as_json)
 

@@ -1,4 +1,4 @@
-"""The command `keep`: this process looks after a run or a service that no other process keeps."""
+"""The command `keep`: follow a run, or restart the controller of a service, if no other process does."""
 
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ def keep(spec: KeepFlags) -> None:
 
 
 def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
-    """Look after a service: another controller takes over where one has died."""
+    """Start a controller for the service if none is alive, and report the controller's process."""
     was_kept = controller_process.is_kept(name, journal)
     seen = controller_client.ensure(name, settings, journal, render.tell)
     holder = journal.leases.holder(service_lease(name))

@@ -1,4 +1,4 @@
-"""The command `launch`: the plan and its price, the question, the run at work."""
+"""The command `launch`: print the plan and the price, ask for confirmation, and start the run."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,13 +98,13 @@ def launch(spec: LaunchFlags) -> None:
             for warning in found.warnings:
                 render.say(warning)
                 prompts.confirm(spec.yes)
-        from scripts.runs import following  # a dry run loads nothing that reaches machines
+        from scripts.runs import following  # a dry run does not import modules that contact machines
 
         following.begin(found, journal, settings, spec.detach, spec.json)
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
-    """Show a plan that nothing is done about. `spec`: the flags of a command that has `--dry-run` and `--json`."""
+    """Print a plan that is not executed. `spec`: flags of a command with `--dry-run` and `--json`."""
     last, dry_run = use_case.last_on(plan, journal), spec.dry_run
     if spec.json:
         state = "planned" if plan.job else "succeeded"

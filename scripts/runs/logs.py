@@ -1,4 +1,4 @@
-"""Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
+"""The command `logs`: all logs of a run in order, the last lines only, or a live view until the run ends."""
 
 import codecs
 import io
@@ -38,7 +38,7 @@ from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
 
 TELL_EVERY_S = 15.0  # interval between reports of a step's progress
-LAST_S = 60.0  # time for which a pod that does not answer after its run has ended is asked again
+LAST_S = 60.0  # retry time for a silent pod after the end of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def logs(spec: LogsFlags) -> None:
 
 
 def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
-    """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
+    """Print logs to stdout. Raises UsageError for an unknown log, Exit with the run's exit code after `--follow`."""
     home = RunHome.of(op.run, settings.homes)
     folder = home.pod.logs
     wanted_s = context.seconds(spec.since)
@@ -76,7 +76,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
         return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
 
     if not paths() and not spec.follow:
-        registry.provider(settings, op.vendor)  # its error says what is missing here to ask its machine
+        registry.provider(settings, op.vendor)  # raises an error with the missing requirement for access to the machine
         which, yet = ("error log", "") if spec.errors else ("log", " yet")
         print(f"{op.run} has written no {which}{yet}", file=sys.stderr)
     begins = {path: start(path, after) for path in paths()}
@@ -94,9 +94,9 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
                 break
             time.sleep(RETRY_S)
         for path in paths():
-            if not is_earlier_part(path):  # all of that was printed while it was the log
+            if not is_earlier_part(path):  # already printed before the rotation
                 offsets[path] = catch_up(path, offsets.get(path, 0), is_last=bool(verdict))
-        if told is None:  # earlier steps are in the logs
+        if told is None:  # on the first observation: the printed logs cover earlier steps
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
         tell_steps(progress, told, scale_of(op, settings))
     state = verdict.get("state", "stopped")
@@ -105,22 +105,25 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
 
 
 def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], scale: float = 1.0) -> None:
-    """Print a line when a step begins and ends, and now and then between: its figures are in no log.
+    """Print a line at the start and end of a step, and at intervals between, because logs lack the figures.
 
-    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here. `scale`: as
-    `step_line` takes it.
+    `told`: last printed state and time (monotonic seconds) by step; updated in place. `scale`: clock speed for
+    `step_line`.
     """
     for step in progress.get("steps", ()):
         state, at = told.get(step["name"], ("waiting", 0.0))
         due = step["state"] == "running" and time.monotonic() - at > TELL_EVERY_S
         if step["state"] != state or due:
             told[step["name"]] = (step["state"], time.monotonic())
-            if step["state"] != "waiting":  # again, on another pod
+            if step["state"] != "waiting":  # a step waits again after a move to a new pod
                 say(step_line(step, time.time(), scale))
 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
-    """Look at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
+    """Yield observations of a run, across all pods of the run.
+
+    Errors are retried while a process keeps the run; without a keeper, a SlipwayError propagates.
+    """
     told = ""
     while True:
         try:
@@ -135,7 +138,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                 transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
                 for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
                     if seen[1].get("state") == NODE_LOST and journal.leases.holder(keeper_lease(op.run)):
-                        break  # the log was started anew
+                        break  # the run continues on a new pod with a new log
                     yield op, seen
                 else:
                     return
@@ -147,16 +150,16 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 
 def over(op: Op, transport: Transport, settings: Settings) -> Seen:
-    """Return the last words of a run that is over, as its pod has them, else as they were brought home from it."""
+    """Return the final progress and verdict of a finished run, from the pod or else from the copied logs."""
     seen = words_of(op, transport)
     return seen if seen[1] else (seen[0], keep_last_words(op, settings, render.tell))
 
 
 def start(path: Path, after: float) -> int:
-    """Return the offset in a log of lines after that time (UTC epoch seconds), by the clock of its machine.
+    """Return the offset of the first line after `after` (UTC epoch seconds), by the clock of the log's machine.
 
-    The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
-    an error log is its time. Of a log with none of these nothing is left out, and that is said.
+    The agent records the growth of step logs with a resolution of about a second; agent and guard lines carry
+    timestamps; the name of an error log contains the time. For a log without times, return 0 and print a note.
     """
     if not after or not path.exists():
         return 0
@@ -167,7 +170,7 @@ def start(path: Path, after: float) -> int:
         notes = [line.split() for line in times.read_text().splitlines(keepends=True) if line.endswith("\n")]
         before = [int(size) for at, size in notes if float(at) <= after]
         offset = min(before[-1] if before else 0, len(content))
-        return content.rfind(b"\n", 0, offset) + 1  # a line is shown whole
+        return content.rfind(b"\n", 0, offset) + 1  # start at the beginning of a line
     offset, is_stamped = 0, False
     for line in content.splitlines(keepends=True):
         at = stamp(line.split(b" ", 1)[0].decode(errors="replace"))
@@ -182,9 +185,9 @@ def start(path: Path, after: float) -> int:
 
 
 def stamp(word: str) -> float | None:
-    """Return `2026-11-20T22:51:07Z`, with or without dashes and colons, as UTC epoch seconds.
+    """Parse `2026-11-20T22:51:07Z`, with or without dashes and colons, to UTC epoch seconds.
 
-    None for anything else.
+    Return None for any other text.
     """
     try:
         found = datetime.strptime(word.replace("-", "").replace(":", ""), "%Y%m%dT%H%M%SZ")
@@ -194,7 +197,7 @@ def stamp(word: str) -> float | None:
 
 
 def shares(begins: Mapping[Path, int], tail: int | None) -> dict[Path, int]:
-    """Return the number of lines of each log among the last `tail` of all from the given offsets; {} = all of them."""
+    """Return the line count to print per log, for the last `tail` lines of all logs together; {} = all lines."""
     if tail is None:
         return {}
     found, left = dict[Path, int](), tail
@@ -205,7 +208,7 @@ def shares(begins: Mapping[Path, int], tail: int | None) -> dict[Path, int]:
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """Return the content of a log after `offset`; b"" when there is none."""
+    """Return the content of a log after `offset`, or b"" if the file does not exist."""
     if not path.exists():
         return b""
     with path.open("rb") as file:
@@ -214,7 +217,7 @@ def read_from(path: Path, offset: int) -> bytes:
 
 
 def catch_up(path: Path, offset: int, is_last: bool) -> int:
-    """Print what a log holds after `offset`; return where it ended. Of one that was rotated, the rest comes first."""
+    """Print the content after `offset` and return the new offset; for a rotated log, first print the old rest."""
     if held_bytes(path) < offset:
         write(earlier_part(path), offset)
         offset = 0
@@ -222,9 +225,9 @@ def catch_up(path: Path, offset: int, is_last: bool) -> int:
 
 
 def write(path: Path, offset: int, tail: int | None = None, is_last: bool = True) -> int:
-    """Print what `path` holds after `offset`, or its last `tail` lines; return where it ended.
+    """Print the content after `offset`, or only the last `tail` lines, and return the new offset.
 
-    Unless this is the last look, a letter of which only some bytes have come waits for the others.
+    Unless `is_last`, the bytes of an incomplete UTF-8 character stay for the next call.
     """
     content = read_from(path, offset)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,4 +1,4 @@
-"""The offers of a launch on a rented machine: their table, and the question which of them is taken."""
+"""Offers of a launch on a rented machine: the table, and the question for the user's pick."""
 
 from flows.runs import launch
 from flows.runs.launch import Launch
@@ -11,15 +11,16 @@ from store import packs
 
 
 def show(found: Launch, settings: Settings) -> None:
-    """Show the offers, the limits of the run, and what ends its pod."""
+    """Print the offers, the limits of the run, and the events that end the pod."""
     spec = found.resolved.spec
     offers_table.show(found.plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
 
 
 def ask_which(found: Launch, spec: LaunchSpec, yes: bool, settings: Settings) -> Launch:
-    """Return the launch on the offer that the user picks; without offers where the user wants none.
+    """Return the launch on the picked offer, or without offers if the user declines.
 
-    Where nothing on a finished pod would end that pod, the question offers the two ways that do with the laptop off.
+    If no mechanism would end a finished pod while the laptop is off, the question also offers self-deletion by the pod
+    and the always-on machines of packs.
     """
     is_named = bool(spec.cloud and spec.region and spec.instance_type)
     while True:

@@ -1,4 +1,4 @@
-"""The command `inv rehearse`: a launch in the rehearsal's world, then what the market saw of it, and its cost."""
+"""The command `inv rehearse`: a launch in a simulated market, followed by the market's timeline and the cost."""
 
 import contextlib
 import io
@@ -36,12 +36,12 @@ from trainer.plan import profile_named
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
-LIMIT_S = 18.0  # our time after which a limit is reached: the tiny profile is half done by then
+LIMIT_S = 18.0  # real seconds until a limit is reached: the tiny profile is half done by then
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in the market; `at`: UTC epoch seconds by its clock."""
+    """An event in the market; `at`: UTC epoch seconds by the market's clock."""
 
     at: float
     vendor: str
@@ -88,11 +88,11 @@ def rehearse(spec: RehearseFlags) -> None:
     plan = plan_of(spec.faults, spec.preempt, spec.bad_host)
     if not spec.dry_run:
         find_sshd()
-        # It is made before the clock runs, or the first pod would spend its money on it.
+        # Build the environment before the clock runs, or the first pod would spend money during the build.
         local_step.python(context.settings())
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.step_into(world)
-    if not spec.dry_run:  # it would take a machine away from a later launch
+    if not spec.dry_run:  # a fault left over from a dry run would hit a later launch
         world.tell("/faults", plan)
     settings = context.settings()
     if not spec.provider and settings.provider not in (MARKET, *VENDORS):
@@ -118,7 +118,7 @@ def rehearse(spec: RehearseFlags) -> None:
 
 
 def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
-    """Return the plan of faults, from the file and from the flags. Raises UsageError."""
+    """Merge the faults of the file and the flags into a validated plan. Raises UsageError."""
     from infra import strict_yaml
     from infra.rehearsal.faults import plan_of
 
@@ -135,7 +135,7 @@ def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
 
 
 def fitting_speed(spec: RehearseFlags) -> float:
-    """Return the usual speed, or one that is slow enough for the work to begin before a limit is reached."""
+    """Return the default speed, or a lower speed if a limit would end the run before the work begins."""
     from infra.rehearsal.offers import BUNDLED, read_offers
 
     limit_s = context.seconds(spec.ttl) or math.inf
@@ -151,12 +151,15 @@ def fitting_speed(spec: RehearseFlags) -> float:
         cheapest = min(prices, default=0)
         if cheapest:
             limit_s = min(limit_s, micro_usd(spec.spend_limit.lstrip("$")) * 3600 / cheapest)
-    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # a machine that is shared works more slowly
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # a busy machine works more slowly
     return max(1.0, min(attach.SPEED, round(limit_s / (LIMIT_S * busy), 1)))
 
 
 def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Running:
-    """Return the world that runs, if it is as it is wanted, or a new one. Raises UsageError."""
+    """Return the running rehearsal if the requested settings match, else a new rehearsal.
+
+    An idle rehearsal with a different speed is replaced. Raises UsageError for a running rehearsal with other settings.
+    """
     from infra.rehearsal.offers import digest, read_offers
 
     try:
@@ -193,7 +196,7 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
 
 
 def end(as_json: bool) -> None:
-    """End the world, and those who keep runs in it."""
+    """End the rehearsal and the processes that keep runs in the rehearsal."""
     found = attach.find(rehearsal_world.base())
     journal_file = found.folder / attach.JOURNAL
     if journal_file.exists():
@@ -213,7 +216,7 @@ def end(as_json: bool) -> None:
 
 
 def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, as_json: bool) -> None:
-    """Print the timeline, and what it cost by the market and by our own ledger."""
+    """Print the timeline, the market's bill and our own ledger's cost."""
     truth, start = world.truth(), moment(before["now"])
     known = {pod["id"] for pod in before["pods"]}
     pods = [pod for pod in truth["pods"] if pod["id"] not in known]
@@ -254,7 +257,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
 
 
 def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:
-    """Yield the events of these machines, and failed or refused requests."""
+    """Yield the events of these machines, and failed or refused requests since `since`."""
     for pod in pods:
         about = f"rented {pod['offer']}{' as spot' if pod['spot'] else ''}"
         yield Event(moment(pod["created_at"]), pod["vendor"], pod["id"], about)

@@ -1,6 +1,7 @@
-"""The command `inv report`: a run, wherever its figures are, as one page and a picture of each curve.
+"""The command `inv report`: an HTML page about a run, or a comparison of two runs, with PNG curves.
 
-In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html` and PNGs in a folder.
+The input is the name of a run or an artifact, or a folder; or two of these. The output is a folder with `report.html`
+and the PNGs.
 """
 
 import webbrowser
@@ -66,7 +67,7 @@ def report(spec: ReportFlags) -> None:
 
 
 def about(stories: Sequence[Story]) -> dict[str, Any]:
-    """Return the content of the pages as JSON: the phases of one run, or the names and differences of two."""
+    """Return the page contents for JSON: the phases of a single run, or the names and differences of two."""
     if len(stories) == 2:
         return {"runs": [one.run for one in stories], "differences": comparison.all_differences(*stories)}
     phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in stories[0].phases]
@@ -74,7 +75,7 @@ def about(stories: Sequence[Story]) -> dict[str, Any]:
 
 
 def write(story: Story, folder: Path) -> list[str]:
-    """Write the page and its pictures into `folder`; return the names of the pictures."""
+    """Write the page and the pictures into `folder`; return the names of the pictures."""
     from trainer.reporting.chart import png
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ def write(story: Story, folder: Path) -> list[str]:
 
 
 def compare(first: Story, second: Story, folder: Path) -> list[str]:
-    """Write the page of two runs into `folder`. Its curves are in the page; return no names of pictures."""
+    """Write the comparison page into `folder`. Return [], because the page contains the curves."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.html").write_text(comparison.page(first, second), encoding="utf-8")
     return []

@@ -1,4 +1,4 @@
-"""The command resume: what it would rent, at which price and until when; then the run at work again."""
+"""The command `resume`: the offers, price and limits of the new machine, then the continued run."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def resume(spec: ResumeFlags) -> None:
 
 
 def report(found: resuming.Resumption, as_json: bool) -> None:
-    """Say what would go on, and what that would rent."""
+    """Print the resumption of a dry run: the machine to rent and the remaining budget."""
     first, limits = (found.offers[0], found.plan.job.limits) if found.plan and found.plan.job else (None, None)
     left = limits.spend_micro_usd if limits else None
     if as_json:

@@ -1,4 +1,4 @@
-"""The command `status`: the table of runs, once or refreshed."""
+"""The command `status`: the table of runs, printed once or refreshed."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ from scripts.cli.session import end_over_limit, found_over_limit, open_journal, 
 from scripts.runs import status_table
 from store import moving_line, packs
 
-WATCH_S = 60.0  # vendors are asked at each look
-SHOWN = 4  # runs of a budget that are shown
+WATCH_S = 60.0  # each refresh queries the vendors
+SHOWN = 4  # runs listed per budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def status(spec: StatusFlags) -> None:
 
 
 def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -> None:
-    """Print the table, and below it what is to be said of accounts, of budgets and of this machine."""
+    """Print the table, followed by notes on accounts, budgets and this machine."""
     if views:
         shown = views if run else fold(views, journal, settings)
         render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
@@ -74,7 +74,7 @@ def show(views: list[PodView], journal: Journal, settings: Settings, run: str) -
 
 
 def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
-    """Yield a line for each budget from which something may yet be spent."""
+    """Yield a line for each budget with reserved, unspent money."""
     for one in budgets.states(journal, settings.clock_scale):
         holders = [run.run for run in one.runs.values() if run.committed > run.spent]
         if holders:
@@ -85,7 +85,7 @@ def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
-    """Return the table's rows, newest first. What is due to be ended or settled is settled first, and told."""
+    """Return the table rows, newest first, after ending and settling all due runs."""
     over = end_over_limit(journal, settings)
     views = use_case.status(journal, settings, run)
     if settle_due(views, journal, settings):
@@ -94,26 +94,26 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
 
 
 def leave(over: Sequence[OverLimit]) -> None:
-    """Leave with exit code 5 when something was found past its limit, ended by now or not."""
+    """Raise Exit with code 5 if a pod was found past its limit, ended or not."""
     if over:
         raise Exit(render.clean(f"inv status: {past_limit_words(over)}"), code=5)
 
 
 def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:
-    """Return the rows with those of a group in one."""
+    """Return the rows with each group folded into a single row."""
     known = run_groups.on_record(settings)
     return use_case.folded(views, known, run_groups.commands(journal, settings, list(known)))
 
 
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
-    """Settle what has ended, and tell it; return whether anything had.
+    """Settle ended runs and report them; return whether any run was settled.
 
-    Nobody waits for a vendor that is slow to let go of a pod, nor looks after what a killed process has left: the
-    supervisor does, which is started where it is needed and none lives.
+    The command does not wait for slow vendors and does not clean up after killed processes: the supervisor does both,
+    and is started if needed.
     """
     ended = []
     if due := use_case.due(views, journal):
-        from infra.runs.settle import settle  # a run ends once, and is looked at often
+        from infra.runs.settle import settle  # imported here, because most looks settle no run
 
         ended = settle(journal, settings, render.tell, due, waits=False)
     supervisor_client.ensure(settings, waits=False)
@@ -123,9 +123,9 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> NoReturn:
-    """Print the table until Ctrl-C.
+    """Print the table repeatedly until Ctrl-C.
 
-    On a terminal one that changes in place; elsewhere a table, or a JSON line, per look.
+    On a terminal, the table is redrawn in place; otherwise each refresh prints a table, or a line of JSON.
     """
     out = render.console(stderr=False)
     with render.screen(out) as draw:

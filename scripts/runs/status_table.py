@@ -1,4 +1,4 @@
-"""The state of runs as tables for people, and as JSON."""
+"""Renderers for the state of runs: tables for people, and JSON."""
 
 import math
 import time
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-SHOWN = 4  # names of uploads that are shown
+SHOWN = 4  # listed names of pending uploads
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def view_json(view: PodView) -> dict[str, Any]:
-    """Return one run as JSON: times in ISO form, money as decimal strings in US dollars, null for what is unknown."""
+    """Return a run as JSON: ISO times, money as decimal strings in US dollars, null for unknown values."""
     seen = figures(view, time.time())
     return {
         "run": view.run,
@@ -65,7 +65,7 @@ def view_json(view: PodView) -> dict[str, Any]:
 
 
 def figures(view: PodView, now: float) -> dict[str, Any]:
-    """Return the figures of a run and its machine, each group with its age; None = not known."""
+    """Return the figures of a run and its machine, each group with an age in seconds; None = unknown."""
     record, machine = current_record(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
 
@@ -88,7 +88,7 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """Return one row per run, newest first; the figures of those at work; what each says, and which ends are armed."""
+    """Return a table of runs, newest first, with figures of active runs, notes, and armed ends."""
     from rich.console import Group
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     views = list(views)
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
     table = FittedTable("run", "provider", "state", "step", "cost", "time", "age", least=(6, 1, 5, 3))
-    lines: list[Text] = []  # notes, for which a column would be too narrow
+    lines: list[Text] = []  # notes too wide for a column
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -118,7 +118,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
-        more_recent = "" if is_running else " or a newer one"  # our knowledge may be older than what is there
+        more_recent = "" if is_running else " or a newer one"  # the known state may be older than the store
         safe = (
             f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
@@ -135,7 +135,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one block for each value, from the lowest to the highest; what is no number leaves a gap."""
+    """Return a block character per value, scaled from lowest to highest; a space for non-finite values."""
     numbers = [one for one in values if math.isfinite(one)]
     if not numbers:
         return ""
@@ -145,7 +145,10 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def curve(view: PodView) -> str:
-    """Return the loss, of rl the reward, of the phase that runs: where it began, how it went, where it is."""
+    """Return the running phase's loss, or reward for rl, as first value, sparkline and last value.
+
+    Return "" if the run is not active or has fewer than two values.
+    """
     seen = figures(view, 0.0)
     points = [float(one) for one in seen["curve"]]
     if view.state not in ("running", "lost") or len(points) < 2:
@@ -155,7 +158,7 @@ def curve(view: PodView) -> str:
 
 
 def left(view: PodView) -> str:
-    """Return the time left of a run, with its range and basis; "" where nobody knows."""
+    """Return the remaining time of a run, with range and basis; "" if unknown."""
     if view.left_s is None:
         return ""
     low, expected, high = (one * view.clock_scale for one in view.left_s)
@@ -163,12 +166,12 @@ def left(view: PodView) -> str:
 
 
 def aged(seconds: float | None, scale: float) -> str:
-    """Return seconds of this machine as a duration by the clock that counts the run's cost."""
+    """Format seconds of this machine as a duration by the run's cost clock."""
     return duration(None if seconds is None else seconds * scale)
 
 
 def ended(view: PodView, now: float) -> str:
-    """Return the end of a run and its time, phase by phase; "" while it has not ended."""
+    """Return the end time of a run, and the duration of each phase; "" for an unfinished run."""
     if view.ended_at is None:
         return ""
     ago = aged(max(0.0, now - view.ended_at), view.clock_scale)
@@ -179,7 +182,7 @@ def ended(view: PodView, now: float) -> str:
 
 
 def uploads(view: PodView) -> Iterator[str]:
-    """Yield the uploads of a run that the store lacks, and why the last attempt to write failed."""
+    """Yield the uploads missing from the store, and the error of the last failed write."""
     if view.pending:
         names = [clean(one).removeprefix("work/checkpoints/") for one in view.pending[:SHOWN]]
         more = f" and {len(view.pending) - SHOWN} more" if len(view.pending) > SHOWN else ""
@@ -190,7 +193,7 @@ def uploads(view: PodView) -> Iterator[str]:
 
 
 def money(view: PodView) -> str:
-    """Return the spent money out of its limit; "" where nothing is paid."""
+    """Return the spent money and the limit; "" for a free run."""
     if not view.micro_usd_per_hour or view.limit_in_s is None:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
@@ -201,16 +204,16 @@ def money(view: PodView) -> str:
 
 
 def more(view: PodView) -> str:
-    """Return advice when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    """Return a resume command with twice the limit if the spend limit ended the run; else ""."""
     if view.state != "limit" or not view.limit_micro_usd:
         return ""
     return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
 
 
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
-    """Return two tables of the runs at work, for 80 columns: training, then GPUs and disk.
+    """Return two tables of active runs for 80 columns: training figures, then GPUs and disk.
 
-    Each figure is followed by how old it is.
+    Each table shows the age of the figures.
     """
     from rich.console import Group
 
@@ -240,9 +243,9 @@ def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return `8 x 93 %` (their mean), and the memory of the fullest, now and at most since the run began.
+    """Return the mean GPU load (`8 x 93 %`), and the memory of the fullest GPU with the peak of the run.
 
-    `31.2 GB of 80.0 GB, peak 71.0 GB`; ? = it does not say.
+    Memory has the form `31.2 GB of 80.0 GB, peak 71.0 GB`; ? = unknown.
     """
     if not gpus:
         return "", ""
@@ -256,7 +259,7 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
-    """Return the steps of the newest run that is at work, and under them the table, which a small screen may cut."""
+    """Return the steps of the newest active run, above the table, which a small screen may cut off."""
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")

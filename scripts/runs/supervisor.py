@@ -1,8 +1,8 @@
-"""The command `inv supervisor`, and the process that it shows: see flows/supervisor/supervisor.py.
+"""The command `inv supervisor`, and the entry point of the supervisor process (flows/supervisor/supervisor.py).
 
-python -m scripts.runs.supervisor [renew]    of the journal of SLIPWAY_STATE_FILE; its standard error is its log
+python -m scripts.runs.supervisor [renew]    for the journal of SLIPWAY_STATE_FILE; stderr is the log
 
-`renew`: it replaces one that runs other code.
+`renew`: replace a running supervisor with different code.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from scripts.cli.command import command
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 
-MOST_S = 10.0  # time for a new supervisor to look once
+MOST_S = 10.0  # timeout for the first look of a new supervisor
 POLL_S = 0.1
 
 
@@ -66,7 +66,7 @@ def supervisor(spec: Output) -> None:
 
 def _say(text: str) -> None:
     for line in text.splitlines():
-        with contextlib.suppress(OSError):  # a line less on a full disk
+        with contextlib.suppress(OSError):  # lose a log line if the disk is full
             print(f"{moment(time.time())} {line}", file=sys.stderr, flush=True)
 
 

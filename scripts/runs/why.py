@@ -1,4 +1,4 @@
-"""The command `inv why`: the story of a run, a pod or a service, the cause first."""
+"""The command `inv why`: the history of a run, a pod or a service, with the cause first."""
 
 import sys
 from dataclasses import dataclass
