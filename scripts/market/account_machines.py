@@ -1,4 +1,4 @@
-"""Machines in the accounts as `audit` and `reap` show them, and the exit code of both."""
+"""Output of machines in accounts for `audit` and `reap`, and the exit code of both."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +21,9 @@ def done_words(one: Done) -> str:
 def leave(
     command: str, found: Sequence[Finding], problems: Sequence[str], then: str, over: Sequence[OverLimit] = ()
 ) -> None:
-    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known.
+    """Raise Exit with code 5 if an unwanted machine of ours bills, or if this cannot be ruled out.
 
-    `over`: pods that were found past their limit, ended by now or not.
+    `over`: pods found past their limit, ended or not.
     """
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
@@ -49,7 +49,7 @@ def in_words(found: Sequence[Finding]) -> str:
 
 
 def machine_json(one: Finding) -> dict[str, Any]:
-    """Return one machine as JSON; null is what nobody knows. Money is a decimal string in US dollars."""
+    """Return a machine as JSON; null for unknown values. Money is a decimal string in US dollars."""
     return {
         "provider": one.provider,
         "id": one.pod_id or None,

@@ -14,7 +14,7 @@ from scripts.cli.render import columns, count, duration
 
 
 def show(journal: Journal, settings: Settings, run: str, as_json: bool) -> None:
-    """Print each run that was forecast and went through in one go, and the medians of the errors."""
+    """Print each run with a forecast and without interruption, and the median errors."""
     found = learned.errors(journal, settings, run)
     middle = medians(found)
     if as_json:
@@ -48,7 +48,7 @@ def percent(share: float) -> str:
 
 
 def summary(middle: Medians) -> list[str]:
-    """Return the medians in words."""
+    """Return the medians as text."""
     lines = []
     for what, error, runs, wanted in (
         ("what had run before", middle.repeated, middle.repeated_runs, REPEATED),

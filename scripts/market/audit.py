@@ -1,4 +1,4 @@
-"""The command `inv audit`: the machines in the accounts, and whose they are."""
+"""The command `inv audit`: the machines in all accounts, with their owners."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +57,7 @@ def audit(spec: AuditFlags) -> None:
 
 
 def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
-    """Print a line for each machine, then what could not be asked or done."""
+    """Print a line per machine, followed by the failed queries and actions."""
     if found:
         rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
         for one in found:
@@ -74,7 +74,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
 
 
 def over_json(one: OverLimit) -> dict[str, Any]:
-    """Return as JSON a pod that was found past its limit."""
+    """Return a pod found past its limit as JSON."""
     return {
         "run": one.op.run,
         "provider": one.op.vendor,

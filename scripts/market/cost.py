@@ -1,4 +1,4 @@
-"""The command `inv cost`: the ledger of what was spent, and estimates of what work would cost."""
+"""The command `inv cost`: the ledger of past costs, and estimates for future work."""
 
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ COMPARED = ("B200", "H200", "H100", "A100")
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateFlags(Typed):
-    """The work whose cost is estimated."""
+    """Flags describing the work of an estimate."""
 
     phase: str = flag("", f"estimate: {phase_names()}, a sum of them, or all", group="Estimates")
     profile: str = flag("", "estimate: the recipe (default: that of the job, else SLIPWAY_PROFILE)", group="Estimates")
@@ -103,7 +103,7 @@ def cost(spec: CostFlags) -> None:
 
 
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
-    """Print what each pod cost, then the sums of runs and months, in US dollars."""
+    """Print the cost of each pod, then the sums of runs and months, in US dollars."""
     if not lines:
         render.say(f"nothing was spent{f' in {month}' if month else ''}")
         return
@@ -131,7 +131,7 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
 
 
 def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:
-    """Return the same as JSON: times in ISO form, money as decimal strings in US dollars."""
+    """Return the ledger as JSON: times in ISO form, money as decimal strings in US dollars."""
     pods = [
         {
             "run": one.run,
@@ -158,7 +158,7 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
 
 
 def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
-    """Print what some work would take and cost on kinds of GPUs. Raises UsageError."""
+    """Print the estimated duration and cost of work per GPU kind. Raises UsageError, or NoOffer without any price."""
     tokens, variables = read_variables(wanted)
     if wanted.num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
         raise UsageError("--num-gpus and --hours are positive")
@@ -170,7 +170,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         named = quotes.work_named(wanted.phase, wanted, settings, wanted.steps, tokens)
         what, machine = named.words, named.machine
         work = work or named.phases
-    if wanted.gpu or wanted.num_gpus:  # as for a launch, one of them typed leaves nothing of the job's machine
+    if wanted.gpu or wanted.num_gpus:  # as in a launch, any typed GPU flag discards the whole machine of the job
         machine = MachineSpec()
     kinds = kinds_of(wanted.gpu or machine.gpu, wanted.num_gpus or machine.num_gpus or 1)
     price, seen = price_of(wanted.price), quotes.SeenOffers(offers=())
@@ -201,19 +201,19 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
 
 
 def kinds_of(gpu: str, num_gpus: int) -> list[tuple[str, int]]:
-    """Return the kinds of GPU to compare, with how many of them."""
+    """Return (GPU kind, count) pairs to compare; COMPARED without a kind."""
     kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(gpu, num_gpus)]
     return kinds or [(kind, num_gpus) for kind in COMPARED]
 
 
 def priced(kind: str, num_gpus: int, micro_usd_per_gpu: int) -> Offer:
-    """Return an offer at the price that was typed."""
+    """Return an offer at the typed price."""
     return Offer(provider="", offer_id="", gpu=kind, num_gpus=num_gpus,
                  micro_usd_per_hour=micro_usd_per_gpu * num_gpus)  # fmt: skip
 
 
 def price_of(text: str) -> int:
-    """Return micro-dollars; 0 when no price is given. Raises UsageError."""
+    """Return the price in micro-USD, or 0 for an empty text. Raises UsageError."""
     try:
         price = micro_usd(text.lstrip("$")) if text else 0
     except BadAmount as error:
@@ -224,7 +224,7 @@ def price_of(text: str) -> int:
 
 
 def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
-    """Return the number of tokens, 0 where none is given, and the variables of the work. Raises UsageError."""
+    """Return the token count, 0 if not given, and the variables of the work. Raises UsageError."""
     tokens, others = wanted.tokens, []
     for word in wanted.e:
         name, equals, value = word.partition("=")
@@ -242,9 +242,9 @@ def read_variables(wanted: EstimateFlags) -> tuple[float, list[str]]:
 
 
 def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> str:
-    """Return a line for each kind of GPU: hours, its price, what all would cost, and the evidence of the hours.
+    """Return a row per GPU kind: hours, unit price, total cost, and the evidence for the hours.
 
-    dated: of when the prices are, where they are not today's.
+    dated: date of catalogue prices; "" for current offers.
     """
     rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high", "hours are")]
     for one in found:
@@ -264,7 +264,7 @@ def estimate_table(found: Sequence[Quote], is_given: bool, dated: str = "") -> s
 
 
 def hours(seconds: float) -> str:
-    """Return estimated hours; beyond ten years no number."""
+    """Format estimated hours; above ten years, return no number."""
     if seconds > MOST_S:
         return "more than 10 years"
     return f"{seconds / 3600:,.0f}" if seconds >= 3.6e6 else f"{seconds / 3600:.3g}"

@@ -1,4 +1,4 @@
-"""The command `inv offers`: what can be rented now."""
+"""The command `inv offers`: machines available for rent now."""
 
 import json as json_text
 import time
@@ -75,7 +75,7 @@ def offers(spec: OffersFlags) -> None:
 
 
 def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why: str) -> None:
-    """Print what machines cost where nobody can be asked: each line with its date. Raises NoOffer."""
+    """Print dated catalogue prices if no vendor has a key. Raises NoOffer."""
     priced = catalogue.read(catalogue.file_beside(settings.state_file), spec.provider)
     marks = {id(one.offer): one for one in priced}
     every = tuple(one.offer for one in priced)
@@ -91,7 +91,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
 
 
 def save(found: Survey, settings: Settings) -> None:
-    """Keep the prices of the vendors that have answered."""
+    """Save the prices of the vendors that answered to the catalogue."""
     silent = {one.provider for one in found.silent}
     vendors = {one.provider for one in found.considered if one.provider in VENDORS} - silent
     file = catalogue.file_beside(settings.state_file)
@@ -100,7 +100,7 @@ def save(found: Survey, settings: Settings) -> None:
 
 
 def about(one: Offer) -> dict[str, Any]:
-    """Return one offer as JSON; null is what the vendor does not tell. `raw`: all that it tells of that one machine."""
+    """Return an offer as JSON; null for values the vendor omits. `raw`: the vendor's full record."""
     return {
         "provider": one.provider,
         "offer_id": one.offer_id,

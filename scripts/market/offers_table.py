@@ -1,4 +1,4 @@
-"""Offers as tables, what they would cost, and what will end a pod that is made from one."""
+"""Tables of offers, costs of offers, and the events ending a pod."""
 
 import time
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from scripts.cli.render import columns
 from store import packs
 
 GB = 10**9
-MOST_NAMED = 3  # kinds of GPU in the title of a table
+MOST_NAMED = 3  # GPU kinds in a table title
 ITSELF = "The pod can delete itself when its work is over: --self-end."
 
 
 def show(
     plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False
 ) -> None:  # fmt: skip
-    """Show the offers, what the first would cost, and what will end it."""
+    """Print the offers, the cost of the first offer, and the events that end the pod."""
     assert plan.job is not None
     show_offers(plan.request, offers)
     first = offers[0]
@@ -65,7 +65,7 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
 def show_ends(
     limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False, self_end: bool = False
 ) -> None:  # fmt: skip
-    """Show what will end a pod made from that offer."""
+    """Print the events that end a pod made from the offer."""
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
@@ -84,9 +84,9 @@ def show_ends(
 def show_laptop_off(
     what: str, pods: Sequence[tuple[Offer, Limits]], settings: Settings, is_followed: bool = True
 ) -> None:  # fmt: skip
-    """Show what becomes of several pods with the laptop off: `what`, and for each vendor what ends one.
+    """Print the fate of several pods while the laptop is off: `what`, and per vendor the end of a pod.
 
-    is_followed: a process follows them, which an always-on machine could run instead.
+    is_followed: a process follows the pods, which an always-on machine could run instead.
     """
     if not pods or always_on_here(settings):
         return
@@ -103,18 +103,18 @@ def show_laptop_off(
 
 
 def always_on_here(settings: Settings) -> str:
-    """Return what a plan calls this machine where it is one that stays on; "" = it is a laptop."""
+    """Return the plan's name for this machine if always on, or "" for a laptop."""
     return next(filter(None, (one.name_here(settings) for one in packs.always_on_machines())), "")
 
 
 def tell_of_laptop_off(ways: Sequence[str]) -> None:
-    """Print what can be done where the laptop is to be off: these ways, and those of packs."""
+    """Print the options for a laptop going offline: `ways`, and the suggestions of packs."""
     if said := " ".join([*ways, *(one.suggestion for one in packs.always_on_machines())]):
         render.say(f"the laptop is to be off? {said}")
 
 
 def table(found: Sequence[Offer], now: float) -> str:
-    """Return a table with a numbered line for each offer; what a vendor does not tell is `?`."""
+    """Return a table with a numbered row per offer; `?` for values the vendor omits."""
     rows = [("#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "$/GPU-h", "Spot", "NVLink", "Up/Down Mbps", "Age",
              "Type")]  # fmt: skip
     for number, one in enumerate(found, 1):
@@ -139,7 +139,7 @@ def table(found: Sequence[Offer], now: float) -> str:
 
 
 def catalogue_table(found: Sequence[Priced]) -> str:
-    """Return a table of prices that nobody offers now: each line says of when its price is, before anything else."""
+    """Return a table of catalogue prices, with the date of the price in the first column."""
     rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider")]
     for one in found:
         offer = one.offer
@@ -152,17 +152,17 @@ def catalogue_table(found: Sequence[Priced]) -> str:
 
 
 def per_gpu(offer: Offer) -> str:
-    """Return dollars per GPU-hour, rounded up to a tenth of a cent at most."""
+    """Return the price per GPU-hour in US dollars, rounded up to a tenth of a cent."""
     return rounded_up(offer.micro_usd_per_hour, offer.num_gpus)
 
 
 def rounded_up(amount: int, parts: int = 1) -> str:
-    """Return an amount, or one of its equal parts, in dollars up to the next tenth of a cent."""
+    """Return an amount, or an equal part of the amount, in dollars, rounded up to a tenth of a cent."""
     return dollars(-(-amount // (1000 * parts)) * 1000)
 
 
 def speeds(offer: Offer) -> str:
-    """Return upload and download speed, `unknown` where the vendor tells neither."""
+    """Return upload/download speed in Mbps, or `unknown` if the vendor omits both."""
     both = (offer.upload_mbps, offer.download_mbps)
     return "unknown" if both == (None, None) else "/".join(map(mbps, both))
 

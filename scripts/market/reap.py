@@ -1,4 +1,4 @@
-"""The command `inv reap`: what is due in the accounts, done now."""
+"""The command `inv reap`: due cleanup in all accounts."""
 
 from dataclasses import asdict, dataclass
 

@@ -1,4 +1,4 @@
-"""The command `serve.bench`: load on a service at a given rate, and the measurements."""
+"""The command `serve.bench`: load on a service at a given request rate, with measurements."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from serve.policy import service_state
 from serve.processes import controller_client
 from store import moving_line
 
-MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
+MOST_REQUESTS = 1_000_000  # request limit per round, because all outcomes stay in memory until the end of the round
 
 
 @dataclass(frozen=True, kw_only=True)

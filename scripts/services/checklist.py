@@ -1,7 +1,7 @@
-"""The checklist of `inv doctor --for serve`: what should be in place before a service is started.
+"""The checklist of `inv doctor --for serve`: requirements to check before a service starts.
 
-In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
-nothing is changed. What is "off" is not needed.
+The input is a service file and settings; the output is a DoctorLine per requirement. The check queries accounts,
+machines and stores, and changes none of them. State "off" means not needed.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from store.manifest import StoreError
 
 
 def serving(config: str, settings: Settings) -> list[DoctorLine]:
-    """Return a line for each thing that a service needs. Raises UsageError for a service file that is none."""
+    """Return a line per requirement of a service. Raises UsageError for an invalid service file."""
     service = service_file.load(revision.path_of(config))
     shipped = service_file.load(revision.CONFIG)
     name = service.file.name or "slipway"
@@ -43,7 +43,7 @@ def _nodes(settings: Settings) -> list[DoctorLine]:
 
 
 def _clouds(settings: Settings) -> list[DoctorLine]:
-    """Return a line per cloud, with what its account says: a key that is set may be void."""
+    """Return a line per cloud with the state of the account, because a configured key may be invalid."""
     found = []
     for vendor, key in VENDORS.items():
         if not getattr(settings, key):
@@ -55,7 +55,7 @@ def _clouds(settings: Settings) -> list[DoctorLine]:
 
 
 def _model(service: Service, config: str, name: str, settings: Settings) -> DoctorLine:
-    """Return the line of the model that serve.up would take."""
+    """Return the line about the model for serve.up."""
     try:
         said = revision.model_meant(service, config, "", "", None)
         source = folder_of(said, "", settings, name, render.tell)
@@ -78,7 +78,7 @@ def _replicas(service: Service, own: int) -> DoctorLine:
 
 
 def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
-    """Return the line of the load: whether a number was chosen, as one that fits the model is measured."""
+    """Return the line about the target load: the right value depends on the model, so the default is marked "off"."""
     target = service.policy.target_qps_per_replica
     ask = f"measure it: inv serve.bench {name} --target-ttft 1"
     if target is None:
@@ -98,7 +98,7 @@ def _alerts(settings: Settings) -> DoctorLine:
 
 
 def _door(name: str, settings: Settings) -> DoctorLine:
-    """Return the line of who gets in. HTTPS is for what stands before the gateway."""
+    """Return the line about access: API keys are checked here; HTTPS is the task of a proxy before the gateway."""
     proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
     if Places.of(settings, name).keys.exists():
         return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")

@@ -1,4 +1,4 @@
-"""The command `serve.doctor`: what is wrong with a service, and what to do."""
+"""The command `serve.doctor`: detected problems of a service, each with advice."""
 
 import time
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
 def advice(
     name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
 ) -> list[tuple[str, str]]:
-    """Return the findings, each with advice. Pure."""
+    """Return the findings as (problem, advice) pairs, without I/O."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)
               for key, instead in placement.unread(newest.service)]  # fmt: skip

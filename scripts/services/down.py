@@ -1,4 +1,4 @@
-"""The command `serve.down`: the end of a service."""
+"""The command `serve.down`: the shutdown of a service."""
 
 from dataclasses import dataclass
 

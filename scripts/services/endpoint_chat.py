@@ -1,4 +1,4 @@
-"""`inv chat --endpoint`: a conversation with a service, or any address that answers as OpenAI's does."""
+"""`inv chat --endpoint`: a conversation with a service, or with any OpenAI-compatible address."""
 
 import contextlib
 import json
@@ -18,15 +18,15 @@ from trainer import talk
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
 SILENT_S = 120.0
-TOO_LONG = re.compile("maximum (context|model) length|context_length_exceeded")  # vLLM's words, and OpenAI's
+TOO_LONG = re.compile("maximum (context|model) length|context_length_exceeded")  # messages of vLLM and of OpenAI
 
 
 class TooLong(SlipwayError):
-    """The model does not read so many tokens at a time."""
+    """Raised when a conversation exceeds the context length of the model."""
 
 
 class ServicePartner:
-    """A partner of a conversation: one model of a service, which is told all that was said each time."""
+    """A conversation partner: a model of a service, which receives the whole conversation with each request."""
 
     def __init__(self, client: Any, url: str, name: str, asked: dict[str, Any], goes_on: bool) -> None:
         self.client, self.url, self.name, self.asked = client, url, name, asked
@@ -37,16 +37,16 @@ class ServicePartner:
         self.has_forgotten = False
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear the conversation."""
         self.messages.clear()
         self.has_forgotten = False
 
     def about(self) -> str:
-        """Return the name of the partner, in words."""
+        """Return the name and address of the partner as text."""
         return render.clean(f"{self.name} at {self.url}")
 
     def choose(self, name: str) -> str:
-        """Switch to another model of the service. Raises SlipwayError."""
+        """Switch to a different model of the service and return a message. Raises SlipwayError."""
         known = models(self.client, self.url)
         if name not in known:
             return render.clean(f"there is no model {name!r} at {self.url}; it has: {', '.join(known)}")
@@ -54,9 +54,9 @@ class ServicePartner:
         return self.about()
 
     def say(self, words: str) -> Iterator[str]:
-        """Yield the answer; where the conversation is too long its oldest turns are forgotten, which is told once.
+        """Yield the answer; drop the oldest turns if the conversation is too long, with a single notice.
 
-        Raises SlipwayError; the question is then none of the conversation.
+        Raises SlipwayError; the failed question is then removed from the conversation.
         """
         self.tokens, pieces = None, list[str]()
         self.messages.append({"role": "user", "content": words})
@@ -77,13 +77,13 @@ class ServicePartner:
         except SlipwayError:
             del self.messages[-1]
             raise
-        except BaseException:  # cut short: by Ctrl-C, here or where the pieces are shown
+        except BaseException:  # interrupted by Ctrl-C, here or in the consumer of the pieces
             self.messages.append({"role": "assistant", "content": "".join(pieces) or "..."})
             raise
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _answer(self) -> Iterator[str]:
-        """Yield the pieces of an answer as they come."""
+        """Yield the pieces of an answer as they arrive."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         asked = {**self.asked, "model": self.name, "messages": [*head, *self.messages], "stream": True,
                  "stream_options": {"include_usage": True}}  # fmt: skip
@@ -108,7 +108,7 @@ def hold(
     endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int,
     system: str = "", place: talk.TalkPlace = talk.NOWHERE,
 ) -> None:  # fmt: skip
-    """Ask one question, or questions until the input ends. Raises SlipwayError, AuthError."""
+    """Ask a single question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""
     if "://" not in endpoint:
         with open_journal(settings) as journal:
@@ -123,7 +123,10 @@ def hold(
 
 
 def _client(url: str, certfile: str) -> Any:
-    """Return a client of an address. `certfile`: of a service of this machine; "" = whoever this machine trusts."""
+    """Return an HTTP client for an address.
+
+    `certfile`: certificate of a service of this machine; "" = this machine's trusted authorities.
+    """
     import httpx
 
     key = os.environ.get(KEY, "")
@@ -134,7 +137,7 @@ def _client(url: str, certfile: str) -> Any:
 
 
 def models(client: Any, url: str) -> list[str]:
-    """Return the models of the service. Raises SlipwayError."""
+    """Return the models of the service. Raises SlipwayError if the service names none."""
     with _told(url):
         reply = client.get("/v1/models")
         _check(reply, url)
@@ -163,7 +166,7 @@ def _check(reply: Any, url: str) -> None:
 
 @contextlib.contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Turn what the client raises into what we say."""
+    """Convert errors of the HTTP client to SlipwayError."""
     import httpx
 
     try:

@@ -74,7 +74,7 @@ def key(spec: KeyFlags) -> None:
 
 
 def lock_out(name: str, after_s: float | None) -> str:
-    """Return from when clients without a key are refused; `after_s`: None while the service does not run."""
+    """Return a note on when clients without a key are refused; `after_s`: None if the service does not run."""
     if after_s is None:
         return f"{name} does not run; once it does, clients without a key are refused (401)"
     return (f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "

@@ -46,7 +46,7 @@ def logs(spec: ServeLogsFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         path = lambda: log_path(spec.name, spec.replica_id, spec.controller, settings, journal)  # noqa: E731
-        plain = spec.json or spec.controller or spec.replica_id is not None  # only requests are kept as JSON
+        plain = spec.json or spec.controller or spec.replica_id is not None  # only requests are stored as JSON
         line = str if plain else services_text.request_line
         offset = write(path(), 0, spec.tail, line)
         while spec.follow:
@@ -55,10 +55,10 @@ def logs(spec: ServeLogsFlags) -> None:
 
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
-    """Return a file of this machine that has the log; of a replica elsewhere, brought up to date."""
+    """Return the local path of the log; the log of a remote live replica is fetched first. Raises UsageError."""
     known = [one.name for one in service_rows.every(journal)]
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
-        pass  # it has ended; what was written of it is here
+        pass  # an ended service: the logs remain on this machine
     else:
         name = controller_client.find(name, journal)
     places = controller_process.Places.of(settings, name)
@@ -73,16 +73,16 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], way(settings, rows[-1]), home)
     log = home.pod.log("engine")
-    return log if log.exists() else home.pod.log("environment")  # the folder of the log is made before
+    return log if log.exists() else home.pod.log("environment")  # written before the engine starts
 
 
 def write(path: Path, offset: int, tail: int | None, form: Callable[[str], str] = str) -> int:
-    """Print from there on, each line in its form; return where it ends."""
+    """Print the lines from `offset` on, each formatted by `form`; return the new offset."""
     if not path.exists():
         return 0
     with path.open("rb") as file:
         if path.stat().st_size < offset:
-            offset = 0  # another file has taken its place
+            offset = 0  # the file was replaced
         file.seek(offset)
         text = file.read()
     lines = text.decode(errors="replace").splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""A service as several commands show it; whoever looks at one brings back a controller that has died."""
+"""Helpers of commands about a service; each look at a service restarts a dead controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ REPLICA = "number of the replica, as serve.status shows it"
 
 @dataclass(frozen=True, kw_only=True)
 class OneServiceFlags:
-    """A command about one service."""
+    """Flags of a command about a single service."""
 
     name: str = flag("", "name of the service (default: the only one)", word=True, also=("n",))
 
 
 def take_over(name: str, settings: Settings, journal: Journal) -> None:
-    """Bring back the controller of a service; where that cannot be done, say why: the service is shown as it was."""
+    """Restart a dead controller of a service; on failure print the error, and show the last known state."""
     try:
         controller_client.ensure(name, settings, journal, render.tell)
     except SlipwayError as error:

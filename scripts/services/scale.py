@@ -1,4 +1,4 @@
-"""The command `serve.scale`: the number of replicas of a service."""
+"""The command `serve.scale`: the replica bounds of a service."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Services, their replicas and the requests that they have answered, as text for people."""
+"""Text for people about services, their replicas and answered requests."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ NONE = "no service is running; begin with: inv serve.up"
 
 
 def lines_about(one: dict[str, Any], with_replicas: bool) -> list[str]:
-    """Return a service, as `about` tells of it, in lines for people."""
+    """Return the lines about a service. `one`: a document of `flows.services.service_view.look`."""
     versions = ", ".join(map(str, one["versions"])) or "-"
     lines = [f"Service: {one['service']}  {one['state']}  version {versions}"]
     lines += [f"Endpoint: {one['endpoint'] or 'none yet'}", f"Replicas: {one['ready']}/{one['target']} ready"]
@@ -52,7 +52,7 @@ def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
-    """Return the screen of `serve.status --watch` for one look."""
+    """Return the screen of `serve.status --watch` for a single refresh."""
     from rich.text import Text
 
     clock = datetime.now().strftime("%H:%M:%S")
@@ -62,7 +62,7 @@ def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
 
 
 def request_line(text: str) -> str:
-    """Return a line of the gateway's log for people; as it is where it is none."""
+    """Format a line of the gateway's log for people; return an unparsable line unchanged."""
     try:
         one = json.loads(text)
         at = datetime.fromtimestamp(one["at"]).strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""The command `serve.ssh`: a shell in the folder of a replica."""
+"""The command `serve.ssh`: a shell in a replica's folder on the replica's machine."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ def ssh(spec: ServeSshFlags) -> None:
 
 
 def live_replica(name: str, number: int | None, journal: Journal) -> Op:
-    """Return the row of a replica that lives. Raises UsageError that lists those there are."""
+    """Return the journal row of a live replica. Raises UsageError with the live replicas."""
     row = service_rows.find(journal, name)
     assert row is not None
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]

@@ -1,4 +1,4 @@
-"""The command `serve.status`: services, once or refreshed."""
+"""The command `serve.status`: the state of services, printed once or refreshed."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ from scripts.services.one_service import show, take_over
 from serve.processes import controller_client
 from store import moving_line
 
-WATCH_S = 5.0  # what is shown lies on this machine
+WATCH_S = 5.0  # cheap: the data is on this machine
 
 
 @dataclass(frozen=True, kw_only=True)

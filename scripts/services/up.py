@@ -1,4 +1,4 @@
-"""The command `serve.up`: a service as it is wanted, in the journal, then its controller and its replicas at work."""
+"""The command `serve.up`: the wanted service is written to the journal, then controller and replicas start."""
 
 import sys
 from dataclasses import dataclass
@@ -79,9 +79,9 @@ def up(spec: ServeUpFlags) -> None:
 
 
 def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
-    """Show the order in which machines are tried, and what they cost. Raises NoOffer.
+    """Print the placement order of machines and their cost. Raises NoOffer.
 
-    is_asked: it is all that is wanted; else it is told beside what is, before that.
+    is_asked: the placement is the whole output of the command and goes to stdout; else print to stderr.
     """
     name, version = found.name, found.version
     service = version.service
@@ -105,7 +105,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
                "in which they are tried:")  # fmt: skip
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
-    for one in offers:  # an own machine holds one replica; a vendor has many of a kind
+    for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind
         taken = min(left, 1 if one.place else left)
         rate, left = rate + taken * one.micro_usd_per_hour, left - taken
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
