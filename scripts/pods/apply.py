@@ -1,4 +1,4 @@
-"""The command `inv apply`: a file of pods becomes a plan with prices, then pods."""
+"""The command `inv apply`: a file of pods, turned into a plan with prices, then into pods."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -90,9 +90,9 @@ def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.Abstr
 
 
 def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodEntry], SetLimit | None]:
-    """Return the name of the set, its pods by name, and what all may cost. Raises UsageError, with the place.
+    """Return the set's name, the pods by name, and the spend limit. Raises UsageError with the place.
 
-    `said`: the limit as it was typed, which outweighs that of the file.
+    `said`: the typed limit, which overrides the file's limit.
     """
     try:
         document = strict_yaml.read(path)
@@ -110,7 +110,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
 
 @contextlib.contextmanager
 def going_on(again: str) -> Iterator[None]:
-    """Extend a SlipwayError by how to go on."""
+    """Append the command for continuing to the message of a SlipwayError."""
     try:
         yield
     except SlipwayError as error:
@@ -119,7 +119,7 @@ def going_on(again: str) -> Iterator[None]:
 
 
 def report(step: PodAction, made: Op | None) -> None:
-    """Print what was done, and note what was made for the next command of this session."""
+    """Print the completed action, and make a new pod the current pod of this line."""
     if made:
         session.use(made)
         render.say(f"{MARKS[step.action]} {step.name}")

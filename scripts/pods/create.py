@@ -1,4 +1,4 @@
-"""The command `pod.create`: a pod without work."""
+"""The command `pod.create`: a new pod without work."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The command `pod.down`: the end of a pod."""
+"""The command `pod.down`: deletion of a pod."""
 
 from infra.runs.lookup import find_run
 from scripts.cli import context, session

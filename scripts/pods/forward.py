@@ -1,4 +1,4 @@
-"""The command `forward`: a port of the machine of a run, or the page of a tracker, on this machine."""
+"""The command `forward`: a port of a run's machine, or a tracker's page, on this machine."""
 
 import http.client
 import logging
@@ -20,7 +20,7 @@ from scripts.cli.command import command
 from scripts.cli.session import open_journal
 from store import packs
 
-PAGE_S = 240.0  # time until it answers: a busy machine imports slowly
+PAGE_S = 240.0  # timeout for the page's first answer: imports are slow on a busy machine
 ANSWER_S = 5.0
 POLL_S = 0.25
 
@@ -67,10 +67,10 @@ def forward(spec: ForwardFlags) -> None:
 
 
 def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: int) -> None:
-    """Show the run's figures on a tracker's page, from the run's machine, until Ctrl-C. Raises SlipwayError."""
+    """Serve a tracker's page about the run from the run's machine until Ctrl-C. Raises SlipwayError."""
     with socket.create_server((LOOPBACK, 0)) as free:
-        there = free.getsockname()[1]  # on another machine it may be taken: the page says so
-    # nothing answers yet, which is expected
+        there = free.getsockname()[1]  # may be in use on the remote machine; the page reports the error
+    # Failed connections before the page answers are expected.
     logging.getLogger("infra.transport.streams.port_forward").setLevel(logging.ERROR)
     pod, environments = pods.folder_of(op), op.read_job().environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
@@ -95,7 +95,7 @@ def show_page(tracker: packs.NamedTracker, op: Op, transport: Transport, local: 
 
 
 def answers(port: int) -> bool:
-    """Return whether somebody there speaks HTTP."""
+    """Return whether an HTTP server answers on this port."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         connection.request("HEAD", "/")

@@ -1,4 +1,4 @@
-"""The pod that a stage of a launch deals with: the named one, else that of the line, else the only one."""
+"""Selection of the pod for a stage of a launch: the named pod, else the line's current pod, else the only pod."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,10 @@ class OnPodFlags(Output):
 
 
 def find_pod(journal: Journal, name: str = "") -> Op:
-    """Return a live pod that takes work: by a prefix of its name, else that of this line, else the only one.
+    """Return a live pod that accepts work: by name prefix, else the line's current pod, else the only pod.
 
-    The rest of the line deals with it. Raises UsageError; SlipwayError: there is none.
+    The pod becomes the current pod of the line. Raises UsageError for an unsuitable or ambiguous pod, SlipwayError
+    without a pod.
     """
     there = [op for op in journal.ops(live=True) if op.stays]
     name = name or session.current()

@@ -1,4 +1,4 @@
-"""The command `inv on`: run a command on the machines that are named, and show its output with their names."""
+"""The command `inv on`: run a command on the named machines, and label the output with machine names."""
 
 import shlex
 import sys
@@ -23,7 +23,7 @@ from scripts.cli.session import open_journal
 if TYPE_CHECKING:
     from infra.transport.group_run import CommandOutcome
 
-LONGEST_LINE = 1 << 16  # letters that are held back until a line ends
+LONGEST_LINE = 1 << 16  # characters buffered before an unfinished line is printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def on(spec: OnFlags) -> None:
     not answer. Ctrl-C ends it everywhere.
     """
     typed = words_after_dashes()
-    command = typed[0] if len(typed) == 1 else shlex.join(typed)  # one word is a line for the shell there
+    command = typed[0] if len(typed) == 1 else shlex.join(typed)  # a single word is a shell line
     if not command:
         raise UsageError("the command is missing: inv on PODS -- nvidia-smi")
     words = spec.pods or ((session.current(),) if session.current() else ())
@@ -73,7 +73,7 @@ def on(spec: OnFlags) -> None:
 
 
 def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
-    """Print where it went wrong, and the number of successes when there are several machines."""
+    """Print the failed machines, and the failure count if there are several machines."""
     for one in outcomes:
         if one.problem or one.exit_code:
             render.tell(f"{one.name}: {one.problem or f'exit code {one.exit_code}'}")
@@ -90,7 +90,7 @@ def tell_interrupted(deaf: Sequence[str]) -> None:
 
 
 class NamedLines:
-    """The output of several machines, by lines with the machine's name in front; threads take turns."""
+    """Line-buffered output of several machines, prefixed with machine names; thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._width = max(map(len, names))
@@ -98,7 +98,7 @@ class NamedLines:
         self._turn = threading.Lock()
 
     def take(self, name: str, is_error: bool, text: str) -> None:
-        """Print the lines that are whole; of one that was written over, as progress bars do, what is seen last."""
+        """Print complete lines; of a line overwritten by carriage returns (progress bars), the last state."""
         with self._turn:
             *lines, rest = (self._held[name, is_error] + text).split("\n")
             if len(rest) > LONGEST_LINE:
@@ -107,7 +107,7 @@ class NamedLines:
             self._print(name, is_error, lines)
 
     def flush(self) -> None:
-        """Print what has no end of its line."""
+        """Print the buffered incomplete lines."""
         with self._turn:
             for (name, is_error), rest in self._held.items():
                 if rest:

@@ -1,4 +1,4 @@
-"""The command `pull`: the artifacts, logs and verdict of a run, copied here."""
+"""The command `pull`: a local copy of a run's artifacts, logs and verdict."""
 
 from dataclasses import dataclass
 

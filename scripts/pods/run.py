@@ -1,4 +1,4 @@
-"""The command `pod.run`: a training on a pod that is there."""
+"""The command `pod.run`: a training on an existing pod."""
 
 from dataclasses import dataclass, replace
 

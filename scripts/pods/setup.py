@@ -1,4 +1,4 @@
-"""The command `pod.setup`: the train environment on a pod."""
+"""The command `pod.setup`: creation of the train environment on a pod."""
 
 from flows.pods import held_pods
 from infra.runs.settle import settle

@@ -1,4 +1,4 @@
-"""The command `ssh`: a shell in the folder of a run, on its machine."""
+"""The command `ssh`: a shell in a run's folder on the run's machine."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The command `inv ssh --config`: give pods names that the system's own `ssh` knows."""
+"""The command `inv ssh --config`: host names of pods for the system's own `ssh`."""
 
 import sys
 
@@ -11,7 +11,7 @@ from scripts.cli.session import open_journal
 
 
 def config(is_removed: bool, yes: bool) -> None:
-    """Write the file of names, or remove it; ~/.ssh/config is changed only where somebody says so."""
+    """Write or remove the file of names; change ~/.ssh/config only with `yes` or the user's consent."""
     settings = context.settings()
     theirs = ssh_names.config_file()
     with open_journal(settings) as journal:
@@ -35,7 +35,7 @@ def config(is_removed: bool, yes: bool) -> None:
 
 
 def remove(file: PodNames, yes: bool) -> None:
-    """Remove the file of names, and its line where that is wanted."""
+    """Remove the file of names, and with consent the include line in ~/.ssh/config."""
     theirs = ssh_names.config_file()
     with file.changing():
         render.say(f"{file.path} is {'removed' if file.remove() else 'not there'}")
@@ -48,7 +48,7 @@ def remove(file: PodNames, yes: bool) -> None:
 
 
 def asked(question: str) -> bool:
-    """Ask whoever types; nobody says no."""
+    """Ask a yes/no question; return False without a terminal."""
     if not sys.stdin.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The command `pod.sync`: the code, sent to the machine of a run again."""
+"""The command `pod.sync`: a repeated upload of the code to a run's machine."""
 
 from dataclasses import asdict, dataclass
 
@@ -58,7 +58,7 @@ def sync(spec: SyncFlags) -> None:
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:
-    """Show what a push would do: totals, the largest files, what is new, what stays here and why."""
+    """Print the effect of a push: totals, largest files, and refused and ignored files with reasons."""
     out = render.console(stderr=False)
     since = f" since the last push to {run}" if run else ""
     out.print(

@@ -1,4 +1,4 @@
-"""The rate of a transfer as it is typed, and what went over the connection as `pod.sync` and `pull` tell it."""
+"""Parser for transfer rates, and the transfer summary of `pod.sync` and `pull`."""
 
 import re
 from typing import Any
@@ -7,11 +7,11 @@ from infra.errors import UsageError
 from infra.transport.meter import Meter
 from scripts.cli import render
 
-SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
+SLOWEST_RATE = 10_000.0  # bytes per second; below this rate each side would consider the other dead
 
 
 def rate(text: str) -> float | None:
-    """Return the bytes per second of `10MB`, `1.5GB`, `800kB`; None for an empty text. Raises UsageError."""
+    """Parse `10MB`, `1.5GB` or `800kB` to bytes per second; None for an empty text. Raises UsageError."""
     if not text:
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
@@ -26,7 +26,7 @@ def about(meter: Meter) -> dict[str, Any]:
 
 
 def moved(meter: Meter) -> str:
-    """Return in words what went over the connection."""
+    """Return a summary of the transferred bytes, methods and lost connections."""
     ways = {"rsync": "large files by rsync", "pieces": "large files in pieces"}
     more = [ways[one] for one in sorted(meter.ways)]
     more += [f"the connection was cut {render.count(meter.cuts, 'time')}"] if meter.cuts else []

@@ -1,4 +1,4 @@
-"""The command `pool.check`: which own machines can be reached."""
+"""The command `pool.check`: reachability of own machines."""
 
 from dataclasses import dataclass
 

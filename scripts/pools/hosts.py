@@ -1,4 +1,4 @@
-"""The command `hosts`: machines that have failed and are no longer offered."""
+"""The command `hosts`: failed machines that are no longer offered."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The command `pool.import`: machines that Terraform made -> the inventory."""
+"""The command `pool.import`: machines of a Terraform output, added to the inventory."""
 
 from dataclasses import dataclass
 from pathlib import Path

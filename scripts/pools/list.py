@@ -47,7 +47,7 @@ def list_(spec: ListFlags) -> None:
 
 
 def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
-    """Return one machine of the inventory as JSON; null is what nobody knows."""
+    """Return a machine of the inventory as JSON; null for unknown values."""
     facts = known.facts if known else {}
     what = survey.has(host, facts)
     return {

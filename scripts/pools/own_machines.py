@@ -1,4 +1,4 @@
-"""The own machines that a word means, and the exit of a command that found some unusable."""
+"""Selection of own machines by a word, and the exit of a command with unusable machines."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from infra.settings import Settings
 
 
 def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequence[inventory.Unusable]]:
-    """Return the machines that a word means, and the entries that cannot be used. Raises UsageError."""
+    """Return the matching machines, and the unusable inventory entries. Raises UsageError."""
     own = inventory.load(settings.pools)
     unusable = own.unusable_in(word)
     is_only = unusable and not any(word in ("", one.pool, one.place, one.name) for one in own.hosts)
@@ -17,7 +17,7 @@ def meant(settings: Settings, word: str) -> tuple[Sequence[inventory.Host], Sequ
 
 
 def leave(seen: Sequence[tuple[str, str]]) -> None:
-    """Exit with an error where a machine has a problem."""
+    """Raise Exit with code 1 if any machine has a problem."""
     bad = [place for place, problem in seen if problem]
     if bad:
         raise Exit(f"{len(bad)} of {len(seen)} machines cannot be used: {', '.join(bad)}", code=1)

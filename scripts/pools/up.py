@@ -1,4 +1,4 @@
-"""The command `pool.up`: a look at every own machine."""
+"""The command `pool.up`: a survey of every own machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def up(spec: UpFlags) -> None:
 
 
 def up_row(place: str, facts: Mapping[str, Any], verdict: str) -> tuple[str, ...]:
-    """Return the line of a machine that was asked; without facts it did not answer."""
+    """Return the table row of a machine; without facts, the machine did not answer."""
     if not facts:
         return (place, *("?",) * 7, verdict)
     gpus = [gpu["name"] for gpu in facts["gpus"]]
