@@ -27,7 +27,7 @@ THEIR_FLAGS = {
     "--service-name": "--name",
 }
 _carried: dict[str, str] = {}  # world flags of this line and their values; "" for a switch
-_taken: list[Callable[[str], Collection[str]]] = []  # holds the function returning the flags of a command
+_taken: list[Callable[[str], Collection[str]]] = []  # at most one function: command name -> accepted flags
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
 
 
@@ -37,7 +37,7 @@ def carry(flag: str, value: str = "") -> None:
 
 
 def teach(taken: Callable[[str], Collection[str]]) -> None:
-    """Set the function returning the flags of a command."""
+    """Set the function that maps a command name to the accepted flags."""
     _taken[:] = [taken]
 
 

@@ -14,7 +14,7 @@ from infra.settings import Settings, read_dotenv, read_overrides
 from infra.units import seconds
 from store import credentials
 
-OF_SETTINGS = ("provider", "profile", "source", "store")  # flags which are settings as well
+OF_SETTINGS = ("provider", "profile", "source", "store")  # flags with a setting of the same name
 _given: list[str] = []  # `--env` words of this line
 
 

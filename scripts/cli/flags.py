@@ -28,7 +28,7 @@ class OneRunFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Confirmation flag, for commands which ask before spending money or ending a run."""
+    """Confirmation flag, for commands that ask before they spend money or end a run."""
 
     yes: bool = flag(False, "ask nothing", group=TALK, also=("y",))
 

@@ -42,7 +42,7 @@ ROOMS = {  # list titles of the scripts/ folders, in list order; folders with eq
 }
 OTHER, PACKS = "Other", "Packs"
 MOST_VERBS = 6  # verbs of a collection shown on a line of the list
-REFUSED = ("stop",)  # commands without a function except naming a replacement
+REFUSED = ("stop",)  # unlisted commands: each only refers to a replacement
 # Core commands shown by `inv --list`, and collections shown on a single line with a title.
 FIRST = (
     "launch", "status", "why", "logs", "down", "resume", "rehearse", "train", "chat", "eval", "shard",

@@ -51,7 +51,7 @@ def end_over_limit(journal: Journal, settings: Settings) -> list[OverLimit]:
 
 
 def found_over_limit(journal: Journal) -> list[OverLimit]:
-    """Return the pods of this line found past their limit and in need of an end, each with the current journal row."""
+    """Return the over-limit pods of this line that had to be ended, each with the current journal row."""
     found = [replace(one, op=journal.op(token)) for token, one in _over.items()]
     return [one for one in found if one.had_to_be_ended]
 

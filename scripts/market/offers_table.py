@@ -1,4 +1,4 @@
-"""Tables of offers, costs of offers, and the events ending a pod."""
+"""Tables of offers, their cost, and the events that end a pod made from an offer."""
 
 import time
 from collections.abc import Sequence

@@ -155,7 +155,7 @@ def chosen(
 
 
 def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
-    """Return the 1.58-bit model with this tag, trained on data of `kind`, or None without such a model."""
+    """Return the 1.58-bit model with this tag and a phase that reads `kind`, or None without such a model."""
     store = Store(settings.store)
     for phase in phases_for(LLAMA):
         if PHASES[phase].reads == kind and not (one := store.check(f"{PHASES[phase].folder}/{tag}")).problem:
