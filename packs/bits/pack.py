@@ -1,4 +1,4 @@
-"""The pack `bits`: models of 1.58 bits, from the conversion of a trained model to its files."""
+"""The pack `bits`: training of 1.58-bit models, from conversion of a trained model to export."""
 
 from store.packs import Pack
 

@@ -1,12 +1,12 @@
-"""Published models of 1.58 bits in the spelling of our decoder. Light to import: no torch here.
+"""Config and tensor layouts of published 1.58-bit models, translated to the layout of our decoder. No torch.
 
-In: a config.json and the headers of weight files, as somebody else wrote them. Out: the same as `transformers` spells
-its `bitnet` with masters; `packed.masters` makes those of stored symbols.
+The functions translate an external config.json and the headers of weight files to the `bitnet` layout of `transformers`
+with master weights. `ternary.masters` computes master weights from stored symbols.
 
-- 1bitLLM (`bitnet_b1_58-large` and its like): `llama` by model_type, code of their own beside the weights (class
-  BitnetForCausalLM). Masters, SwiGLU, norms of other names in front of `o_proj` and `down_proj`.
-- Microsoft (BitNet b1.58 2B4T): `bitnet` of transformers, with relu(x)**2 for silu. Its usual repository holds symbols,
-  four rows to a byte, beside one scale for each matrix; the one named bf16 holds masters.
+- 1bitLLM (`bitnet_b1_58-large` and similar): model_type `llama`, custom code beside the weights (class
+  BitnetForCausalLM). Master weights, SwiGLU, norms of different names in front of `o_proj` and `down_proj`.
+- Microsoft (BitNet b1.58 2B4T): `bitnet` of transformers, with relu(x)**2 in place of silu. The main repository holds
+  symbols, four rows to a byte, with a scale per matrix; the bf16 repository holds master weights.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from data.errors import ConfigError
 from store.artifacts.model_files import Stored
 from store.outside import shown
 
-PER_BYTE = 4  # rows of a matrix that share a byte
+PER_BYTE = 4  # matrix rows packed into a byte
 SCALE = ".weight_scale"
-ALIASES = {"inner_attn_ln": "attn_sub_norm", "ffn_layernorm": "ffn_sub_norm"}  # of 1bitLLM
-ONE_BIT_LLM = "BitnetForCausalLM"  # transformers' own class is BitNetForCausalLM
+ALIASES = {"inner_attn_ln": "attn_sub_norm", "ffn_layernorm": "ffn_sub_norm"}  # names of 1bitLLM
+ONE_BIT_LLM = "BitnetForCausalLM"  # the class of transformers is BitNetForCausalLM
 ROUNDED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
-UNSAID = {"linear_class": "bitlinear", "quantization_mode": "offline"}  # where a config says none
+UNSAID = {"linear_class": "bitlinear", "quantization_mode": "offline"}  # defaults of transformers for absent keys
 KINDS = (("autobitlinear", "online"), ("autobitlinear", "offline"), ("bitlinear", "offline"))
 BITS = {"weight_bits": 1, "input_bits": 8}
 
 
 def spelt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json of a ternary model in our spelling. Raises ConfigError for a way of rounding not ours."""
+    """Return an external config.json of a ternary model in our layout. Raises ConfigError for unsupported rounding."""
     raw = _of_bitnet(raw)
     said = raw.get("quantization_config")
     if said is None:
@@ -39,26 +39,29 @@ def spelt(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_bitnet(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json of 1bitLLM as one of `bitnet`, any other as it is. Raises ConfigError for other bits."""
+    """Convert a 1bitLLM config.json to a `bitnet` config; return other configs unchanged.
+
+    Raises ConfigError for unsupported bit widths.
+    """
     architectures = raw.get("architectures")
     if raw.get("model_type") != "llama" or not isinstance(architectures, list) or ONE_BIT_LLM not in architectures:
         return raw
     for name, known in BITS.items():
         if (value := raw.get(name, known)) != known:
             raise ConfigError(f"{name} is {shown(value)}; this decoder has {known}")
-    # What a Llama's config leaves out has other values than a BitNet's.
+    # Defaults of a Llama config differ from the defaults of a BitNet config.
     unsaid = {"hidden_act": "silu", "rope_theta": 10_000.0, "rms_norm_eps": 1e-6, "num_key_value_heads": None}
     return {**unsaid, **raw, "model_type": "bitnet", "quantization_config": ROUNDED}
 
 
 def name_of(name: str) -> str:
-    """Return the name of a tensor in our decoder."""
+    """Translate the name of a tensor to the name in our decoder."""
     parts = name.split(".")
     return ".".join(ALIASES.get(part, part) for part in parts)
 
 
 def refuse_rounding(said: Any) -> None:
-    """Raise ConfigError for a `quantization_config` other than those of ternary models."""
+    """Raise ConfigError for a `quantization_config` outside the supported ternary kinds."""
     how = {**UNSAID, **said} if isinstance(said, Mapping) else {}
     kind = (how.get("linear_class"), how.get("quantization_mode"))
     if how.get("quant_method") != "bitnet" or kind not in KINDS:
@@ -74,19 +77,19 @@ def refuse_rounding(said: Any) -> None:
 
 
 def divides(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config's stored scales divide the symbols instead of multiplying them, as `bitlinear` has it."""
+    """Return whether symbols are divided by the stored scale (`bitlinear`) and not multiplied."""
     said = raw.get("quantization_config")
     return isinstance(said, Mapping) and said.get("linear_class", UNSAID["linear_class"]) == "bitlinear"
 
 
 def is_stored_rounded(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config's files hold symbols and scales, and no masters."""
+    """Return whether the weight files hold symbols and scales in place of master weights."""
     said = raw.get("quantization_config")
     return isinstance(said, Mapping) and said.get("quantization_mode", UNSAID["quantization_mode"]) == "offline"
 
 
 def unpacked(header: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return the tensors of a file as our decoder has them: by its names, without scales, symbols one by one."""
+    """Return the tensor headers of a file in our layout: our names, no scales, unpacked symbol shapes."""
     found = {}
     for name, one in header.items():
         if name.endswith(SCALE):

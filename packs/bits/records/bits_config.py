@@ -1,4 +1,4 @@
-"""The settings of the stages that make a model of 1.58 bits, as frozen records. Light: no torch."""
+"""Settings of the 1.58-bit training stages, as frozen records. Light to import: no torch."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -13,40 +13,41 @@ SHAPES = ("linear", "cosine")
 
 @dataclass(frozen=True, kw_only=True)
 class BitsConfig:
-    """The training of a ternary model: how fast its weights are rounded, and its losses against the teacher.
+    """Training settings of a ternary model: the rounding schedule, and the losses against the teacher.
 
-    The loss of a step is `layers` * distance of layers + (1 - `layers`) * (`nats` * cross entropy + `divergence` *
-    KL(teacher || student)) + `relations` * divergence of relations, each the mean over tokens that count.
+    The loss of a step is `layers` * layer distance + (1 - `layers`) * (`nats` * cross entropy + `divergence` *
+    KL(teacher || student)) + `relations` * relation divergence. Each term is a mean over the counted tokens.
     """
 
     warmup_steps: int = 0
-    """Steps over which rounding grows from none to all; 0 = all from the first step on."""
+    """Steps over which rounding grows from none to full; 0 = full rounding from the first step."""
     warmup: str = "linear"
-    """Form of the growth: `linear` or `cosine`."""
+    """Shape of the growth: `linear` or `cosine`."""
     nats: float = 1.0
     """Weight of the cross entropy."""
     divergence: float = 0.0
-    """Weight of the divergence of the logits; 0 = without it."""
+    """Weight of the KL divergence of the logits; 0 = off."""
     temperature: float = 5.0
-    """Logits are divided by it in the divergence."""
+    """Temperature that divides the logits in the divergence."""
     squared: bool = True
-    """The divergence is multiplied by temperature**2, so that its gradient does not shrink: BitDistill's released code
-    has it, the formula in its paper does not."""
+    """Multiply the divergence by temperature**2, so that the gradient keeps its scale. The released code of BitDistill
+    does; the formula in the BitDistill paper does not."""
     layers: float = 0.0
-    """Share of the distance of layers' outputs at the first step; it falls to 0 along a cosine. 0 = without it."""
+    """Initial share of the layer distance in the loss; decays to 0 along a cosine. 0 = off."""
     layer_weights: str = "progressive"
-    """`progressive`: the layer i of L counts i / (1 + ... + L); `uniform`; `exponential`: 2**i."""
+    """Weights of the layers: `progressive`: layer i of L has weight i / (1 + ... + L); `uniform`; `exponential`:
+    2**i."""
     relations: float = 0.0
-    """Weight of the divergence of relations among queries, among keys and among values; 0 = without it. BitDistill's
-    code has 1e5; WrinkleFree's recipes have 1e-5, which switches it off."""
+    """Weight of the divergence of relations among queries, among keys and among values; 0 = off. The code of BitDistill
+    uses 1e5; the recipes of WrinkleFree use 1e-5, which disables the term."""
     relation_layer: int | None = None
-    """The layer they are taken from, counted from 0; None = four fifths of the way up."""
+    """Layer for the relations, counted from 0; None = four fifths of the depth."""
     relation_heads: int = 32
     """Number of vectors into which the joined heads of a token are split."""
     saliency: float = 0.0
-    """Share of each matrix's columns, those with the largest weights, that are not rounded at first; 0 = none."""
+    """Share of columns per matrix that start unrounded, largest weights first; 0 = none."""
     saliency_warmup: int = 100
-    """Steps for which that share stays, before it falls to 0 along a cosine."""
+    """Steps for which the saliency share stays constant before the decay to 0 along a cosine."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "warmup_steps nats divergence layers relations saliency saliency_warmup", 0)
@@ -62,11 +63,11 @@ class BitsConfig:
 
     @property
     def has_teacher(self) -> bool:
-        """Return whether a frozen model beside it is asked."""
+        """Return whether the loss needs a frozen teacher model."""
         return bool(self.divergence or self.layers or self.relations)
 
     def in_steps(self, share: float) -> "BitsConfig":
-        """Return the same for a phase of so many times the steps."""
+        """Return a copy for a phase with `share` times the steps; a warm-up that is not 0 keeps at least one step."""
 
         def of(steps: int) -> int:
             return max(1, round(steps * share)) if steps else 0
@@ -74,11 +75,11 @@ class BitsConfig:
         return replace(self, warmup_steps=of(self.warmup_steps), saliency_warmup=of(self.saliency_warmup))
 
     def layer_of(self, count: int) -> int:
-        """Return the layer whose relations count, of `count`."""
+        """Return the index of the relation layer in a model of `count` layers."""
         return count * 4 // 5 if self.relation_layer is None else self.relation_layer
 
     def problem(self, heads: int, kv_heads: int, head_dim: int, count: int) -> str:
-        """Return why a model of such a shape cannot be trained so; "" when it can."""
+        """Return the reason why a model of this shape cannot be trained with these settings; "" if supported."""
         if not self.relations:
             return ""
         if not 0 <= self.layer_of(count) < count:
@@ -93,11 +94,11 @@ class BitsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsPhaseConfig(PhaseConfig):
-    """One stage: its rounding and its losses beside what every phase has."""
+    """Config of one 1.58-bit stage: the phase config with rounding and distillation settings."""
 
     WARM_UPS: ClassVar[tuple[str, ...]] = ("schedule", "bits")
     bits: BitsConfig | None = newer(None)
-    """Rounding of a ternary model, and what the model learns from its teacher; None = with every default."""
+    """Rounding of a ternary model, and the losses against the teacher; None = the default of every field."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +115,7 @@ class BitsPhaseConfig(PhaseConfig):
             raise ConfigError(f"{self.phase}: {problem}")
 
     def in_steps(self, steps: int) -> PhaseConfig:
-        """Return the same in another number of steps, its warm-ups of rounding and saliency rescaled with them."""
+        """Return a copy for `steps` steps, with the rounding and saliency warm-ups rescaled in proportion."""
         found = super().in_steps(steps)
         if self.bits is None or not isinstance(found, BitsPhaseConfig) or not self.trains:
             return found
@@ -122,5 +123,6 @@ class BitsPhaseConfig(PhaseConfig):
 
     @property
     def can_pack(self) -> bool:
-        """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
+        """Return whether conversations may share a row; False with the relations loss, which compares all tokens of a
+        row."""
         return super().can_pack and not (self.bits and self.bits.relations)

@@ -1,4 +1,4 @@
-"""Models of 1.58 bits, for code without torch: shapes that are possible, their names, their files."""
+"""Torch-free part of 1.58-bit models: shape checks, config entries, tensor names and stored layouts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +12,7 @@ from trainer.records.model_config import ModelConfig, ModelFeature
 
 
 class TernaryFeature(ModelFeature):
-    """See `ModelConfig.ternary`."""
+    """The model feature `ternary`; see `ModelConfig.ternary`."""
 
     about = "has matrices of 1.58 bits"
     fields = ("ternary", "sub_norm")
@@ -24,7 +24,7 @@ class TernaryFeature(ModelFeature):
     has_masters = True
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ConfigError for parts that no matrix of 1.58 bits stands beside."""
+        """Raise ConfigError for parts of the shape that cannot be combined with ternary matrices."""
         if config.attention_bias or not config.has_gate or config.embed_norm:
             raise ConfigError("a ternary model has no biases, no norm behind its embedding, and a gate in its MLPs")
         if config.ternary and config.ternary.haar and (config.hidden_size % 2 or config.intermediate_size % 2):
@@ -32,7 +32,7 @@ class TernaryFeature(ModelFeature):
             raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
 
     def given(self, config: ModelConfig, other: ModelConfig) -> ModelConfig:
-        """Return a shape in 1.58 bits, as `other` is."""
+        """Return `config` with the ternary settings of `other`."""
         return replace(config, ternary=other.ternary, sub_norm=config.sub_norm or other.sub_norm)
 
     def odd_parts(self, config: ModelConfig) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class TernaryFeature(ModelFeature):
         return tuple(said for said, name in parts.items() if getattr(config.ternary, name))
 
     def written(self, config: ModelConfig, is_ours: bool) -> Mapping[str, Any]:
-        """Return what config.json says. Weights are the masters, which whoever loads them rounds as we do: `online`."""
+        """Return the entries for config.json. Weight files hold masters, which readers round on load (`online`)."""
         return {"ternary": asdict(config.ternary)} if is_ours and config.ternary else {"quantization_config": ROUNDED}
 
     def gguf_problem(self, config: ModelConfig, kind: str) -> str:
@@ -52,7 +52,7 @@ class TernaryFeature(ModelFeature):
         return notes(phases, init)
 
     def kept_numbers(self, config: ModelConfig) -> int:
-        """Return the rounded inputs of the matrices."""
+        """Return the number of rounded matrix inputs per token that the backward pass keeps."""
         heads = config.num_attention_heads * config.head_dim
         return 3 * config.hidden_size + heads + (config.intermediate_size if config.sub_norm else 0)
 

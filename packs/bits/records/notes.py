@@ -1,4 +1,4 @@
-"""Notes of a plan on models of 1.58 bits, before anything is trained. No torch."""
+"""Plan notes for 1.58-bit models, available before training starts. No torch."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from trainer.records.phase_registry import listed
 
 
 def notes(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[str, ...]:
-    """Return warnings: ternary models that GGUF cannot hold, stages without a ternary model."""
+    """Return warnings about ternary models that GGUF cannot hold, and about stages without a ternary model."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
     is_foreign = init is not None and (init.own_chat or init.has_pieces)
     own = f"the tokenizer of {init.source} is not one of ours" if init is not None and is_foreign else ""

@@ -1,4 +1,4 @@
-"""The stages as phases: conversion, layer-wise distillation, continued pre-training, distillation. No torch."""
+"""Phase records of 1.58-bit training: conversion, distillation by layers, pre-training, distillation. No torch."""
 
 from dataclasses import replace
 

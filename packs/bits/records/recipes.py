@@ -1,4 +1,4 @@
-"""Recipes of the stages of 1.58 bits: what a profile has beside its phases in full precision."""
+"""Recipes of the 1.58-bit stages, which extend the full-precision phases of a profile."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ from trainer.records.model_config import ModelConfig, Ternary
 
 
 def smoke_bits(profiles: Mapping[str, Callable[[], Profile]]) -> Profile:
-    """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
+    """Return the `smoke` profile in a shape that supports 1.58 bits down to a GGUF file, with all stages."""
     whole = profiles["smoke"]()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
-    steps = {"base": 144, "mid": 180, "sft": 216}  # a model in 1.58 bits needs more of them
+    steps = {"base": 144, "mid": 180, "sft": 216}  # 1.58-bit models need more steps
     phases = {
         name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
     }
@@ -21,7 +21,7 @@ def smoke_bits(profiles: Mapping[str, Callable[[], Profile]]) -> Profile:
 
 
 def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, BitsPhaseConfig]:
-    """Return the stages at the size of `smoke`: minutes on two cores."""
+    """Return the stages at the size of `smoke`, which train in minutes on two CPU cores."""
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
     layerwise = as_phase(
         BitsPhaseConfig,
@@ -55,14 +55,14 @@ def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, BitsPhaseConf
 
 
 def converted(phase: BitsPhaseConfig) -> BitsPhaseConfig:
-    """Return bits1, of the shape of another stage: nothing is trained."""
+    """Return bits1 in the shape of `phase`, with no training steps."""
     return replace(phase, phase="bits1", steps=0, bits=None)
 
 
 def published_stages(profile: Profile) -> dict[str, BitsPhaseConfig]:
-    """Return the stages of 1.58 bits of a profile, as their authors ran them.
+    """Return the 1.58-bit stages of a profile with the published settings of their authors.
 
-    The last one is BitDistill's, the others are WrinkleFree's.
+    bits3 follows BitDistill; the other stages follow WrinkleFree.
     """
     base = replace(profile.phases["base"], sequence_len=512, document_masks=False)
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
@@ -101,5 +101,5 @@ def published_stages(profile: Profile) -> dict[str, BitsPhaseConfig]:
 
 
 def relation_heads(model: ModelConfig) -> int:
-    """Return 32, or the largest number below that divides what queries, keys and values have for a token."""
+    """Return the largest common divisor of 32 and of the query and key/value widths of a token."""
     return math.gcd(32, model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim)

@@ -1,4 +1,4 @@
-"""The engines that compute with models of 1.58 bits."""
+"""Serving engines that support 1.58-bit models."""
 
 from serve.model_kinds import ModelKind
 

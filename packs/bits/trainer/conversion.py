@@ -1,9 +1,8 @@
-"""A model of full precision in the shape of one of 1.58 bits: its weights are kept, and norms are added to them.
+"""Conversion of a full-precision model to the shape of a 1.58-bit model: weights stay, SubLN norms are added.
 
-In: a model, the shape. Out: a model of that shape. SubLN makes all that `o_proj` and `down_proj` read alike in size.
-With gains of one, these matrices would read numbers several times smaller or larger than those that they have learnt
-from, in every layer; so the gains of each norm begin as the size of what the matrix behind it reads without the norm.
-It is measured over ids drawn at random, because a conversion has no text to read.
+SubLN normalises the inputs of `o_proj` and `down_proj`. With gains of one, both matrices would read inputs several
+times smaller or larger than in training, in every layer. So each gain starts as the root mean square of the matrix
+input before conversion. Random token ids provide these inputs, because a conversion reads no text.
 """
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor, nn
 from trainer.model.decoder import Decoder, unfilled
 from trainer.records.model_config import ModelConfig
 
-NORMS = {"o_proj": "attn_sub_norm", "down_proj": "ffn_sub_norm"}  # by the matrix in front of which it stands
-ROWS, TOKENS = 2, 256  # drawn to measure with
+NORMS = {"o_proj": "attn_sub_norm", "down_proj": "ffn_sub_norm"}  # matrix -> norm in front of the matrix
+ROWS, TOKENS = 2, 256  # size of the random batch for the measurement
 
 
 def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decoder:
-    """Return the model in a shape that has nothing more than its own but the norms of SubLN, and rounding."""
+    """Return the model in `shape`, which may add only SubLN norms and rounding to the shape of the model."""
     model, weights = unfilled(shape, dtype, "cpu"), before.state_dict()
     if shape.sub_norm and not before.config.sub_norm:
         for name, size in read_sizes(before).items():
@@ -30,9 +29,10 @@ def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decode
 
 @torch.no_grad()
 def read_sizes(model: Decoder) -> dict[str, float]:
-    """Return, by the names of all `o_proj` and `down_proj`, the root mean square of what a token gives them to read.
+    """Return the root mean square of the input of each `o_proj` and `down_proj`, by module name.
 
-    It is the mean over tokens; one where it is nothing or no number, so that a norm is never switched off.
+    The value is the mean over tokens of the root mean square of a token. A value of zero or not finite becomes 1.0,
+    because a gain of zero would disable the norm.
     """
     config, found = model.config, dict[str, float]()
 

@@ -1,8 +1,9 @@
-"""Losses that bring a student's inner states close to its teacher's: hidden states of layers, relations of one layer.
+"""Distillation losses on inner states: distances of layer outputs, divergence of relations in one layer.
 
-In: states of both for the same tokens, which tokens count. Out: summed distances, fp32 scalars with gradients to the
-student's. Sources: Wang et al., arXiv 2012.15828 (relations of queries, keys and values); Wu et al., arXiv 2510.13998
-(BitDistill, their use here); the WrinkleFree recipes (distances of normed layer outputs).
+Inputs are the states of student and teacher for the same tokens, and the tokens that count. The losses are sums over
+counted tokens, as float32 scalars with gradients for the student. Sources: Wang et al., arXiv 2012.15828 (relations of
+queries, keys and values); Wu et al., arXiv 2510.13998 (BitDistill, use of both losses); the WrinkleFree recipes
+(distances of normalised layer outputs).
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ WEIGHTS = ("progressive", "uniform", "exponential")
 
 
 def layer_weights(kind: str, count: int) -> list[float]:
-    """Return the weights of `count` layers, in sum 1: larger for later ones (i + 1, or 2**i), or all alike."""
+    """Return weights of `count` layers that sum to 1: `progressive` (i + 1), `exponential` (2**i) or `uniform`."""
     raw = {"progressive": range(1, count + 1), "uniform": [1] * count, "exponential": [2**i for i in range(count)]}
     return [one / sum(raw[kind]) for one in raw[kind]]
 
@@ -23,11 +24,11 @@ def layer_weights(kind: str, count: int) -> list[float]:
 def layer_distance(
     student: Sequence[Tensor], teacher: Sequence[Tensor], weights: Sequence[float], counted: Tensor
 ) -> Tensor:
-    """Return the distance of layers' outputs (N, d), of length 1 each, summed over some tokens.
+    """Return the weighted distance of unit-length layer outputs (N, d), summed over the tokens in `counted`.
 
-    counted: (M,), the numbers of these tokens: of a mask the device would have to be asked.
+    counted: (M,), indices of the counted tokens. Indices avoid the device synchronisation that a boolean mask needs.
 
-    Of a token in one layer it is the mean of squared differences over d: at most 4 / d.
+    The distance of a token in a layer is the mean squared difference over d, at most 4 / d.
     """
     total = student[0].new_zeros((), dtype=torch.float32)
     for ours, theirs, weight in zip(student, teacher, weights, strict=True):
@@ -37,26 +38,26 @@ def layer_distance(
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, heads: int, unseen: Tensor, counted: Tensor) -> Tensor:
-    """Return KL(teacher || student) of how alike a token's vector is to those it sees, summed over tokens.
+    """Return KL(teacher || student) of the similarities between each token and the visible tokens, summed over tokens.
 
-    It is the mean over relation heads, divided by their number once more, as in BitDistill's released code; the tokens
-    are those of `counted`.
+    The sum covers the tokens in `counted`. The result is the mean over relation heads, divided by the number of heads
+    once more, as in the released code of BitDistill.
 
-    student, teacher: (B, H, T, D), queries, keys or values; all heads of a token are joined and cut into `heads`.
-    unseen: bool, (T, T) or (B, T, T), True where a token (row) does not see another (column). counted: (B, T) bool.
+    student, teacher: (B, H, T, D), queries, keys or values; all heads of a token are joined and split into `heads`.
+    unseen: bool, (T, T) or (B, T, T), True where a token (row) cannot attend to the column token. counted: (B, T) bool.
     """
     return _RelationKL.apply(_unit(student, heads), _unit(teacher.detach(), heads), unseen, counted)
 
 
 def _unit(x: Tensor, heads: int) -> Tensor:
-    """Return (B, heads, T, H * D / heads), fp32, every vector of length 1."""
+    """Return (B, heads, T, H * D / heads) in float32, with every vector scaled to length 1."""
     rows, _, length, _ = x.shape
     joined = x.transpose(1, 2).reshape(rows, length, heads, -1).transpose(1, 2)
     return F.normalize(joined.float(), dim=-1)
 
 
 class _RelationKL(torch.autograd.Function):
-    """One row of the batch after the other, the gradient at once: squares of T exist for one row only."""
+    """Compute the relation loss and the gradient row by row, so that T x T matrices exist for one batch row only."""
 
     @staticmethod
     def forward(ctx, student: Tensor, teacher: Tensor, unseen: Tensor, counted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models of 1.58 bits in torch: their matrices, and their weights in the files of others."""
+"""Torch hooks of 1.58-bit models: ternary layers, and reading of external weight files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from trainer.records.model_config import ModelConfig
 
 
 class TernaryHooks(ModelHooks):
-    """See `ModelConfig.ternary`."""
+    """Hooks of the feature `ternary`; see `ModelConfig.ternary`."""
 
     def matrix(self, config: ModelConfig, inputs: int, outputs: int) -> nn.Linear | None:
         return TernaryLinear(inputs, outputs, config.ternary) if config.ternary else None
@@ -26,10 +26,10 @@ class TernaryHooks(ModelHooks):
 
 
 class StoredSymbols(StoredWeights):
-    """Files with masters, or with symbols and a scale for each matrix, by anybody's names."""
+    """Weight files with master weights, or with symbols and a scale per matrix, under any known tensor names."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        """Read the scales, which multiply symbols. Raises Refused for more than one for a matrix."""
+        """Read the scale of each matrix from the files. Raises Refused for several scales of one matrix."""
         from safetensors import safe_open
 
         self.scales = dict[str, float]()

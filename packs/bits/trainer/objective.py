@@ -1,8 +1,8 @@
-"""Learning with ternary matrices: how much is rounded at a step, and what a teacher adds to the loss.
+"""Training objective of ternary models: the rounding schedule, and the losses against a teacher.
 
-In: a model with ternary matrices, batches, a `BitsConfig`, the teacher where the config asks for one. Out: a summed
-loss, and figures: what each part of it was, and `rounded`, the share of the way to fully rounded matrices.
-Sources: Wu et al., arXiv 2510.13998 (BitDistill); the WrinkleFree recipes (stage 1.9, lambda warm-up, saliency).
+Inputs are a model with ternary matrices, batches, a `BitsConfig` and, if configured, a teacher. The output is a summed
+loss with figures: each part of the loss, and `rounded`, the progress toward fully rounded matrices (0 to 1). Sources:
+Wu et al., arXiv 2510.13998 (BitDistill); the WrinkleFree recipes (stage 1.9, lambda warm-up, saliency).
 """
 
 import math
@@ -21,24 +21,24 @@ from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.objectives import Batch
 from trainer.objectives.passes import counted_in
 
-SALIENCY_EVERY = 10  # steps between two looks at the columns
+SALIENCY_EVERY = 10  # steps between updates of the column statistics
 SALIENCY_DECAY = 0.99
 
 
 class Bits:
-    """The objective of every stage that trains; see `BitsConfig` for the parts of its loss."""
+    """The objective of every training stage; `BitsConfig` describes the parts of the loss."""
 
     def __init__(self, config: BitsConfig, steps: int, model: Decoder, teacher: Decoder | None = None) -> None:
-        """Make the objective of a phase of `steps` steps.
+        """Create the objective of a phase of `steps` steps.
 
-        Raises Refused for a teacher whose shape the loss cannot be taken over.
+        Raises Refused for a teacher with an incompatible shape.
         """
         self.config, self.steps, self.teacher = config, steps, teacher
         self.matrices = layers_of(model)
         device = model.head.device
-        self.share = torch.ones((), device=device)  # progress to fully rounded matrices, from 0 to 1
-        self.layers = torch.zeros((), device=device)  # share of the distance of layers
-        self.largest: dict[str, Tensor] = {}  # running largest weight of each column, by matrix
+        self.share = torch.ones((), device=device)  # progress toward fully rounded matrices, 0 to 1
+        self.layers = torch.zeros((), device=device)  # current weight of the layer distance
+        self.largest: dict[str, Tensor] = {}  # running maximum of each column, by matrix
         count = model.config.num_hidden_layers
         self.weights = layer_weights(config.layer_weights, count)
         self.relation_layer = config.layer_of(count) if config.relations else None
@@ -103,14 +103,14 @@ class Bits:
         return loss, figures
 
     def _choose_columns(self, step: int) -> None:
-        """Choose each matrix's columns that are not rounded in this step: those with the largest running weights."""
+        """Select the columns of each matrix that stay unrounded in this step: the largest running maxima."""
         rest = max(1, self.steps - self.config.saliency_warmup)
         progress = min(1.0, max(0, step - self.config.saliency_warmup) / rest)
         share = self.config.saliency * (1 + math.cos(math.pi * progress)) / 2
         for name, one in self.matrices.items():
             if step % SALIENCY_EVERY == 0:
                 now = one.weight.detach().abs().amax(dim=0)
-                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # a matrix that is cut over processes
+                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # a sharded matrix
                 self.largest[name] = self.largest[name].lerp(now, 1 - SALIENCY_DECAY) if name in self.largest else now
             largest = self.largest[name]
             chosen = max(1, int(share * len(largest))) if share > 0 else 0
@@ -120,11 +120,11 @@ class Bits:
             torch.ge(largest, least, out=one.exact)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint that does not follow from the step alone."""
+        """Return the running column maxima, which a checkpoint must store because the step does not determine them."""
         return dict(self.largest)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state()` returned."""
+        """Restore the output of `state()`."""
         self.largest = {name: one.to(self.share.device) for name, one in state.items()}
 
 
@@ -148,13 +148,13 @@ def _placed(model: Decoder, ids: Tensor, documents: Tensor | None, bounds: Tenso
 
 
 def _unseen(ids: Tensor, documents: Tensor | None) -> Tensor:
-    """Return bool (T, T) or (B, T, T), True where a token does not see another."""
+    """Return bool (T, T) or (B, T, T), True where a query token (row) cannot attend to a key token (column)."""
     if documents is not None:
         return ~documents_mask(documents, flex=False)[:, 0]
     return torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).triu_(1)
 
 
 def _seen(model: Decoder, ids: Tensor, at: Positions, capture: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Return the last hidden states (B, T, d), and what went into the layers of `capture`."""
+    """Return the last hidden states (B, T, d), and the inputs of the layers in `capture`."""
     found = model.hidden(ids, at=at, capture=capture)
     return found if capture else (found, [])

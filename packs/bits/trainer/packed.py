@@ -1,8 +1,8 @@
-"""A ternary model as `transformers` keeps one to compute with: four numbers to a byte, and one scale for each matrix.
+"""Export of a ternary model in the packed format of `transformers`: four symbols to a byte, a scale per matrix.
 
-In: the Hugging Face folder of the masters. Out: a folder that transformers' bitnet quantiser loads as it is.
-`export.read` reads such a folder, too. Source: transformers.integrations.bitnet (`AutoBitLinear`, quantization_mode
-offline).
+Converts the Hugging Face folder of the master weights to a folder that the bitnet quantiser of transformers loads
+directly. `export.read` also reads the packed folder. Source: transformers.integrations.bitnet (`AutoBitLinear`,
+quantization_mode offline).
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ OFFLINE = {**ROUNDED, "quantization_mode": "offline"}
 
 
 def packed_problem(config: ModelConfig) -> str:
-    """Return why transformers cannot compute with such a model in 2 bits; "" when it can."""
+    """Return the reason why transformers cannot run the model in 2 bits; "" if supported."""
     if config.ternary is None:
         return "its matrices are not ternary"
     if config.blocks is not None:
@@ -34,7 +34,10 @@ def packed_problem(config: ModelConfig) -> str:
 
 
 def write(source: Path, out: Path, dtype: torch.dtype) -> None:
-    """Make the folder `out` of the model in `source`. Raises Refused."""
+    """Write the model in `source` to the new folder `out` in packed form.
+
+    Raises Refused for an unsupported model and for an existing `out`.
+    """
     source = export.folder_of_model(source)
     export.check_tokenizer(source)
     config = export.read_config(source)

@@ -1,8 +1,9 @@
-"""The stages of a model of 1.58 bits: conversion, layer-wise distillation, continued pre-training, distillation.
+"""Training stages of a 1.58-bit model: conversion, layer-wise distillation, continued pre-training, distillation.
 
-bits1 changes a model of full precision into a ternary one, which is broken until it was trained; bits1.9 has its layers
-say what the teacher's say; bits2 reads on in the text while rounding sets in; bits3 learns conversations beside a
-teacher that has learned them. What is particular to each stands in `bits` of its config.
+bits1 converts a full-precision model to a ternary model, which is unusable before training. bits1.9 trains the outputs
+of each layer toward the teacher. bits2 continues pre-training while rounding is phased in. bits3 trains on
+conversations with a teacher that was trained on the same conversations. The field `bits` of the config holds the
+settings of a stage.
 """
 
 import math
@@ -32,7 +33,10 @@ from trainer.run import PhaseRun, phase_run
 
 
 def run(config: BitsPhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train or convert, measure on the held-out documents, publish; all that the first process knows of the result."""
+    """Run a stage and publish the result; return the result record, which is complete on the first process only.
+
+    bits1 converts the model; the other stages train. Text stages also measure the held-out documents.
+    """
     with phase_run(config, making, keeping, ranks) as phase:
         if not config.trains:
             made = model_converted(phase)
@@ -49,9 +53,9 @@ def run(config: BitsPhaseConfig, making: Making, keeping: Keeping, ranks: Ranks)
 
 
 def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
-    """Return the measures of a model of text, and the rounding error of its matrices, by layer and on average.
+    """Return the measures of a text model, and the relative rounding error of the matrices, by layer and on average.
 
-    Of a matrix that is the squared length of what rounding changes over its own.
+    The error of a matrix is the squared norm of the rounding change divided by the squared norm of the matrix.
     """
     about = base.measured(phase, model)
     about |= {"perplexity": math.exp(about["loss"])} if "loss" in about else {}
@@ -63,10 +67,10 @@ def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
 
 
 def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
-    """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
+    """Return the model of the preceding phase in the shape of this phase, with a checkpoint of step 0.
 
-    It is None on all processes but the first. What that shape has beside the weights that are there are gains of
-    norms. Raises Refused when the shapes differ in anything else.
+    Return None on all processes except the first. New weights are the gains of SubLN norms. Raises Refused when the
+    shapes differ in more than SubLN and rounding.
     """
     if not phase.ranks.is_first:
         return None
@@ -81,7 +85,7 @@ def model_converted(phase: PhaseRun) -> tuple[Decoder, Checkpoint] | None:
 
 
 class WithState(Source):
-    """A source beside which checkpoints hold what the objective remembers of earlier steps."""
+    """A data source that stores the state of the objective in checkpoints."""
 
     def __init__(self, source: Source, objective: Bits) -> None:
         self.source, self.objective = source, objective

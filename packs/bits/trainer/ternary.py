@@ -1,8 +1,8 @@
-"""Matrices of 1.58 bits: weights are -1, 0 or 1 times a scale, what they multiply is rounded to 8 bits.
+"""Ternary linear layers: weights round to -1, 0 or 1 times a scale, and activations round to 8 bits.
 
-In: activations, float32 master weights. Out: the product of what both are rounded to; gradients pass the rounding as
-if it were not there. Scales are computed in float32, whatever the activations are. Sources: Ma et al., arXiv
-2402.17764 (BitNet b1.58: absmean weights, absmax activations); the Haar bands are a definition of our own.
+A layer maps activations and float32 master weights to the product of both rounded operands. Gradients pass the rounding
+unchanged (straight-through). Scales are computed in float32 for activations of every dtype. Sources: Ma et al., arXiv
+2402.17764 (BitNet b1.58: absmean weights, absmax activations); the Haar bands are a definition of this project.
 """
 
 import math
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from packs.bits.records.bitnet_layouts import PER_BYTE
 from trainer.records.model_config import Ternary
 
-LEAST = 1e-5  # smallest scale: a matrix or a token of zeros is divided by it
+LEAST = 1e-5  # lower bound of scales; avoids division by zero for an all-zero matrix or token
 
 
 def ternary(weight: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the symbols -1, 0, 1 of a matrix (M, K), in float32, and its scales, (1, 1) or (M, 1).
+    """Return the symbols -1, 0, 1 of a matrix (M, K) as float32, and the scales, (1, 1) or (M, 1).
 
-    The scale is the mean of the absolute values; what is at most half of it becomes 0, as rounding is half to even.
+    The scale is the mean absolute value of the matrix, or of each row with `per_row`. Values of at most half the scale
+    become 0, because rounding is half to even.
     """
     wide = weight.float()
     scale = wide.abs().mean(dim=(1,) if per_row else (0, 1), keepdim=True).clamp_(min=LEAST)
@@ -28,7 +29,7 @@ def ternary(weight: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def pack(symbols: Tensor) -> Tensor:
-    """Return uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
+    """Pack symbols -1, 0, 1 (M, K) into uint8 (M / 4, K); a byte holds four rows that are M / 4 apart."""
     quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
     packed = quarters[0].clone()
     for place, rows in enumerate(quarters[1:], 1):
@@ -37,16 +38,17 @@ def pack(symbols: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """Return symbols (M, K), float32, of uint8 (M / 4, K): the reverse of `pack`."""
+    """Unpack uint8 (M / 4, K) into float32 symbols (M, K), the inverse of `pack`."""
     return torch.cat([((packed >> (2 * place)) & 3) for place in range(PER_BYTE)]).float() - 1
 
 
 def masters(symbols: Tensor, scale: float) -> Tensor:
-    """Return a matrix (M, K), float32, that `ternary` rounds to these symbols and this scale.
+    """Return a float32 matrix (M, K) that `ternary` rounds to the given symbols and scale.
 
-    With a share p of symbols that are not 0, the mean of absolute values is the scale where they are scale / p; none
-    of those is below the scale, so that each rounds to its symbol. The masters that the model was trained with are
-    gone. Raises ValueError where the numbers are no symbols, or the scale is none.
+    Let p be the share of non-zero symbols. Non-zero entries of size scale / p have the mean absolute value p * scale /
+    p = scale over the whole matrix, and round to their symbols because scale / p >= scale. The masters from training
+    cannot be recovered. Raises ValueError for numbers other than -1, 0, 1, and for a scale that is not positive and
+    finite.
     """
     if not (symbols.abs().eq(1) | symbols.eq(0)).all():
         raise ValueError("its numbers are not all -1, 0 or 1")
@@ -57,22 +59,22 @@ def masters(symbols: Tensor, scale: float) -> Tensor:
 
 
 def haar(x: Tensor) -> Tensor:
-    """Return the sums, then the differences, of neighbours along the last dimension, which is even, over sqrt(2).
+    """Return the sums, then the differences, of neighbours along the last (even) dimension, divided by sqrt(2).
 
-    The transform is orthonormal: lengths and products of vectors stay.
+    The transform is orthonormal: lengths and dot products of vectors are preserved.
     """
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.cat((even + odd, even - odd), dim=-1) * 0.5**0.5
 
 
 def inverse_haar(x: Tensor) -> Tensor:
-    """Undo `haar`."""
+    """Invert `haar`."""
     low, high = x.chunk(2, dim=-1)
     return torch.stack((low + high, low - high), dim=-1).flatten(-2) * 0.5**0.5
 
 
 def rounded_weight(weight: Tensor, how: Ternary) -> Tensor:
-    """Return a matrix (M, K) rounded, float32: symbols times scales, each Haar band by itself if asked."""
+    """Return a matrix (M, K) rounded to symbols times scales, in float32; with `haar`, round each band separately."""
     if not how.haar:
         symbols, scale = ternary(weight, how.per_row)
         return symbols * scale
@@ -81,11 +83,14 @@ def rounded_weight(weight: Tensor, how: Ternary) -> Tensor:
 
 
 class RoundedActivations(torch.autograd.Function):
-    """Rounding to 8 bits with one scale for each token; its gradient is that of doing nothing."""
+    """Round activations to 8 bits with a scale per token; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx, x: Tensor, share: Tensor | None) -> Tensor:
-        """Return x (..., K), rounded; share: () how much of the way to the rounded values, None = all of it."""
+        """Return x (..., K) rounded.
+
+        `share` is a scalar tensor: 0 keeps x, 1 rounds fully, values between interpolate; None rounds fully.
+        """
         wide = x.float()
         gain = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp_(min=LEAST)
         near = (wide * gain).round_().clamp_(-128, 127).div_(gain)
@@ -97,13 +102,13 @@ class RoundedActivations(torch.autograd.Function):
 
 
 class RoundedWeight(torch.autograd.Function):
-    """A matrix on its way to what `rounded_weight` makes of it; its gradient is that of doing nothing."""
+    """Move a matrix toward the output of `rounded_weight`; the gradient passes unchanged."""
 
     @staticmethod
     def forward(
         ctx, weight: Tensor, how: Ternary, share: Tensor | None, exact: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """Return the weight, rounded; exact: (K,) bool, columns that stay as they are."""
+        """Return the rounded weight in `dtype`; columns marked in `exact` (K,), bool, stay unrounded."""
         near = rounded_weight(weight, how)
         if exact is not None:
             near = torch.where(exact, weight.float(), near)
@@ -115,19 +120,19 @@ class RoundedWeight(torch.autograd.Function):
 
 
 class TernaryLinear(nn.Linear):
-    """A matrix without bias whose float32 weights are the masters of ternary ones.
+    """A linear layer without bias that keeps float32 master weights and computes with ternary weights.
 
-    While gradients are made, `share` and `exact` may hold back some of the rounding; without them, and wherever no
-    gradients are made, everything is rounded. In `eval` the rounded matrix is made once and kept.
+    During training with gradients, `share` and `exact` can weaken the rounding; otherwise the layer rounds fully. In
+    `eval` mode the layer rounds the matrix once and caches the result.
     """
 
-    share: Tensor | None = None  # () from 0, nothing is rounded, to 1: the same for all layers, set before a step
-    exact: Tensor | None = None  # (K,) bool: columns that are not rounded
+    share: Tensor | None = None  # () from 0 (no rounding) to 1 (full); shared by all layers, set before each step
+    exact: Tensor | None = None  # (K,) bool: columns that stay unrounded
 
     def __init__(self, inputs: int, outputs: int, how: Ternary) -> None:
         super().__init__(inputs, outputs, bias=False)
         self.how = how
-        self.kept: tuple[int, Tensor] | None = None  # version of the weight, and its rounded values
+        self.kept: tuple[int, Tensor] | None = None  # version of the weight, and the rounded weight
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -136,7 +141,7 @@ class TernaryLinear(nn.Linear):
         return F.linear(RoundedActivations.apply(x, None), self.rounded().to(x.dtype))
 
     def rounded(self) -> Tensor:
-        """Return the rounded weight, float32."""
+        """Return the rounded weight in float32; `eval` mode caches the result until the weight changes."""
         if self.training:
             return rounded_weight(self.weight.detach(), self.how)
         version = self.weight._version
@@ -151,11 +156,11 @@ class TernaryLinear(nn.Linear):
 
 
 def layers_of(model: nn.Module) -> dict[str, TernaryLinear]:
-    """Return the ternary matrices of a model by the names of their modules."""
+    """Return the ternary layers of a model by module name."""
     return {name: one for name, one in model.named_modules() if isinstance(one, TernaryLinear)}
 
 
 def relative_error(weight: Tensor, how: Ternary) -> float:
-    """Return the squared length of what rounding changes in a matrix over that of the matrix."""
+    """Return the squared norm of the rounding error of a matrix divided by the squared norm of the matrix."""
     wide = weight.float()
     return float((rounded_weight(weight, how) - wide).square().sum() / wide.square().sum().clamp(min=1e-30))
