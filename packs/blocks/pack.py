@@ -1,4 +1,4 @@
-"""The pack `blocks`: models that answer in blocks of tokens, by block diffusion."""
+"""The pack `blocks`: training and decoding of models that answer in blocks, by block diffusion."""
 
 from store.packs import Pack
 

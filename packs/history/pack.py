@@ -1,4 +1,4 @@
-"""The pack `history`: a run once more from its receipt, and a run as plain files."""
+"""The pack `history`: repeat a run from the receipt, or export a run as plain files."""
 
 from store.packs import CommandEntry, Pack
 

@@ -1,4 +1,4 @@
-"""The pack `imports`: checkpoint folders of other trainers, as models that our phases go on with."""
+"""The pack `imports`: checkpoint folders of other trainers as starting points of our phases."""
 
 from store.packs import Pack
 

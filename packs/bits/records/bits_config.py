@@ -123,6 +123,8 @@ class BitsPhaseConfig(PhaseConfig):
 
     @property
     def can_pack(self) -> bool:
-        """Return whether conversations may share a row; False with the relations loss, which compares all tokens of a
-        row."""
+        """Return whether conversations may share a row; the relations loss forbids sharing.
+
+        The relations loss compares all tokens of a row.
+        """
         return super().can_pack and not (self.bits and self.bits.relations)

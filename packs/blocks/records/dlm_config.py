@@ -1,4 +1,4 @@
-"""The configuration of the phase dlm, as a frozen record. Light: no torch."""
+"""Configuration of the phase dlm, as a frozen record. Light to import: no torch."""
 
 import math
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import newer
 from trainer.records.model_config import ModelConfig
 
-ROWS = 64  # a whole number of times: matrices of other heights are multiplied slowly
+ROWS = 64  # vocabulary heights are multiples of 64; other heights multiply slowly
 
 
 @dataclass(frozen=True, kw_only=True)
 class DlmConfig(PhaseConfig):
-    """The phase dlm: its blocks beside what every phase has."""
+    """Config of the phase dlm: the phase config with block settings."""
 
     blocks: BlocksConfig | None = newer(None)
-    """The blocks in which the model learns to decode."""
+    """Block settings for training and decoding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,12 +36,12 @@ class DlmConfig(PhaseConfig):
 
     @property
     def can_pack(self) -> bool:
-        """Return False: a row is cut into the blocks of one conversation."""
+        """Return False: a row holds the blocks of a single conversation."""
         return False
 
     @property
     def views(self) -> int:
-        """Return the number of times each token of a row goes through the model: clean, and masked twice."""
+        """Return 3, the passes of each token through the model: clean, and in two masked views."""
         return 3
 
     @property
@@ -49,15 +49,15 @@ class DlmConfig(PhaseConfig):
         return True
 
     def fitting(self, sequence_len: int) -> int:
-        """Return the longest length that is no longer, in whole blocks."""
+        """Return the largest multiple of the block size that is at most `sequence_len`."""
         return sequence_len - sequence_len % self._blocks.block_size
 
     def with_vocabulary(self, known: int) -> "DlmConfig":
-        """Return the same for a tokenizer of `known` ids, whose model has room for the mask."""
+        """Return a copy for a tokenizer of `known` ids, with a model that has room for the mask."""
         return replace(self, model=with_mask(self.model, self._blocks, known))
 
     def sized(self, sizes: Mapping[str, int]) -> PhaseConfig:
-        """Return the same with the sizes that BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS say. Raises ConfigError."""
+        """Return a copy with the sizes BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS. Raises ConfigError."""
         config = self
         if size := sizes.get("block_size", 0):
             pieces = math.gcd(size, self._blocks.sub_block_size)
@@ -66,7 +66,7 @@ class DlmConfig(PhaseConfig):
         if batch_size or grad_accum:
             passes = grad_accum or max(1, config.rows // config.turns // config.micro_rows)
             micro_rows = batch_size or config.micro_rows
-            rows = micro_rows * passes * config.turns  # conversations of ours share a sequence
+            rows = micro_rows * passes * config.turns  # a sequence holds `turns` conversations
             config = replace(config, micro_rows=micro_rows, rows=rows, fit=not batch_size)
         if tokens := sizes.get("tokens", 0):
             each = config.rows // config.turns * config.sequence_len
@@ -75,9 +75,9 @@ class DlmConfig(PhaseConfig):
 
 
 def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelConfig:
-    """Return the shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
+    """Return the shape with room for the mask, which takes the first id after the `known` ids of the tokenizer.
 
-    Where a model has rows to spare, they do; else it gets some.
+    A model with spare rows keeps its size; otherwise the number of rows grows to the next multiple of 64.
     """
     if known < config.vocab_size:
         rows = config.vocab_size

@@ -1,10 +1,10 @@
-"""Models that decode in blocks, for code without torch."""
+"""Torch-free part of block-decoding models."""
 
 from trainer.records.model_config import ModelConfig, ModelFeature
 
 
 class BlocksFeature(ModelFeature):
-    """See `ModelConfig.blocks`."""
+    """The model feature `blocks`; see `ModelConfig.blocks`."""
 
     about = "decodes in blocks"
     engine = "torch"

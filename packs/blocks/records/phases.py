@@ -1,4 +1,4 @@
-"""The phase dlm: a model that answers from left to right learns to answer in blocks. No torch."""
+"""The phase record of dlm: a left-to-right chat model is trained to answer in blocks. No torch."""
 
 from trainer.records.phase import TALK, Phase
 

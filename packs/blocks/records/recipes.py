@@ -1,4 +1,4 @@
-"""The phase dlm of every profile. Light to import."""
+"""The dlm recipe of every profile. Light to import."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ SMALL = ("smoke", "smoke_bits", "tiny")
 
 
 def phases(profile: Profile) -> Mapping[str, PhaseConfig]:
-    """Return dlm: on the conversations of sft, in blocks that are learnt at the rate at which base ended."""
+    """Return the phase dlm on the conversations of sft, with reduced steps and blocks for small profiles."""
     sft = profile.phases["sft"]
     if profile.name not in SMALL:
         schedule = ScheduleConfig(warmup_steps=10, decay=0.2)

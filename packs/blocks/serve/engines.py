@@ -1,4 +1,4 @@
-"""The engine that computes with models that decode in blocks."""
+"""Serving engine for block-decoding models."""
 
 from serve.model_kinds import ModelKind
 

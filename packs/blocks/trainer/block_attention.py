@@ -1,10 +1,9 @@
-"""Attention for training in blocks: clean tokens, and noisy copies of some of their blocks, in one sequence.
+"""Attention for block training: clean tokens followed by noisy copies of some blocks, in one sequence.
 
-In: queries, keys and values of [clean | copies], and which block of the clean tokens each block of the sequence stands
-for. Out: what attention gives. One rule says who sees whom: a query sees its own block, both ways, and the clean blocks
-before the block that it stands for. On a GPU that goes through flex attention, on a CPU through products of matrices
-that leave out what nobody sees; `dense` is the same as a plain mask. Source of the rule: Wu et al., arXiv 2509.26328,
-section 3; the copies of both views share one clean half here.
+Inputs are queries, keys and values of [clean | copies], and the clean block behind each block of the sequence. A query
+attends to all tokens of the same block, and to the clean blocks before the clean counterpart of the block. GPUs use
+flex attention; CPUs use matrix products that skip invisible keys; `dense` expresses the same rule as a plain mask.
+Source of the rule: Wu et al., arXiv 2509.26328, section 3; here both views share the clean half.
 """
 
 from collections.abc import Iterator
@@ -18,35 +17,35 @@ from torch import Tensor
 from trainer.memory import SQUARES
 from trainer.model.attention import OwnAttention, block_masks, flex
 
-PARTS = 4  # parts of the clean queries: the last of them meets all clean keys, the first a quarter
+PARTS = 4  # parts of the clean queries; part i of 4 meets at most i quarters of the clean keys
 
 
 @dataclass(frozen=True)
 class Views(OwnAttention):
-    """The inputs of attention over a sequence of clean tokens followed by copies of their blocks."""
+    """Attention over a sequence of clean tokens followed by copies of blocks."""
 
     numbers: Tensor
-    """(B, M) int64: the clean block that each block of the sequence stands for; those of the clean tokens come first,
-    0, 1, ...; -1 = a copy of none, which sees itself alone."""
+    """(B, M) int64: the clean block behind each block of the sequence. The clean blocks come first as 0, 1, ...; -1
+    marks a padding block, which attends only within itself."""
     block_size: int
     num_clean: int
-    """Tokens; the rest of the sequence is copies."""
+    """Number of clean tokens; the rest of the sequence is copies."""
     flex: Any = None
-    """The same as a block mask of flex attention, made once for all layers; None = not on a GPU."""
+    """The same mask as a block mask of flex attention, built once for all layers; None = not on a GPU."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, self)
 
 
 def views(numbers: Tensor, block_size: int, num_clean: int) -> Views:
-    """Return the mask of a sequence, for `attend`."""
+    """Return the mask of a sequence for `attend`; on a GPU, also build the flex block mask."""
     return Views(
         numbers, block_size, num_clean, _block_mask(numbers, block_size, num_clean) if numbers.is_cuda else None
     )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
-    """Return (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
+    """Return attention outputs (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
     shared = q.shape[1] // k.shape[1]
     if mask.flex is not None:
         return flex(True)(q, k, v, block_mask=mask.flex, enable_gqa=shared > 1)
@@ -58,7 +57,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
 
 
 def dense(mask: Views) -> Tensor:
-    """Return bool (B, 1, S, S), True where a query (row) may look."""
+    """Return bool (B, 1, S, S), True where a query (row) attends to a key (column)."""
     size, numbers = mask.block_size, mask.numbers
     at = torch.arange(numbers.shape[1] * size, device=numbers.device)
     itself = at[:, None] // size == at[None, :] // size
@@ -78,17 +77,17 @@ def _block_mask(numbers: Tensor, size: int, num_clean: int) -> Any:
 
 
 class InBlocks(torch.autograd.Function):
-    """The same for a CPU, part by part.
+    """Memory-saving attention on a CPU, computed part by part.
 
-    Every query meets the D keys of its own block, and the clean keys up to the last that one of its part may see.
+    A query meets the `size` keys of the same block, and the clean keys up to the last key visible in the part.
 
-    Kept for the way back: what came in, the answer, one number per query; scores are made again, as in
+    The backward pass keeps the inputs, the output and a log-sum-exp per query, and recomputes the scores, as in
     `trainer.model.attention.InParts`.
     """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: int, num_clean: int) -> Tensor:
-        """Return (B, H, S, D), the heads of a token side by side in memory.
+        """Return (B, H, S, D), stored with the heads of a token adjacent in memory.
 
         q, k, v (B, H, S, D); numbers (B, M).
         """
@@ -137,9 +136,9 @@ class InBlocks(torch.autograd.Function):
 
 
 def parts_of(length: int, num_clean: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first and last of the queries that are worked on together, and how many clean keys they meet.
+    """Yield (start, end, seen): the query range of each part, and the number of clean keys in reach.
 
-    All are whole blocks.
+    All three are multiples of `size`.
     """
     blocks = num_clean // size
     for number in range(PARTS):
@@ -151,23 +150,23 @@ def parts_of(length: int, num_clean: int, size: int) -> Iterator[tuple[int, int,
 
 
 def scores_of(q: Tensor, k: Tensor, start: int, end: int, seen: int, size: int) -> Tensor:
-    """Return (N, end - start, seen + size): products with the clean keys, then with those of each query's own block."""
+    """Return scores (N, end - start, seen + size) against the clean keys, then against the query's own block."""
     part = q[:, start:end]
     blocks = part.reshape(-1, size, q.shape[-1]) @ k[:, start:end].reshape(-1, size, q.shape[-1]).mT
     return torch.cat((part @ k[:, :seen].mT, blocks.view(len(q), end - start, size)), dim=-1)
 
 
 def in_block(weights: Tensor, x: Tensor, size: int, turned: bool = False) -> Tensor:
-    """Return (N, T, D): weights (N, T, size) of each token for those of its own block, times x (N, T, D).
+    """Multiply weights (N, T, size), from each token to its block, with x (N, T, D); return (N, T, D).
 
-    turned: of those of its own block for each token.
+    With `turned`, transpose the weights within each block.
     """
     squares = weights.reshape(-1, size, size)
     return ((squares.mT if turned else squares) @ x.reshape(-1, size, x.shape[-1])).view(x.shape)
 
 
 def hide(scores: Tensor, numbers: Tensor, heads: int, start: int, end: int, seen: int, size: int, value: float) -> None:
-    """Fill in the value where a query may not look at a clean key."""
+    """Fill `value` into the scores of clean keys that a query may not attend to."""
     blocks = torch.arange(seen // size)
     hidden = blocks[None, None, :] >= numbers[:, start // size : end // size, None]  # (B, m, blocks)
     hidden = hidden.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)

@@ -1,11 +1,11 @@
-"""Tokens out of a model that was trained in blocks: several at each forward pass, as many as it is sure of.
+"""Block-wise decoding: each forward pass finalises every token above a probability threshold.
 
-In: prompts as ids. Out: ids, as they become final: those before which nothing is open any more. A block begins as masks
-and is filled piece by piece (sub-blocks), from left to right; at each pass the tokens of a piece that are probable
-enough are taken, and always the likeliest one. Blocks before it lie in a cache: attention across blocks goes backwards
-only, so that they never change. The pass that writes a finished block into the cache is the first one of the block
-after it, whose first token it predicts from what is final: that one is always taken, too.
-Source: Wu et al., Fast-dLLM v2, arXiv 2509.26328, section 3.3, which has a pass of its own for each finished block.
+Decoding maps prompts (ids) to answer ids, which are yielded as soon as no masked position precedes them. A block starts
+as masks and is filled sub-block by sub-block, from left to right. Each pass takes the tokens of the sub-block above the
+threshold, and always the most probable token. Earlier blocks stay in a key-value cache, valid because attention across
+blocks is causal. The pass that writes a finished block into the cache is also the first pass of the next block. The
+finished block predicts the first token of the next block, so the first token is always taken. Source: Wu et al.,
+Fast-dLLM v2, arXiv 2509.26328, section 3.3, which spends a separate pass on each finished block.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ from trainer.records.blocks_config import BlocksConfig
 
 
 class BlockCache(Kept):
-    """Keys and values of every layer, each at the place of its token; `at` says where those of a pass belong."""
+    """Key-value cache of all layers, indexed by token position; `at` holds the positions of the current pass."""
 
     def __init__(self, model: Decoder, rows: int, capacity: int) -> None:
         config = model.config
@@ -33,31 +33,31 @@ class BlockCache(Kept):
         self.end = 0
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, KV, W, D) of a pass, and give all up to the last one that it may look at."""
+        """Write k and v (B, KV, W, D) of a pass; return the keys and values of all positions before `end`."""
         row = torch.arange(len(self.at), device=self.at.device)[:, None]
         self.keys[layer][row, :, self.at] = k.transpose(1, 2)
         self.values[layer][row, :, self.at] = v.transpose(1, 2)
         return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
 
     def advance(self, count: int) -> None:
-        """Do nothing: the place of a pass is set before it."""
+        """Ignore the count; `Decoding` sets the positions before each pass."""
 
     def keep(self, rows: Tensor) -> None:
-        """Forget the others."""
+        """Keep only the given rows of the cache."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
 
 @dataclass
 class Row:
-    """One answer on its way."""
+    """Decoding state of one answer."""
 
     number: int
     start: int
-    """Number of tokens of the prompt."""
+    """Number of prompt tokens."""
     block: int
-    """Index of the block that is being filled."""
+    """Index of the block in progress."""
     told: int
-    """Number of final tokens that were given out, with those of the prompt."""
+    """Number of final tokens yielded so far, including the prompt."""
     written: int = 0
     """Number of blocks in the cache."""
     is_done: bool = False
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass
 class Decoding:
-    """Many prompts side by side, each answered as it would be alone. `passes` counts the forward passes of each."""
+    """Batched decoding of prompts, independent of each other; `passes` counts the forward passes per prompt."""
 
     model: Decoder
     prompts: Sequence[Sequence[int]]
@@ -75,7 +75,7 @@ class Decoding:
     top_k: int = 0
     generator: torch.Generator | None = None
     threshold: float | None = None
-    """Replaces the model's threshold."""
+    """Override of the model's probability threshold; None = the threshold of the model."""
     passes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,11 @@ class Decoding:
         self.passes = [0] * len(self.prompts)
 
     def __iter__(self) -> Iterator[list[list[int]]]:
-        """Yield after each pass the new final ids of each prompt; one of `stop` is the last of its answer."""
+        """Yield the new final ids of each prompt after each pass; an answer ends with an id of `stop`.
+
+        Prompts that fill the whole context get no ids. An answer also ends after `max_new` ids or at the end of the
+        context.
+        """
         size, device = self.blocks.block_size, self.model.head.device
         room = self.model.config.max_position_embeddings // size * size
         rows = [Row(n, len(one), len(one) // size, len(one)) for n, one in enumerate(self.prompts) if len(one) < room]
@@ -105,15 +109,15 @@ class Decoding:
                     found[row.number] = self._advance(row, line)
             yield found
             going = [place for place, row in enumerate(rows) if not row.is_done]
-            if len(going) <= 0.75 * len(rows):  # finished rows are computed along, until it is worth leaving them out
+            if len(going) <= 0.75 * len(rows):  # drop finished rows once a quarter is done
                 kept = torch.tensor(going, dtype=torch.int64, device=device)
                 ids, rows = ids[kept], [rows[place] for place in going]
                 cache.keep(kept)
 
     def _states(self, ids: Tensor, rows: Sequence[Row], cache: BlockCache) -> Tensor:
-        """Return (B, size, d): for each place of each row's block, the hidden state that predicts its token.
+        """Return the hidden states (B, size, d) that predict each position of the current block of each row.
 
-        Read are the blocks that are not in the cache, up to the one that is being filled.
+        The pass reads the blocks that are missing in the cache, up to the current block.
         """
         size, device = self.blocks.block_size, ids.device
         width = size * max(row.block + 1 - row.written for row in rows)
@@ -124,20 +128,20 @@ class Decoding:
         mask = seen[None, None, :] // size <= places[:, :, None] // size
         hidden = self.model.hidden(ids.gather(1, places), cache, at=self.model.positions(places, mask[:, None]))
         first = torch.tensor([row.block * size - start for row, start in zip(rows, starts, strict=True)], device=device)
-        before = (first[:, None] + torch.arange(size, device=device) - 1).clamp(min=0)  # a first place that is final
+        before = (first[:, None] + torch.arange(size, device=device) - 1).clamp(min=0)  # first position 0 is final
         for row in rows:
             row.written = row.block
         return hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
     def _fill(self, ids: Tensor, rows: Sequence[Row], states: Tensor) -> None:
-        """Write the tokens that are sure enough into `ids`."""
+        """Write the tokens above the threshold, and the most probable token of each row, into `ids`."""
         size, device, mask_id = self.blocks.block_size, ids.device, self.blocks.mask_id
         inside = torch.arange(size, device=device)
         places = torch.tensor([row.block * size for row in rows], device=device)[:, None] + inside
         starts = torch.tensor([row.start for row in rows], device=device)[:, None]
         block = ids.gather(1, places)
         ends = torch.isin(block, torch.tensor(sorted(self.stop), dtype=block.dtype, device=device)) & (places >= starts)
-        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # nothing after the end is filled
+        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # positions after a stop id stay masked
         is_open &= torch.tensor([not row.is_done for row in rows], device=device)[:, None]
         piece = inside // self.blocks.sub_block_size
         first = is_open.int().argmax(dim=1, keepdim=True)
@@ -147,7 +151,7 @@ class Decoding:
             return
         logits = F.linear(states[at[:, 0], at[:, 1]], self.model.head.to(self.model.compute_dtype)).float()
         logits = capped(logits, self.model.shape.softcap)
-        logits[:, mask_id:] = float("-inf")  # no text has these ids
+        logits[:, mask_id:] = float("-inf")  # the mask and unused ids never occur in text
         tokens, sure = self._choose(logits)
         surety = torch.full(block.shape, -1.0, device=device)
         surety[at[:, 0], at[:, 1]] = sure
@@ -159,12 +163,15 @@ class Decoding:
         ids.scatter_(1, places, torch.where(taken, chosen, block))
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids (N,) for fp32 logits (N, V), and how probable the model holds them, however they were drawn."""
+        """Choose ids (N,) from float32 logits (N, V); return ids and model probabilities.
+
+        The probabilities come from the unmodified logits, independent of temperature and top-k.
+        """
         tokens = choose(logits, self.temperature, self.top_k, self.generator)
         return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:
-        """Record what has become final; return the new ids."""
+        """Advance the state of a row over the newly final tokens; return the new ids."""
         size, before = self.blocks.block_size, row.told
         while row.told < min(len(line), row.start + self.max_new) and line[row.told] != self.blocks.mask_id:
             row.told += 1

@@ -1,8 +1,8 @@
-"""The likelihood of tokens under a model that decodes in blocks, one by one from left to right, as for other models.
+"""Token likelihood under a block-decoding model, token by token from left to right, as for causal models.
 
-In: ids, the usual targets. Out: nats. A token is predicted where decoding would, had it taken all before it and nothing
-after: out of a copy of its block that is masked from the token on. So each of the D places of a block takes a pass of
-its own over the blocks that hold such a target.
+`block_nats` maps ids and targets to nats. A token is predicted as in decoding with all earlier tokens final: from a
+copy of the block with masks from the token onwards. So each of the `block_size` positions takes a separate forward pass
+over the blocks with a target at the position.
 """
 
 import torch
@@ -16,19 +16,19 @@ from trainer.model.losses import capped
 
 @torch.inference_mode()
 def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats of each target, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    """Return the nats of each target, float32 (B, T), 0 for a target of -1; ids and targets are (B, T)."""
     blocks = model.config.blocks
     assert blocks is not None, "this model does not decode in blocks"
     size, (rows, length) = blocks.block_size, ids.shape
     ids = F.pad(ids, (0, -length % size))
     clean = torch.arange(ids.shape[1], device=ids.device).expand(rows, -1)
-    place = torch.arange(1, length + 1, device=ids.device)  # place that each target predicts
+    place = torch.arange(1, length + 1, device=ids.device)  # position predicted by each target
     found, weight = torch.zeros(targets.shape, device=ids.device), model.head.to(model.compute_dtype)
     for offset in range(size):
         row, at = ((targets != IGNORED) & (place % size == offset)).nonzero().unbind(1)
         if not len(row):
             continue
-        if offset == 0:  # the first of a block, told by the clean token before it
+        if offset == 0:  # the clean token before a block predicts the first token
             numbers = clean[:, ::size] // size
             hidden = model.hidden(ids, at=model.positions(clean, views(numbers, size, ids.shape[1])))[row, at]
         else:
@@ -39,14 +39,14 @@ def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 def _out_of_copies(model: Decoder, ids: Tensor, row: Tensor, block: Tensor, offset: int) -> Tensor:
-    """Return the states that predict the token at `offset` of block number `block` (N,) in each `row` (N,): (N, d).
+    """Return states (N, d) that predict the token at `offset` of block `block` (N,) in row `row` (N,).
 
-    The rows are in ascending order; ids (B, T) are whole blocks.
+    The values of `row` are ascending; ids (B, T) are whole blocks.
     """
     blocks = model.config.blocks
     assert blocks is not None
     size, (rows, length) = blocks.block_size, ids.shape
-    order = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # of its row's
+    order = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # index within the row
     live = torch.full((rows, int(order.max()) + 1), -1, device=ids.device)
     live[row, order] = block
     known = live.clamp(min=0)[:, :, None].expand(-1, -1, size)

@@ -1,4 +1,4 @@
-"""Models that decode in blocks in torch: their answers, and the likelihood of text under them."""
+"""Torch hooks of block-decoding models: decoding, and the likelihood of text."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -13,7 +13,7 @@ from trainer.records.model_config import ModelConfig
 
 
 class BlocksHooks(ModelHooks):
-    """See `ModelConfig.blocks`."""
+    """Hooks of the feature `blocks`; see `ModelConfig.blocks`."""
 
     def align(self, config: ModelConfig) -> int:
         return config.blocks.block_size if config.blocks else 1

@@ -1,7 +1,7 @@
-"""A model that knows one token more: the mask, which stands for what is not known yet.
+"""Initialisation of the mask token in a model that was trained without a mask token.
 
-In: the weights of a model that decodes from left to right. Out: the same, and a row for the mask: the mean of those
-that text has, so that it means nothing in particular. The shape is that of `DlmConfig.with_vocabulary`.
+The embedding row of the mask, and of all unused ids behind it, is the mean of the rows in use, and so has no particular
+meaning. `DlmConfig.with_vocabulary` defines the shape of the model.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,15 @@ from trainer.model.decoder import Decoder, unfilled
 
 
 def fill_smaller(model: Decoder, rows: int, fill: Callable[[Decoder], None]) -> None:
-    """Fill a model that has a mask with the weights of one that has none, and `rows` ids. `fill` fills the latter."""
+    """Fill `model`, which has a mask, with the weights of a model without a mask and with `rows` ids.
+
+    `fill` loads the smaller model. Rows from the mask id on become the mean of the rows before the mask id.
+    """
     assert model.config.blocks is not None
     ends = ["model.embed_tokens.weight", *([] if model.config.tie_word_embeddings else ["lm_head.weight"])]
     mine, width = model.state_dict(), model.config.hidden_size
     smaller = unfilled(replace(model.config, vocab_size=rows, blocks=None), model.compute_dtype)
-    shared = {name: one for name, one in mine.items() if name not in ends}  # filled where they are
+    shared = {name: one for name, one in mine.items() if name not in ends}  # filled in place
     smaller.load_state_dict({**shared, **{name: torch.empty(rows, width) for name in ends}}, assign=True)
     fill(smaller)
     theirs = smaller.state_dict()

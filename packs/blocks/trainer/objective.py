@@ -1,11 +1,11 @@
-"""The loss of block diffusion: every learnt token is predicted once, out of a copy of its block in which it is masked.
+"""The block diffusion loss: predict each target token once, from a copy of the block in which the token is masked.
 
-In: rows of ids, the usual targets, which tokens are masked in the first of two complementary views. Out: summed nats. A
-row becomes [clean | first view | second view]: the clean tokens are the same for both, so they are there once (three
-times the tokens instead of four), and only blocks that hold something to learn have copies. As in next-token training a
-token is predicted where the one before it stands; the first of a block where the clean one before it stands, which is
-where decoding takes it from. Source: Wu et al., Fast-dLLM v2, arXiv 2509.26328, section 3; its code predicts the first
-of a block, too, out of the copies.
+Inputs are rows of ids, the usual targets, and the mask of the first of two complementary views. The output is a sum of
+nats. A row becomes [clean | first view | second view]. Both views share the clean tokens, which takes three times the
+tokens instead of four, and only blocks with targets are copied. As in next-token training, the preceding position
+predicts a token. The preceding clean token predicts the first token of a block, as in decoding. Source: Wu et al.,
+Fast-dLLM v2, arXiv 2509.26328, section 3; the code of the paper also predicts the first token of a block from the
+copies.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from trainer.objectives import Batch
 from trainer.objectives.passes import counted_in
 from trainer.records.blocks_config import BlocksConfig
 
-LEAST = 1e-3  # share of a block's tokens that is masked in the first view; the rest is in the second
+LEAST = 1e-3  # minimum masked share of a block in the first view; the second view masks the rest
 
 
 def with_masks(
@@ -30,10 +30,10 @@ def with_masks(
 ) -> dict[str, np.ndarray]:
     """Return a batch for `BlockDiffusion`.
 
-    It has `ids` and `targets` (rows, T), `masked` (rows, T) uint8: those of the first view, `live` (rows, N) int64: the
-    numbers of the blocks with something to learn, -1 behind the last of a row.
+    The batch holds `ids` and `targets` (rows, T), `masked` (rows, T) uint8, the mask of the first view, and `live`
+    (rows, N) int64, the indices of blocks with targets, padded with -1.
 
-    Each block is masked with a probability of its own, uniform between 0.001 and 1.
+    Each block draws a mask probability, uniform between 0.001 and 1.
     """
     rows, length = ids.shape
     assert length % block_size == 0, f"{length} tokens are not whole blocks of {block_size}"
@@ -52,29 +52,29 @@ def with_masks(
 
 @dataclass(frozen=True)
 class Sequence:
-    """The model's input made of a batch, and the targets at each place."""
+    """The model input built from a batch, with the target of each position."""
 
     ids: Tensor
-    """(B, S): clean tokens, then the copies of the first view, then those of the second."""
+    """(B, S): clean tokens, then the copies of the first view, then the copies of the second view."""
     targets: Tensor
-    """(B, S): the id that the hidden state there predicts; -1 = none."""
+    """(B, S): the id predicted by the hidden state of each position; -1 = no target."""
     index: Tensor
     """(B, S): the position of each token in its row."""
     numbers: Tensor
-    """(B, S / block_size): the clean block that each block stands for."""
+    """(B, S / block_size): the clean block behind each block of the sequence."""
 
 
 def sequence(batch: Mapping[str, Tensor], config: BlocksConfig) -> Sequence:
-    """Lay a batch out. Its tensors are as `with_masks` says."""
+    """Build the sequence of a batch from `with_masks`."""
     ids, targets, live, size = batch["ids"], batch["targets"], batch["live"], config.block_size
     rows, length = ids.shape
     known = torch.full_like(ids, IGNORED)
-    known[:, 1:] = targets[:, :-1]  # at the token itself: -1, or its id
+    known[:, 1:] = targets[:, :-1]  # target of each token itself: the id, or -1
     at = live.clamp(min=0)
     none = (live < 0)[:, :, None]
 
     def copies(x: Tensor) -> Tensor:
-        """Return (B, N, size) of x (B, T)."""
+        """Gather the live blocks of x (B, T) as (B, N, size)."""
         return x.view(rows, -1, size).gather(1, at[:, :, None].expand(-1, -1, size))
 
     here, wanted, first = copies(ids), copies(known).masked_fill(none, IGNORED), copies(batch["masked"]).bool()
@@ -92,26 +92,27 @@ def sequence(batch: Mapping[str, Tensor], config: BlocksConfig) -> Sequence:
 
 
 class BlockDiffusion:
-    """See the module."""
+    """The objective of block diffusion; the module docstring defines the loss."""
 
     def __init__(self, config: BlocksConfig) -> None:
         assert config.mask_id >= 0, "the model has no mask token yet"
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """Return the number of tokens that are learnt."""
+        """Return the number of target tokens."""
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return summed nats, fp32 scalar; no other figures."""
+        """Return the summed loss in nats as a float32 scalar, and no figures."""
         one, size = sequence(batch, self.config), self.config.block_size
         mask = views(one.numbers, size, batch["ids"].shape[1])
         hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
         targets = one.targets.flatten()
-        # each target of the batch is one here too, so how many there are is known, and nobody has to ask the device
+        # Each target of the batch occurs exactly once in the sequence. The number of targets is therefore known without
+        # a device synchronisation.
         counted = (targets == IGNORED).byte().argsort(stable=True)[: len(counted_in(batch))]
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 
     def at(self, step: int) -> None:
-        """Do nothing: it does not hang on the step."""
+        """Ignore the step; the loss does not depend on the step."""

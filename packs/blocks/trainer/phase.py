@@ -1,4 +1,4 @@
-"""dlm: a model that answers from left to right learns to answer in blocks, on the same conversations."""
+"""The phase dlm: train a left-to-right chat model to answer in blocks, on the same conversations."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from trainer.parallel.process_group import Ranks
 from trainer.phases.conversations import talk_of
 from trainer.run import phase_run
 
-MASKS = 1  # beside the seed and the step, so that masks are no numbers that something else has drawn
+MASKS = 1  # seed word of mask draws, added to seed and step so that no other draw shares the stream
 
 
 def run(config: DlmConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train from the model of the phase before, publish; all that the first process knows of the result."""
+    """Train from the model of the preceding phase and publish; return the result record of the first process."""
     with phase_run(config, making, keeping, ranks) as phase:
         blocks = phase.config.model.blocks
         assert blocks is not None, "a configuration of dlm has them"

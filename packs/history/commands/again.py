@@ -1,4 +1,4 @@
-"""The command `inv again`: a run once more from its receipt."""
+"""The command `inv again`: repeat a run from the receipt."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,9 +70,9 @@ def _place(one: Receipt, out: str, number: int) -> Path:
 
 
 def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[str, bool | None]:
-    """Run the steps of a run here, in a store and a work folder of their own.
+    """Run the steps of a run on this machine, in a separate store and work folder under `folder`.
 
-    Return, by phase, whether its weights are the same bits; None where those of then are not there any more.
+    Return, by phase, whether the weights are bit-identical to the original weights; None if the originals are gone.
     """
     then, store = Store(one.store), Store(str(folder / "store"))
     receipt.carry_inputs(one, store)
@@ -82,7 +82,7 @@ def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[
         environ = {**receipt.environ_of(one, step), **work}
         local_step.run(step["name"], step["words"], step["config"], settings, quiet, environ)
         making: dict[str, Any] = step["config"]["making"]
-        if "keeping" in step["config"]:  # a phase
+        if "keeping" in step["config"]:  # the step is a phase
             before = receipt.weights(then, making["name"], making["fingerprint"])
             now = receipt.weights(Store(store_uri), making["name"], making["fingerprint"])
             found[step["name"]] = before == now if before else None

@@ -1,4 +1,4 @@
-"""The command `inv eject`: a run as plain files."""
+"""The command `inv eject`: export a run as plain files."""
 
 from dataclasses import dataclass
 from pathlib import Path

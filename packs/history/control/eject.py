@@ -1,8 +1,8 @@
-"""A run as plain files that need none of our commands: `inv eject`.
+"""Export of a run as plain files without Slipway commands, for `inv eject`.
 
-In: the receipt of a run. Out: a folder with `run.sh`, the configuration of each step, the code that they run, what they
-read, and the versions of what they are installed with. `sh run.sh` makes an environment, or takes `PYTHON`, and runs
-the steps one after another; what is done already is not done again.
+The receipt of a run becomes a folder with `run.sh`, the configuration of each step, the code and the inputs of the
+steps, and pinned requirements. `sh run.sh` creates an environment, or uses the interpreter in `PYTHON`, and runs the
+steps in order; finished steps are skipped.
 """
 
 import json
@@ -80,7 +80,10 @@ next, unless `deterministic` was set in the configuration of a phase."""
 
 
 def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
-    """Write the files into a new folder; return what they are. Raises UsageError, StoreError."""
+    """Write the files of a run into a new or empty folder; return the sorted names of the entries.
+
+    Raises UsageError for a folder with content and for a run without Slipway steps; StoreError from the copy of inputs.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is there, and not empty; name another one: --out FOLDER")
     if not one.steps:
@@ -109,20 +112,20 @@ def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
 
 
 def line_of(one: Receipt, step: Mapping[str, Any]) -> str:
-    """Return the line of the script that runs a step, with the variables that it had."""
+    """Return the script line of a step, with the recorded environment variables."""
     variables = [f"{name}={value}" for name, value in receipt.environ_of(one, step).items()]
     return f'{shlex.join(["step", step["name"], *variables])} "$PYTHON" {shlex.join(step["words"])}'
 
 
 def same_by(machines: Sequence[Mapping[str, Any]]) -> str:
-    """Return in words when the weights come out the same."""
+    """Return the README paragraph on the conditions for bit-identical weights."""
     if not machines or any(one["device"] != "cpu" for one in machines):
         return ELSEWHERE
     return ON_CPU.format(machine="; ".join(dict.fromkeys(map(receipt.machine_words, machines))))
 
 
 def requirements() -> Iterator[str]:
-    """Yield the requirements of the steps, as pip reads them."""
+    """Yield the requirements of the steps in pip format: pinned packages first, then unpinned packages of the group."""
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     wanted = {one.partition("==")[0] for one in environment.read_group(pyproject, "train")}
     pins = (ROOT / "constraints" / "train.txt").read_text(encoding="utf-8").splitlines()

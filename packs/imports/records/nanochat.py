@@ -1,8 +1,8 @@
-"""A checkpoint folder of nanochat, looked at without reading its weights. Light to import: no torch here.
+"""Inspection of nanochat checkpoint folders without reading the weights. Light to import: no torch.
 
-In: a folder with `model_<step>.pt` and `meta_<step>.json`, the tokenizer in it or where nanochat keeps it. Out: a
-`ModelConfig`, or ConfigError where our decoder cannot be that model. Source: nanochat's model and checkpoint manager as
-of October 2025; later ones have parts that no decoder of ours has.
+A folder holds `model_<step>.pt` and `meta_<step>.json`; the tokenizer lies in the folder or in the usual place of
+nanochat. `model_of` returns a `ModelConfig`, or raises ConfigError for a model unsupported by our decoder. Source:
+model and checkpoint manager of nanochat as of October 2025; later versions have unsupported parts.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ WEIGHTS = re.compile(r"model_(\d{1,9})\.pt")
 
 
 def newest(folder: Path) -> str:
-    """Return the name of the newest file of weights; "" where the folder is not nanochat's."""
+    """Return the name of the newest weights file; "" for a folder without nanochat weights."""
     found = [one for path in folder.glob("model_*.pt") if (one := WEIGHTS.fullmatch(path.name))]
     return max(found, key=lambda one: int(one[1]))[0] if found else ""
 
 
 def model_of(folder: Path, file: str) -> ModelConfig:
-    """Return the shape of the model. Raises ConfigError."""
+    """Return the model shape from the meta file beside `file`. Raises ConfigError."""
     path = folder / file.replace("model_", "meta_").replace(".pt", ".json")
     try:
         said = outside.load(path, outside.MIB).get("model_config")
@@ -69,14 +69,17 @@ def _refuse_later(path: Path, said: Mapping[str, Any]) -> None:
 
 
 def tokenizer_of(folder: Path) -> Path | None:
-    """Return the pickled tokenizer: in the folder, or where nanochat has it, beside the folders of all phases."""
+    """Return the path of the pickled tokenizer, or None without a tokenizer.
+
+    The file lies in `folder`, in `folder`/tokenizer, or in tokenizer/ beside the folders of all phases.
+    """
     above = folder.absolute().parents
     places = (folder, folder / "tokenizer", *[one / "tokenizer" for one in above[1:2]])
     return next((path for place in places if (path := place / "tokenizer.pkl").is_file()), None)
 
 
 def content_of(folder: Path, file: str) -> str:
-    """Return a digest of what is there: large files by their size and time."""
+    """Return a digest of the checkpoint: meta file by content; weights and tokenizer by name, size and mtime."""
     found = hashlib.sha256((folder / file.replace("model_", "meta_").replace(".pt", ".json")).read_bytes())
     for path in filter(None, (folder / file, tokenizer_of(folder))):
         stat = path.stat()

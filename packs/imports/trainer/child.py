@@ -1,7 +1,8 @@
-"""`python -m packs.imports.trainer.child`: reads the pickles of a nanochat checkpoint, and writes what is in them.
+"""The child process that reads the pickles of a nanochat checkpoint and writes a Hugging Face folder.
 
-In, on stdin: {"weights", "tokenizer", "out", "model"}; "" as weights or tokenizer = none. Out: config.json and
-model.safetensors, the files of the tokenizer, then {"problem"} on stdout, "" when all is done.
+Run as `python -m packs.imports.trainer.child`. stdin holds {"weights", "tokenizer", "out", "model"}, with "" for no
+weights or no tokenizer. The process writes config.json with model.safetensors, and the tokenizer files, then prints
+{"problem"} on stdout; "" means success.
 """
 
 import json
@@ -26,10 +27,10 @@ from trainer import tensor_file
 from trainer.config import ModelConfig
 from trainer.model.huggingface import shapes, written
 
-ROOM_BYTES = 2 << 30  # beside what the imports and three copies of the file take
+ROOM_BYTES = 2 << 30  # on top of the imports and three copies of the file
 CPU_S = 3600
 TOKENIZER_BYTES = 64 * outside.MIB
-UNSEEN = "_orig_mod."  # in front of every name that torch.compile has seen
+UNSEEN = "_orig_mod."  # prefix of names in torch.compile modules
 NAMES = {
     "attn.c_q": "self_attn.q_proj",
     "attn.c_k": "self_attn.k_proj",
@@ -41,11 +42,11 @@ NAMES = {
 
 
 class Unfit(Exception):
-    """The file is not a model or tokenizer that our decoder can represent."""
+    """The file is not a model or tokenizer supported by our decoder."""
 
 
 def main() -> None:
-    """Convert what stdin names."""
+    """Convert the files named in the JSON document on stdin, and print the result."""
     die_with(os.environ.pop(PARENT, ""))
     asked = json.loads(sys.stdin.read())
     out = Path(asked["out"])
@@ -65,18 +66,18 @@ def main() -> None:
 
 
 def limit(num_bytes: int) -> None:
-    """Bound what this process may take for a file of that size."""
+    """Limit memory, CPU time, core dumps and file sizes of this process for a file of `num_bytes` bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     most = taken + 3 * num_bytes + ROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * num_bytes + ROOM_BYTES,) * 2)  # bfloat16 becomes float32
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * num_bytes + ROOM_BYTES,) * 2)  # bfloat16 grows to float32
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, mapped from the disk. Raises Unfit."""
+    """Return the tensors of a checkpoint, memory-mapped. Raises Unfit."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -89,10 +90,10 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Return the same model under our names, float32; norms, which have no gains there, get gains of one.
+    """Return the tensors under our names in float32, with gains of one for norms, which nanochat lacks.
 
-    nanochat turns queries and keys the other way round, from the second half of a head to the first: where the halves
-    change places, ours is the same. Raises Unfit for tensors of another model.
+    nanochat rotates queries and keys in the opposite direction, from the second half of a head to the first. Swapping
+    the halves of each head gives our rotation. Raises Unfit for tensors that do not match the shape of `model`.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -122,7 +123,7 @@ def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Te
 
 
 def our_name(name: str) -> str:
-    """Return the name in our decoder of one of nanochat's; any other as it is."""
+    """Return our name for a tensor name of nanochat; return unknown names unchanged."""
     if name == "transformer.wte.weight":
         return "model.embed_tokens.weight"
     head, _, rest = name.removeprefix("transformer.h.").partition(".")
@@ -132,14 +133,14 @@ def our_name(name: str) -> str:
 
 
 class Encoding:
-    """A stand-in for tiktoken's class, which holds what a pickled tokenizer contains."""
+    """Stand-in for the tiktoken class of the same name; keeps the pickled state."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class OnlyEncodings(pickle.Unpickler):
-    """Knows one class by name, so that a pickle can call nothing."""
+    """An unpickler that resolves a single class, so that a pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) == ("tiktoken.core", "Encoding"):
@@ -148,7 +149,7 @@ class OnlyEncodings(pickle.Unpickler):
 
 
 def words_of(path: Path) -> list[bytes]:
-    """Return the bytes of each id but the specials'. Raises Unfit for a tokenizer that is not nanochat's."""
+    """Return the bytes of each token id except the special tokens. Raises Unfit for an incompatible tokenizer."""
     try:
         with outside.opened(path) as file:
             if os.fstat(file.fileno()).st_size > TOKENIZER_BYTES:
@@ -160,7 +161,7 @@ def words_of(path: Path) -> list[bytes]:
         is_whole = is_whole and all(type(word) is bytes for word in words)
     except Unfit:
         raise
-    except Exception as error:  # a pickle may hold anything
+    except Exception as error:  # a pickle may raise any exception
         raise Unfit(f"{path} is no tokenizer of nanochat: {str(error)[:200]}") from None
     if not is_whole or special != {name: len(words) + at for at, name in enumerate(SPECIALS)}:
         raise Unfit(f"{path}: its ids are not those of words and then {', '.join(SPECIALS)}")

@@ -1,7 +1,7 @@
-"""A checkpoint of nanochat -> a Hugging Face folder of our decoder, in a process with limits.
+"""Conversion of a nanochat checkpoint to a Hugging Face folder of our decoder, in a restricted child process.
 
-Its weights and its tokenizer are pickles, which can name any code of any module. So a process of its own reads them,
-which takes tensors and plain values and nothing else, has bounds of memory, time and files, and knows no secret.
+nanochat stores weights and tokenizer as pickles, which can execute arbitrary code. The child process accepts only
+tensors and plain values, runs with limits on memory, CPU time and file sizes, and inherits no secrets.
 """
 
 import contextlib
@@ -19,12 +19,15 @@ from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
 
 ROOT = Path(__file__).parents[3]
-START_S, BYTES_PER_S = 300.0, 20e6  # importing PyTorch on a busy machine; a slow disk, read and written
+START_S, BYTES_PER_S = 300.0, 20e6  # PyTorch import on a busy machine; throughput of a slow disk
 KNOWN = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
 
 
 def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
-    """Return `out`, which is made. Raises Refused in words."""
+    """Convert the weights and, if requested, the tokenizer of `folder` into `out`; return `out`.
+
+    Raises Refused with a readable reason.
+    """
     weights = folder / spec.file
     if not weights.is_file():
         raise Refused(f"{weights} is not on this machine; the model is imported where the steps run")
@@ -34,7 +37,10 @@ def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
 
 
 def convert_tokenizer(pickled: Path, out: Path) -> Path:
-    """Write the pickled tokenizer of nanochat as a folder `out`, which is made. Raises Refused in words."""
+    """Convert the pickled nanochat tokenizer to the new folder `out`; return `out`.
+
+    Raises Refused with a readable reason.
+    """
     _in_child(None, pickled, out, None)
     return out
 
