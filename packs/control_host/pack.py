@@ -1,4 +1,4 @@
-"""The pack `control_host`: an always-on machine of one's own that runs the commands and follows the runs."""
+"""The pack `control_host`: a user-owned always-on machine that runs the commands and follows the runs."""
 
 from store.packs import CommandEntry, Pack
 

@@ -1,9 +1,10 @@
-"""The first program of ours that runs on a control host: it makes the environment of the commands and becomes a module.
+"""First program of Slipway on a control host: builds the command environment and execs a module in the environment.
 
     python3 -m packs.control_host.agent.begin invoke --search-root . status
 
-In: the words after the interpreter. It lies in the code that was pushed there. Standard library and `infra.agent` only,
-and a grammar that Python 3.9 reads: the environment has a newer one.
+The program lies in the pushed code and takes the module and the words of the module as arguments. The source may use
+only the standard library and `infra.agent`, in a syntax that Python 3.9 parses, because the newer Python is in the
+environment.
 """
 
 import os
@@ -20,7 +21,7 @@ CODE = Path(__file__).resolve().parents[3]
 
 
 def main(words: list[str]) -> int:
-    """Become that module. Return an exit code when the environment cannot be made."""
+    """Exec the module named by `words`. Return an exit code if the environment cannot be built."""
     carried = CarriedSources(**read_json(packages_of(PodFolder(CODE.parent))))
     try:
         python = environment.ensure("control", CODE, cache_folder.default_cache(), "", _say, carried)

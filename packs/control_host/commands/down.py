@@ -1,4 +1,4 @@
-"""The command `inv control.down`: an installation comes home from its control host."""
+"""The command `inv control.down`: bring an installation home from the control host."""
 
 from dataclasses import dataclass
 

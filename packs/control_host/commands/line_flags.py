@@ -1,4 +1,4 @@
-"""The flag `--control` of every command: the machine that runs the line."""
+"""The `--control` flag of every command, which chooses the machine that runs the line."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ThroughHost(LineFlags):
     )
 
     def run(self, line: CommandLine) -> None:
-        # A list of flags, as Tab needs one, is made without what runs a line.
+        # Shell completion lists flags without importing the code for running a line.
         from packs.control_host.commands import run_there
 
         run_there.run_there(self.control, line)

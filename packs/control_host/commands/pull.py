@@ -1,4 +1,4 @@
-"""The command `inv control.pull`: a file or a folder comes here from the control host."""
+"""The command `inv control.pull`: fetch a file or a folder from the control host."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,6 @@
-"""A line that runs on a control host: from the words that were typed here to the exit code from there.
+"""Running a command line on a control host: from the typed words to the remote exit code.
 
-In: the commands of a line, parsed, and what `--control` says. Out: nothing where they run here, else the end of this
-program.
+`run_there` returns for a line that runs locally, and otherwise exits with the exit code of the remote line.
 """
 
 import contextlib
@@ -23,9 +22,10 @@ from scripts.cli.line_runner import CommandLine
 
 
 def run_there(typed: str, line: CommandLine) -> None:
-    """Run the line on its control host, where it has one, and leave with its exit code. typed: what `--control` says.
+    """Run the line on the control host, if chosen, and exit with the remote exit code. `typed`: value of `--control`.
 
-    Raises Exit then; UsageError for a line that belongs to two machines, SlipwayError when the host is not there.
+    Return for local lines. Raises Exit after a remote line, UsageError for a line with local and remote commands, and
+    SlipwayError for an unreachable host.
     """
     tasks, collection, words = line.commands, line.namespace, line.words
     is_here = [getattr(collection[one.name], "is_here", False) for one in tasks]
@@ -67,7 +67,7 @@ def run_there(typed: str, line: CommandLine) -> None:
 
 
 def left_here(words: Sequence[str]) -> list[str]:
-    """Return the files outside of the checkout that a line names: the machine that it runs on does not get them."""
+    """Return the named files outside of the checkout, which the remote machine does not receive."""
     said = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     return [path for path in dict.fromkeys(said) if path and _is_outside(os.path.expanduser(path))]
 
@@ -78,9 +78,9 @@ def _is_outside(path: str) -> bool:
 
 @contextlib.contextmanager
 def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
-    """Forward the port on which the last command of a line listens, where it does: the same number here and there.
+    """Forward the port of the last command of the line, if the command listens, to the same port on this machine.
 
-    Yields what is added to the line: the port, where none was typed.
+    Yield the words to add to the line: the port flag, if the user typed no port.
     """
     flag = getattr(collection[tasks[-1].name], "listens", "") if tasks else ""
     if not flag:
@@ -95,14 +95,14 @@ def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[l
 
 
 def chosen(typed: str, settings: Settings) -> str:
-    """Return the control host of a line: as typed, by the settings, or where the journal has moved to."""
+    """Return the control host of a line: from `--control`, from the settings, or from the moved journal."""
     from packs.control_host.control import journal_moves
 
     return typed or settings.of(ControlHostSettings).control or journal_moves.moved_to(settings.state_file)
 
 
 def without_control(words: Sequence[str]) -> list[str]:
-    """Return the words of a line but for `--control HOST`."""
+    """Return the words of a line without `--control HOST`."""
     kept, waiting = [], list(words)
     while waiting:
         word = waiting.pop(0)
@@ -114,7 +114,7 @@ def without_control(words: Sequence[str]) -> list[str]:
 
 
 def tell_of_copy(host: Any) -> None:
-    """Print when it was last seen alive, and what was at work then."""
+    """Print the time of the last contact with the host, and the rows that were live then."""
     from packs.control_host.control import archive
 
     copy = host.copy

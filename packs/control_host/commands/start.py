@@ -1,4 +1,4 @@
-"""The command `inv control.start`: what looks after runs and services is started again, as at the boot of a host."""
+"""The command `inv control.start`: restart keepers and services, as at the boot of a host."""
 
 from dataclasses import dataclass
 

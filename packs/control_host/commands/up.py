@@ -1,4 +1,4 @@
-"""The command `inv control.up`: an installation moves to its control host."""
+"""The command `inv control.up`: move an installation to the control host."""
 
 from dataclasses import dataclass
 

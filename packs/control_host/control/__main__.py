@@ -1,13 +1,14 @@
-"""`python -m packs.control_host.control WORD`: what a control host does for the laptops that work through it.
+"""Command-line program of a control host: `python -m packs.control_host.control WORD`.
 
-    run NAME  run a command for a laptop, on the streams of this process (`packs.control_host.control.session`)
-    state     say whether there is a journal, and whether it is written to
-    accept    take in an installation, or new keys for it: JSON on stdin
-    release   stop the processes that look after its runs, mark the journal as moved home, and print the installation
-    give      print the installation as it is
-    forget    remove what `accept` has brought, except artifacts and logs
+    run NAME  run a command for a laptop on the streams of this process (`packs.control_host.control.session`)
+    state     say whether a journal is present and in use
+    accept    accept an installation, or new keys for the installation: JSON on stdin
+    release   stop the processes that look after runs, mark the journal as moved home, and print the installation
+    give      print the installation unchanged
+    forget    remove everything that `accept` installed, except artifacts and logs
 
-It runs in the code that was pushed there. Each answers with JSON on stdout, or with one line on stderr and a code.
+The program runs in the code pushed to the host. Each word answers with JSON on stdout, or with a line on stderr and an
+exit code.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The control host among the machines that stay on: what a plan suggests, and what `inv status` says on such a host."""
+"""The control host as an always-on machine, for plan suggestions and the output of `inv status` on the host."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""An installation as one text that travels: its journal, and what lies beside it.
+"""An installation as a single text for transfer: the journal with the SSH keys, pinned host keys and machine memory.
 
-In: the path of a journal. Out: a text with the journal, the SSH keys of pods, the host keys that were pinned and the
-memory of machines; and the same put in place on another machine, where the journal has another path.
+`pack` takes the path of a journal and returns the text; `unpack` installs the text on a different machine and rewrites
+key paths in the journal.
 """
 
 import base64
@@ -28,7 +28,7 @@ from store import local_files, outside
 from store.outside import Unreadable
 
 KNOWN_HOSTS = "known_hosts"
-MOST_TEXT = 128 << 20  # bytes of an archive on its way
+MOST_TEXT = 128 << 20  # bytes of an archive in transfer
 MOST_UNPACKED = 256 << 20
 PIECE_BYTES = 1 << 20
 NOT_READ = "the copy of the journal cannot be read"
@@ -36,7 +36,7 @@ NOT_READ = "the copy of the journal cannot be read"
 
 @dataclass(frozen=True)
 class AtWork:
-    """A live row, as a copy of a journal has it. `rate`: micro-USD per hour."""
+    """A live row of a journal copy; `rate` is in micro-USD per hour."""
 
     run: str
     vendor: str
@@ -45,7 +45,7 @@ class AtWork:
 
 
 def pack(state_file: Path) -> str:
-    """Return the archive of the installation whose journal is at `state_file`. Raises JournalError."""
+    """Return the archive of the installation with the journal at `state_file`. Raises JournalError."""
     keys = PodKeys.beside(state_file).folder
     memory = HostMemory.beside(state_file).path
     document = {
@@ -63,13 +63,13 @@ def pack(state_file: Path) -> str:
 
 
 def check(archive: str) -> None:
-    """Raise SlipwayError for what is no archive of an installation, or one that is too large to be unpacked."""
+    """Raise SlipwayError for a text that is not a valid archive, or too large to unpack."""
     with _opened(archive):
         pass
 
 
 def digest(archive: str) -> str:
-    """Return a digest of the archive's content, the same for two archives of the same content."""
+    """Return a digest of the archive, equal for archives of equal content."""
     return sha256(archive.encode()).hexdigest()[:32]
 
 
@@ -77,7 +77,7 @@ def unpack(
     archive: str, state_file: Path, change: Callable[[sqlite3.Connection], None] = lambda _: None,
     environ: Mapping[str, str] = os.environ,
 ) -> None:  # fmt: skip
-    """Install an archive: the journal last, after `change`. Raises JournalError when there is one in use."""
+    """Install an archive, with the journal last, after applying `change`. Raises JournalError for a journal in use."""
     document = _read(archive)
     keys = PodKeys.beside(state_file).folder
     _write(document["keys"], keys)
@@ -93,7 +93,7 @@ def unpack(
 
 
 def keys_of(state_file: Path) -> Path:
-    """Return the folder of the keys of pods."""
+    """Return the folder of pod keys."""
     return PodKeys.beside(state_file).folder
 
 
@@ -105,21 +105,21 @@ def installation_of(archive: str) -> str:
 
 
 def runs_at_work(archive: str) -> list[str]:
-    """Return the runs that are live, or whose keeper has left them between two pods."""
+    """Return the runs that are live, or stopped between two pods without an outcome."""
     with _opened(archive) as db:
         rows = db.execute("SELECT DISTINCT run FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED') OR outcome = ''")
         return [run for (run,) in rows.fetchall()]
 
 
 def runs_over(archive: str) -> list[str]:
-    """Return all other runs."""
+    """Return the runs omitted by `runs_at_work`."""
     at_work = runs_at_work(archive)
     with _opened(archive) as db:
         return [run for (run,) in db.execute("SELECT DISTINCT run FROM ops").fetchall() if run not in at_work]
 
 
 def at_work(archive: str) -> list[AtWork]:
-    """Return the rows that were live when the archive was made."""
+    """Return the rows that were live at the time of the archive."""
     with _opened(archive) as db:
         rows = db.execute("SELECT run, vendor, state, rate FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED')")
         return [AtWork(*row) for row in rows.fetchall()]
@@ -140,14 +140,14 @@ def _opened(archive: str) -> Iterator[sqlite3.Connection]:
 
 
 def _refuse_odd_tables(db: sqlite3.Connection) -> None:
-    """Raise Unreadable where a name of ours stands for a query of somebody else's."""
+    """Raise Unreadable when `ops` or `meta` is not a table, for example a view."""
     found = dict(db.execute("SELECT name, type FROM sqlite_master WHERE name IN ('ops', 'meta')").fetchall())
     if found != {"ops": "table", "meta": "table"}:
         raise Unreadable(f"expected the tables ops and meta, found {outside.shown(found)}")
 
 
 def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
-    """Rewrite the addresses of pods, which name the private key that lets us in."""
+    """Rewrite the key paths in pod addresses after the move of the key folder."""
     rows = db.execute("SELECT token, address FROM ops WHERE address LIKE 'ssh://%'").fetchall()
     for token, text in rows:
         address = Address.parse(text)
@@ -157,7 +157,7 @@ def _move_keys(db: sqlite3.Connection, before: str, keys: Path) -> None:
 
 
 def _read(archive: str) -> dict[str, Any]:
-    """Return what an archive holds: untrusted input, of the kinds that `pack` writes. Raises SlipwayError."""
+    """Parse an archive, which is untrusted input, and check the types written by `pack`. Raises SlipwayError."""
     try:
         if len(archive) > MOST_TEXT:
             raise Unreadable(f"it has {size(len(archive))}, at most {size(MOST_TEXT)} are read")

@@ -1,6 +1,7 @@
-"""The start at boot of a control host: by a systemd user service where there is one, else by cron's @reboot.
+"""Boot service of a control host: a systemd user service, else cron's @reboot.
 
-Where neither can be had, whoever connects starts it (`packs.control_host.control.host_side.settle_in`).
+Without systemd and cron, the next connecting laptop starts the checks
+(`packs.control_host.control.host_side.settle_in`).
 """
 
 import os
@@ -14,7 +15,7 @@ from packs.control_host.control.settings import HERE
 
 UNIT = "slipway-control.service"
 ANSWER_S = 30.0
-# Keepers and controllers are started by it and outlive it.
+# Keepers and controllers start from the service and outlive the service.
 UNIT_TEXT = """\
 [Unit]
 Description=Slipway: start again what must go on
@@ -38,7 +39,7 @@ cd {code} && exec {python} -m packs.control_host.agent.begin invoke --search-roo
 
 
 def arm(places: HostPlaces) -> str:
-    """Run `places.start` at every boot; return the name of the service that does it."""
+    """Register `places.start` to run at every boot; return the name of the service."""
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
         exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
@@ -50,7 +51,7 @@ def arm(places: HostPlaces) -> str:
 
 
 def disarm(places: HostPlaces) -> None:
-    """Undo that."""
+    """Remove the boot entry and the start script."""
     places.start.unlink(missing_ok=True)
     if _unit().exists():
         _said("systemctl", "--user", "disable", UNIT)
@@ -61,7 +62,7 @@ def disarm(places: HostPlaces) -> None:
 
 
 def _arm_systemd(places: HostPlaces) -> bool:
-    """Return whether the user's systemd runs it at boot, also while nobody is logged in."""
+    """Return whether the user's systemd runs the start script at boot, even without a login session."""
     if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
         return False
     _unit().parent.mkdir(parents=True, exist_ok=True)
@@ -90,9 +91,9 @@ def _unit() -> Path:
 
 
 def _said(*words: str, stdin: str = "", none: str = "") -> str | None:
-    """Return the output of a program, None when it is not here, fails, or does not answer.
+    """Return the stdout of a program, or None if the program is missing, fails or times out.
 
-    `none`: words on stderr by which it says that there is nothing to say; then it is "".
+    With a failing program, `none` is the text on stderr that means an empty result, returned as "".
     """
     try:
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=ANSWER_S)

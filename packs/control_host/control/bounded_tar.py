@@ -1,8 +1,8 @@
-"""An archive that another machine has packed, unpacked into a folder of its own, and put in its place from there.
+"""Bounded extraction of an untrusted tar.gz archive into a draft folder, and the move of the draft into place.
 
-In: a tar.gz file of untrusted input, an empty folder. Out: regular files and folders in it, by names that stay inside,
-without foreign permissions, as many bytes as the bounds allow. Links are data until all files have come: no file is
-written through a link, neither in the folder nor in the place where its content goes.
+Extraction creates regular files and folders under names inside the draft folder, with harmless permissions and within
+the byte bounds. Links are created after all files, so no file is written through a link, neither in the draft nor at
+the destination.
 """
 
 import gzip
@@ -22,16 +22,16 @@ from store import outside
 from store.outside import Unreadable
 
 ENTRIES = 1_000_000
-ARCHIVE_BYTES = 16 << 30  # of all files in one archive
-RESERVE_BYTES = 256 << 20  # of this machine's disk, which stay free
-PIECE_BYTES = 1 << 20  # no header of an archive is larger
-# Errors by which tarfile and zlib tell of content that no writer of archives has made.
+ARCHIVE_BYTES = 16 << 30  # total size of the files of an archive
+RESERVE_BYTES = 256 << 20  # free space to leave on the local disk
+PIECE_BYTES = 1 << 20  # maximum size of a header read
+# Errors raised by tarfile and zlib for malformed or malicious archives.
 BROKEN = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class ArchiveBounds:
-    """Bytes of one file of an archive, and of all of them."""
+    """Limits in bytes for a file of an archive, and for all files; and the maximum number of entries."""
 
     file_bytes: int = ARCHIVE_BYTES
     bytes: int = ARCHIVE_BYTES
@@ -39,12 +39,12 @@ class ArchiveBounds:
 
 
 def room_of(folder: Path) -> int:
-    """Return how many bytes may be written to the disk of a folder."""
+    """Return the number of bytes that may be written to the disk of a folder."""
     return max(0, shutil.disk_usage(folder).free - RESERVE_BYTES)
 
 
 def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
-    """Raise SlipwayError where that many bytes would leave less than the reserve of a disk."""
+    """Raise SlipwayError when writing `num_bytes` would leave less free space than RESERVE_BYTES."""
     room = room_of(folder)
     if num_bytes > room:
         raise SlipwayError(f"{what} has {in_words(num_bytes)}, and {folder} has room for {in_words(room)}; nothing was "
@@ -52,16 +52,16 @@ def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
 
 
 def harmless(mode: int) -> int:
-    """Return the permissions of a file from elsewhere: the owner reads and writes, others never write, no set-id."""
+    """Return safe permissions for a foreign file: owner read/write, no write for others, no set-id bits."""
     return mode & (0o755 if mode & 0o100 else 0o644) | 0o600
 
 
 def extract(
     file: IO[bytes], folder: Path, is_wanted: Callable[[str], bool], bounds: ArchiveBounds | None = None
 ) -> dict[str, str]:
-    """Write the files and folders of an archive under `folder`; return its links: the name and the target of each.
+    """Write the files and folders of an archive under `folder`; return the links as a mapping of name to target.
 
-    Raises Unreadable, and then what was written so far is there; OSError.
+    Raises Unreadable, with the files written so far left in place, and OSError.
     """
     bounds = bounds or ArchiveBounds()
     try:
@@ -75,14 +75,14 @@ def extract(
 
 
 def make_links(folder: Path, links: dict[str, str]) -> list[str]:
-    """Make the links under `folder` that lead to no place outside of `folder`; return a sentence on each other one."""
+    """Create the links that stay inside `folder`; return a sentence for each omitted link."""
     return [why for name, target in sorted(links.items()) if (why := _make_link(folder, name, target))]
 
 
 def put(source: Path, target: Path) -> None:
-    """Move a file, or a folder entry by entry, to where it belongs; entries of the same kind are replaced.
+    """Move a file, or a folder entry by entry, into place; entries of the same kind are replaced.
 
-    Raises UsageError, before anything has moved, where an entry of another kind is in the way.
+    Raises UsageError for an entry of a different kind, before any move.
     """
     folders: list[tuple[Path, Path]] = []
     others: list[tuple[Path, Path]] = []
@@ -97,7 +97,7 @@ def put(source: Path, target: Path) -> None:
 
 
 class _Unzipped:
-    """The content of a gzip file as tarfile reads it: in pieces that fit the memory, and to an end."""
+    """The decompressed stream of a gzip file for tarfile, with bounds on piece size and total size."""
 
     def __init__(self, file: IO[bytes], bounds: ArchiveBounds) -> None:
         self._file = gzip.GzipFile(fileobj=file)
@@ -132,7 +132,7 @@ class _Extraction:
 
     def run(self) -> dict[str, str]:
         for member in self.tar:
-            # tarfile would keep all of them.
+            # tarfile would keep every member in memory.
             self.tar.members = []  # type: ignore[attr-defined]
             self.num_entries += 1
             if self.num_entries > self.bounds.entries:
@@ -158,7 +158,7 @@ class _Extraction:
             raise Unreadable(f"{outside.shown(name)} is neither a file nor a folder nor a link")
 
     def _copy(self, member: tarfile.TarInfo, name: str) -> None:
-        """Write the second name of a file as a file of its own: it must be one that this archive has brought."""
+        """Write a hard link as a separate file; the link target must be a file of the same archive."""
         first = self.folder / outside.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
             raise Unreadable(f"{outside.shown(name)} is another name of {outside.shown(member.linkname)}, which is "
@@ -185,7 +185,7 @@ class _Extraction:
 
 
 def made(folder: Path, name: str) -> Path:
-    """Return the folder of that name under `folder`, made where it is missing. Raises Unreadable for a file there."""
+    """Create the folder `name` under `folder`. Raises Unreadable when the archive also holds a file of that name."""
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -205,9 +205,9 @@ def _make_link(folder: Path, name: str, target: str) -> str:
 
 
 def _leads_out(name: str, target: str) -> str:
-    """Return why a link is left out; "": however other links lead, its target lies under the first part of its name.
+    """Return the reason for leaving a link out; "" when the target stays inside the first folder of `name`.
 
-    Steps upwards may stand only at the beginning, where they leave folders that are no links.
+    Parent steps (`..`) are allowed only at the start, where they leave real folders.
     """
     if target.startswith("/"):
         return "its target is absolute, and lies on the other machine"
@@ -223,7 +223,7 @@ def _leads_out(name: str, target: str) -> str:
 
 
 def _walk(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what a draft holds, folders before their content, each with the place where it goes."""
+    """Yield the entries of a draft with their destinations, folders before their content."""
     yield source, target
     if stat.S_ISDIR(source.lstat().st_mode):
         for one in sorted(source.iterdir()):

@@ -1,7 +1,7 @@
-"""A control host, as a laptop sees it: how it is reached, what is sent before a command, and what is kept of it here.
+"""Client side of a control host: the connection, the push before a command, and the local copy of the journal.
 
-In: its name, as it is typed. Out: commands that run there over one connection. Beside this machine's journal lies a
-folder for it: the host key that was pinned, the last copy of its journal, and when it was last seen alive.
+A `ControlHost` takes the host name typed by the user, and runs commands over a single SSH connection. A folder beside
+the local journal stores the pinned host key, the last copy of the remote journal, and the time of the last contact.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from store import local_files, outside
 T = TypeVar("T")
 
 ASK_S = 30.0
-MOST_ANSWER = archive.MOST_TEXT + (1 << 20)  # bytes: an answer may hold an archive
-MAKE_S = 900.0  # the environment of the commands, where packages come over a slow line
-# Ask for the folder of our files, whether it has this checkout already, and whose control host it is.
+MOST_ANSWER = archive.MOST_TEXT + (1 << 20)  # bytes; an answer may contain an archive
+MAKE_S = 900.0  # creation of the command environment, with packages over a slow line
+# Ask for the root folder of the host, whether the host knows this checkout, and the record of the installation.
 ASK = """
 umask 077
 root="$HOME/.slipway/control"; here="$root/checkouts/$1"
@@ -47,27 +47,28 @@ cat "$root/about.json" 2>/dev/null
 exit 0
 """
 NOT_BEGUN = 3
-# Print how a command ended; where that is not noted, remove its record, which a session that begins takes away itself.
+# Print the outcome of a command. Without an outcome, remove the record of the command: a session removes the record on
+# start, so a remaining record means a command without a session.
 FETCH = f'cat "$1" 2>/dev/null && exec rm -f "$1"; rm "$2" 2>/dev/null && exit {NOT_BEGUN}; exit 1'
-# Variables about this machine, which mean nothing on the control host.
+# Settings about this machine, which have no meaning on the control host.
 OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
                    "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
 OF_THE_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-GIVING = ("-e", "--env", "--secret")  # flags whose bare name takes the shell's value
+GIVING = ("-e", "--env", "--secret")  # flags with a bare name, which takes the value of the shell variable
 
 
 @dataclass(frozen=True)
 class There:
-    """A control host as it describes itself."""
+    """The self-description of a control host."""
 
     places: HostPlaces
-    about: dict[str, Any]  # {} = it is none (any more)
-    is_new: bool  # to this checkout
+    about: dict[str, Any]  # {} = not a control host (any more)
+    is_new: bool  # the host has not seen this checkout before
 
 
 @dataclass(frozen=True)
 class ControlHost:
-    """The control host `name`; `folder` holds what is kept of it here."""
+    """The control host `name`; `folder` holds the local state about the host."""
 
     name: str
     machine: Ssh
@@ -75,7 +76,7 @@ class ControlHost:
 
     @staticmethod
     def of(name: str, settings: Settings) -> "ControlHost":
-        """Return the machine of that name; nothing is asked yet. Raises UsageError."""
+        """Return the machine called `name` without contacting the machine. Raises UsageError."""
         found = inventory.reach(name, settings.pools)
         folder = folder_of(name, settings.state_file)
         machine = Ssh(found.address, folder / "known_hosts")
@@ -87,7 +88,7 @@ class ControlHost:
         return JournalCopy(self.folder)
 
     def ask(self) -> There:
-        """Return the host's description of itself, and make a place for this checkout's code. Raises SlipwayError."""
+        """Return the self-description of the host, and create the folder of this checkout. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = [*(done.stdout.splitlines() if done.exited == 0 else []), "", ""]
         if not root.startswith("/"):
@@ -96,7 +97,7 @@ class ControlHost:
         return There(HostPlaces(Path(root)), self._about(about[0]) if about and about[0] else {}, known == "new")
 
     def _about(self, line: str) -> dict[str, Any]:
-        """Return the control host's own record. Raises SlipwayError."""
+        """Parse the record of the control host. Raises SlipwayError."""
         try:
             said = outside.mapping(line)
             return {**said, "installation": outside.typed(said, "installation", str)}
@@ -104,17 +105,17 @@ class ControlHost:
             raise SlipwayError(f"{self.name}: its record about.json cannot be read: {error}") from None
 
     def send_code(self, there: There) -> Pushed:
-        """Push this checkout, and what it takes to make an environment where this checkout is new."""
+        """Push this checkout; for a new checkout, first send the files that build an environment."""
         code = there.places.code(checkout_id(ROOT))
-        with local_files.held(self.folder / "push.lock"):  # two pushes at once would remember half of each other
+        with local_files.held(self.folder / "push.lock"):  # concurrent pushes would record each other's partial state
             if there.is_new:
                 bootstrap.bring(self.machine, PodFolder(code.parent))
             return push(self.machine, ROOT, code, checkout_id(ROOT))
 
     def call(self, there: There, word: str, said: Any = None) -> dict[str, Any]:
-        """Return the answer of `python -m packs.control_host.control WORD` there.
+        """Run `python -m packs.control_host.control WORD` on the host; return the answer.
 
-        Raises SlipwayError with what the program says instead.
+        Raises UsageError for exit code 2 and SlipwayError for other failures, with the stderr of the program.
         """
         words = [self.machine.python, "-m", "packs.control_host.agent.begin", "packs.control_host.control", word]
         done = self.machine.run(words, cwd=there.places.code(checkout_id(ROOT)), timeout_s=MAKE_S,
@@ -129,21 +130,21 @@ class ControlHost:
             raise SlipwayError(f"{self.name}: its answer to {word} cannot be read: {error}") from None
 
     def told(self, answer: dict[str, Any], key: str, kind: type[T]) -> T:
-        """Return a value of an answer of `call`. Raises SlipwayError where it is of another kind."""
+        """Return the value of `key` from an answer of `call`. Raises SlipwayError for a value of a different type."""
         try:
             return outside.typed(answer, key, kind)
         except ValueError as error:
             raise SlipwayError(f"{self.name}: its answer cannot be read: {error}") from None
 
     def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
-        """Run a command there, on our terminal; return how it ended. A copy of the journal is kept here.
+        """Run a command on the host with the local terminal; return the outcome and store the copy of the journal.
 
-        Raises Lost; UsageError where this machine has no ssh.
+        Raises Lost for a broken connection, and UsageError without ssh on this machine.
         """
         about = {"words": list(words), "cwd": _folder(), "environ": environ_of(words, os.environ),
                  "holds": self.copy.digest}  # fmt: skip
         record = there.places.calls / f"{secrets.token_hex(8)}.json"
-        # The shell's variables may hold keys, which stand on no command line.
+        # Shell variables may hold keys; a file keeps these keys out of the process list.
         self.machine.put(json.dumps(about).encode(), record, 0o600)
         line = [
             self.machine.python,
@@ -159,9 +160,9 @@ class ControlHost:
         return self._kept(found)
 
     def outcome(self, code: int, record: Path) -> terminal.RemoteOutcome:
-        """Return how a command ended, as its session has noted beside its record; else by the exit code of ssh.
+        """Return the outcome of a command from the session record, or else from the exit code of ssh.
 
-        Nothing of the record stays there. Raises Lost, and Unreachable where the command has not begun.
+        Remove the record from the host. Raises Lost, and Unreachable when the command never began.
         """
         words = ["sh", "-c", FETCH, "sh", str(record.with_suffix(".over")), str(record)]
         try:
@@ -177,7 +178,7 @@ class ControlHost:
         raise Lost("ssh has ended without the exit code of the command")
 
     def _kept(self, found: terminal.RemoteOutcome) -> terminal.RemoteOutcome:
-        """Keep the copy of the journal that came; one that cannot be read is a problem, and the one before stays."""
+        """Store the received copy of the journal; on an unreadable copy, keep the old copy and report the problem."""
         try:
             if found.archive:
                 self.copy.keep(found.archive)
@@ -188,7 +189,7 @@ class ControlHost:
         return found
 
     def run_quietly(self, there: There, words: Sequence[str], tell: Callable[[str], None]) -> None:
-        """Run a command there that needs no terminal, and tell what it says. Raises SlipwayError when it fails."""
+        """Run a command without a terminal and pass its messages to `tell`. Raises SlipwayError on failure."""
         code = there.places.code(checkout_id(ROOT))
         line = [
             self.machine.python,
@@ -208,7 +209,7 @@ class ControlHost:
 
 @dataclass(frozen=True)
 class JournalCopy:
-    """The last copy of a control host's journal, and of the keys of its pods, in `folder`."""
+    """The last copy of a control host's journal and pod keys, stored in `folder`."""
 
     folder: Path
 
@@ -218,14 +219,14 @@ class JournalCopy:
 
     @property
     def digest(self) -> str:
-        """Return a digest by which copies are compared; "" = there is none."""
+        """Return a digest for comparing copies; "" without a copy."""
         with contextlib.suppress(FileNotFoundError):
             return archive.digest(self.path.read_text())
         return ""
 
     @property
     def seen_at(self) -> float | None:
-        """Return when its host was last seen alive, in UTC epoch seconds; None = never."""
+        """Return the time of the last contact with the host in UTC epoch seconds; None without contact."""
         try:
             return float(outside.mapping((self.folder / "seen.json").read_bytes())["at"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -233,19 +234,19 @@ class JournalCopy:
 
     @property
     def current_at(self) -> float | None:
-        """Return when it was what the journal there was, in UTC epoch seconds; None = there is none."""
+        """Return the time when the copy last matched the host's journal, in UTC epoch seconds; None without a copy."""
         with contextlib.suppress(FileNotFoundError):
             return self.path.stat().st_mtime
         return None
 
     def keep(self, text: str) -> None:
-        """Replace the copy. Raises SlipwayError for one that cannot be read, and then the one before stays."""
+        """Replace the copy. Raises SlipwayError for an unreadable archive, and then keeps the old copy."""
         archive.check(text)
         local_files.replace(self.path, text.encode(), mode=0o600)
 
     def note_current(self) -> None:
-        """Write down that the journal there is as it was when this was copied."""
-        with contextlib.suppress(FileNotFoundError):  # another command has brought the journal home meanwhile
+        """Record that the journal of the host still matches the copy, by updating the file time."""
+        with contextlib.suppress(FileNotFoundError):  # a concurrent command brought the journal home
             os.utime(self.path)
 
     def note_seen(self) -> None:
@@ -257,15 +258,15 @@ class JournalCopy:
 
 
 def folder_of(name: str, state_file: Path) -> Path:
-    """Return the folder in which this machine keeps what it knows of a control host."""
+    """Return the local folder of state about a control host."""
     safe = "".join(letter if letter.isalnum() or letter in ".-_@" else "_" for letter in name)
     return state_file.with_name(f"{state_file.stem}-control") / safe
 
 
 def environ_of(words: Sequence[str], environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
-    """Return the variables that go along with a command: settings of the shell, and of its terminal.
+    """Return the environment variables sent with a command: settings, terminal, and variables named by flags.
 
-    A place on this machine does not; neither does a store that is a folder here.
+    Settings of this machine are excluded, and so is a store in a local folder.
     """
     names = variables() - set(OF_THIS_MACHINE)
     names |= {*OF_THE_TERMINAL, "COLUMNS", "LINES"}
@@ -280,7 +281,7 @@ def environ_of(words: Sequence[str], environ: "os._Environ[str] | dict[str, str]
 
 
 def settings_to_send(settings: Settings) -> dict[str, str]:
-    """Return the settings that a control host gets for good: keys, wherever they are set, and those of .env."""
+    """Return the permanent settings of a control host: all secrets, and the values from .env."""
     found = {}
     for record in settings.records():
         for one in table(type(record)):
@@ -296,11 +297,11 @@ def settings_to_send(settings: Settings) -> dict[str, str]:
 
 
 def _from_checkout(words: str) -> str:
-    """Return files of the checkout by their paths in it, which is sent along; others as they are."""
+    """Return paths inside the checkout relative to the checkout root; leave other paths unchanged."""
     return ",".join(word.removeprefix(f"{ROOT}/") for word in words.split(","))
 
 
 def _folder() -> str:
-    """Return the current folder relative to the checkout; "." outside of it."""
+    """Return the current folder relative to the checkout; "." outside of the checkout."""
     here = Path.cwd()
     return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "."

@@ -1,4 +1,4 @@
-"""The part of the pack that runs on the control host, in the code that a laptop has pushed there."""
+"""Control host side of the pack: runs on the host, in the code pushed by a laptop."""
 
 import contextlib
 import json
@@ -22,18 +22,19 @@ from packs.control_host.control.places import HostPlaces
 from packs.control_host.control.settings import HERE
 from store import local_files, outside
 
-LOOK_AGAIN_S = 60.0  # between looks, whenever somebody connects, at whether all that must go on does
+LOOK_AGAIN_S = 60.0  # seconds between checks of keepers and services
 OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
 
 
 def settle_in(places: HostPlaces, code: Path) -> None:
-    """Make a pushed checkout one of this host's: its settings are those of the host, and a boot begins with it.
+    """Prepare a pushed checkout for this host: link the settings, and start the checkout at boot.
 
-    Whatever must go on and has stopped is started again, in the background.
+    Without an accepted installation, only link the settings. If a check is due, restart the missing keepers and
+    services in the background.
     """
     _link(code / ".env", places.env)
-    if not (code / ".git").exists():  # so that what the checkout ignores is ignored here, too
-        with contextlib.suppress(OSError):  # without git every file is taken for the checkout's
+    if not (code / ".git").exists():  # git then ignores the same files
+        with contextlib.suppress(OSError):  # without git, every file counts as part of the checkout
             subprocess.run(["git", "init", "-q", str(code)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if not places.read_about():
         return
@@ -43,7 +44,7 @@ def settle_in(places: HostPlaces, code: Path) -> None:
 
 
 def look_after(places: HostPlaces, code: Path) -> None:
-    """Start again what must go on and has nobody, in the background."""
+    """Start `control.start` in the background, which restarts missing keepers and services."""
     note_start(places)
     with places.log.open("ab") as log:
         subprocess.Popen(
@@ -53,7 +54,7 @@ def look_after(places: HostPlaces, code: Path) -> None:
 
 
 def is_due(places: HostPlaces) -> bool:
-    """Return whether keepers and services are to be checked now: after a boot, or a minute after the last check."""
+    """Return whether a check of keepers and services is due: after a boot, or a minute after the last check."""
     try:
         last = outside.mapping(places.started.read_bytes())
         return last["boot_id"] != boot_id() or not 0 <= time.time() - float(last["at"]) < LOOK_AGAIN_S
@@ -62,7 +63,7 @@ def is_due(places: HostPlaces) -> bool:
 
 
 def note_start(places: HostPlaces) -> None:
-    """Write down that what must go on is looked after now; on a full disk the next command does the same again."""
+    """Record the time of this check; on a full disk skip the record, and the next command checks again."""
     try:
         write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
     except OSError as error:
@@ -71,19 +72,23 @@ def note_start(places: HostPlaces) -> None:
 
 
 def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str, str]]:
-    """Return the words, the folder and the variables of a command that a laptop asks for."""
+    """Return the words, the working folder and the environment of a command requested by a laptop."""
     folder = code / about["cwd"]
     words = [sys.executable, "-m", "invoke", "--search-root", str(code), *about["words"]]
     return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
 
 
 def is_in_use(places: HostPlaces) -> bool:
-    """Return whether there is a journal here that has not moved away."""
+    """Return whether a journal exists on this host and has not moved away."""
     return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
 
 
 def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """Accept an installation, or new keys for the one that is here. Raises UsageError where another one is here."""
+    """Accept an installation, or new settings for the installation on this host; return the record of the host.
+
+    Install the archive unless a journal is in use here, and arm the boot service. Raises UsageError when the host or
+    the journal belongs to a different installation.
+    """
     before = places.read_about()
     if before and before["installation"] != said["installation"]:
         raise UsageError(
@@ -108,9 +113,9 @@ def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, An
 
 
 def release(places: HostPlaces, to: str) -> dict[str, Any]:
-    """Stop whatever looks after runs here, leave the journal as one that has moved `to`, and give all of it out.
+    """Stop the processes that look after runs, mark the journal as moved to `to`, and return the archive.
 
-    May be repeated. Raises UsageError when something of this machine's own is at work.
+    The call is repeatable. Raises UsageError while pods run under the sole care of this machine.
     """
     left: list[str] = []
     if is_in_use(places):
@@ -123,7 +128,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
 
 
 def forget(places: HostPlaces) -> dict[str, Any]:
-    """Remove keys, settings and what a boot starts; the journal stays beside what it told of, and is not used again."""
+    """Remove keys, settings and the boot entry; keep the journal under a new name, no longer in use."""
     at_boot.disarm(places)
     places.about.unlink(missing_ok=True)
     places.env.unlink(missing_ok=True)
@@ -141,12 +146,12 @@ def forget(places: HostPlaces) -> dict[str, Any]:
 
 
 def _environ(more: dict[str, str]) -> dict[str, str]:
-    """Return the variables of a command: those of the connection, those that were sent along, and that it runs here."""
+    """Return the environment of a command: connection variables, forwarded variables, and SLIPWAY_CONTROL=here."""
     return {**os.environ, **more, "SLIPWAY_CONTROL": HERE}
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make `link` lead to `target`, at once."""
+    """Point the link `link` to `target` atomically."""
     if link.is_symlink() and os.readlink(link) == str(target):
         return
     draft = link.with_name(f".{link.name}.{os.getpid()}")
@@ -156,5 +161,5 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _quoted(value: str) -> str:
-    """Return a value as .env holds it."""
+    """Return a value in quotes for an .env file."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

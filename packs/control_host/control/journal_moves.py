@@ -1,8 +1,8 @@
-"""A journal on its way between machines: it is marked where it lay, copied, and put in its place elsewhere.
+"""Moving a journal between machines: mark at the source, copy, install at the destination.
 
-At every moment one file at most may be written to. A journal that moves is first replaced, under its lock, by a copy
-that says where it went: a schema that no Slipway writes to, and a new file, which fences every process that has the old
-one open (`Journal` writes only to the file that it opened). Its content is sent afterwards, and may be sent again.
+At every moment at most one journal file is writable. Under the lock, a copy naming the destination replaces the moving
+journal. The copy carries a schema reserved for moved journals, and is a new file, which fences every process with the
+old file open (`Journal` writes only to the file opened first). The content is sent afterwards and may be sent again.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from infra.agent.limits import read_clocks
 from infra.journal_file import MOVED_KEY, MOVED_SCHEMA, JournalError
 from store import local_files
 
-BUSY_S = 10.0  # time for another process to read while the log of commits is folded in
+BUSY_S = 10.0  # time for another process to finish reading while commits are folded in
 POLL_S = 0.05
 
 
 def moved_to(path: Path) -> str:
-    """Return the control host that the journal at `path` was moved to; "" = it was not, or there is none."""
+    """Return the control host that the journal at `path` moved to; "" for a missing or unmoved journal."""
     if not path.is_file() or not path.stat().st_size:
         return ""
     try:
         with contextlib.closing(journal_file.read_only(path)) as db:
             return journal_file.moved_to(db)
-    except sqlite3.Error:  # the next process to open it will say what is wrong with it
+    except sqlite3.Error:  # the next process to open the journal reports the error
         return ""
 
 
 def move_away(path: Path, host: str, is_home: bool = False) -> None:
-    """Leave a journal at `path` that says that it has moved to `host`. Raises JournalError, and then nothing moved.
+    """Mark the journal at `path` as moved to `host`. Raises JournalError and leaves the journal in place on failure.
 
-    `is_home`: it leaves a control host for the machine that works through it.
+    `is_home`: the journal returns from a control host to the laptop.
     """
 
     def mark(db: sqlite3.Connection) -> None:
@@ -56,7 +56,7 @@ def move_away(path: Path, host: str, is_home: bool = False) -> None:
 
 
 def content(path: Path) -> bytes:
-    """Return the journal at `path` as one file that can be installed elsewhere, whether it has moved or not."""
+    """Return the journal at `path` as a self-contained file for installation elsewhere, moved or not."""
     draft = path.with_name(f"{path.name}.copy{os.getpid()}")
     try:
         with journal_file.locked(path):
@@ -71,9 +71,9 @@ def content(path: Path) -> bytes:
 def install(
     raw: bytes, path: Path, change: Callable[[sqlite3.Connection], None], environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Install a journal at `path`, where there is none or one that has moved away, after `change` was made to it.
+    """Install a journal at `path` after applying `change`; a missing or moved-away journal is replaced.
 
-    Raises JournalError when a journal that may be written to is there.
+    Raises JournalError for a journal in use at `path`.
     """
     installation.make_folder(path.parent, is_ours=path == journal_file.default_path(environ))
     with journal_file.locked(path):
@@ -84,11 +84,11 @@ def install(
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
             change(db)
         _replace(draft, path)
-        journal_file.installation_file(path, environ).unlink(missing_ok=True)  # the next process writes that anew
+        journal_file.installation_file(path, environ).unlink(missing_ok=True)  # the next process writes the file again
 
 
 def unmark(db: sqlite3.Connection) -> None:
-    """Make a copy of a journal that has moved one that can be written to."""
+    """Remove the mark of a moved journal, so that the copy is writable."""
     if journal_file.moved_to(db):
         (about,) = db.execute("SELECT value FROM meta WHERE key = ?", (MOVED_KEY,)).fetchone()
         db.execute("DELETE FROM meta WHERE key = ?", (MOVED_KEY,))
@@ -96,25 +96,25 @@ def unmark(db: sqlite3.Connection) -> None:
 
 
 def note_replacement(db: sqlite3.Connection) -> None:
-    """Make a copy one that replaces a journal that was lost: what it does not know may be at work."""
+    """Mark a copy as the replacement of a lost journal; pods unknown to the copy may still run."""
     now = read_clocks()
     stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
 
 
 def _copy(path: Path, draft: Path, change: Callable[[sqlite3.Connection], None]) -> None:
-    """Make `draft` a copy of the journal that is one file by itself. The lock is held."""
+    """Write `draft` as a self-contained copy of the journal. The caller holds the lock."""
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with contextlib.closing(journal_file.read_only(path)) as source, contextlib.closing(sqlite3.connect(draft)) as db:
         source.backup(db)
         db.isolation_level = None
-        db.execute("PRAGMA journal_mode=delete")  # no log of commits beside it
+        db.execute("PRAGMA journal_mode=delete")  # no write-ahead log beside the file
         change(db)
 
 
 def _fold(path: Path) -> None:
-    """Bring every commit into the file itself: a log that is left would be read into whatever takes its place."""
+    """Fold every commit into the main file; SQLite would replay a remaining write-ahead log into the replacement."""
     deadline = time.monotonic() + BUSY_S
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:

@@ -1,4 +1,4 @@
-"""Pods that tie an installation to its machine, because no other machine could look after them."""
+"""Pods that tie an installation to a machine, because no other machine can look after them."""
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -6,7 +6,7 @@ from infra.settings import VENDORS
 
 
 def refuse_ties(journal: Journal, machine: str) -> None:
-    """Raise UsageError when something is at work that only `machine` can look after."""
+    """Raise UsageError when a live pod can be managed only by `machine`."""
     tied = [f"{op.run} ({op.vendor})" for op in journal.ops(live=True) if op.vendor not in VENDORS]
     if tied:
         raise UsageError(

@@ -1,11 +1,11 @@
-"""A control host: an installation moves to an always-on machine, works there, and comes home again.
+"""Moving an installation to a control host and back.
 
-    up      this checkout, keys and the journal go to HOST; here a journal is left that says so
-    down    all of that comes home
-    lost    HOST is gone for good: the journal is rebuilt from its last copy, and from what vendors list
+    up      move this checkout, the keys and the journal to HOST; leave a journal here naming HOST
+    down    bring everything back
+    lost    after the loss of HOST, rebuild the journal from the last copy and from the listings of vendors
 
-In: the name of the machine, as `--control` takes it. Out: where everything is now. At every moment one journal at most
-may be written to: the one that moves is marked first, and sent afterwards, so that each step may be repeated.
+Each function returns the new location of the installation; `up` takes the host name as in `--control`. At every moment
+at most one journal is writable: the moving journal is marked first and sent afterwards, so each step is repeatable.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from packs.control_host.control.settings import HERE, ControlHostSettings
 
 @dataclass(frozen=True)
 class Up:
-    """A control host that is ready. `boot`: who starts again what must go on after a boot there."""
+    """Result of `up`. `boot` names the program that restarts keepers and services after a boot of the host."""
 
     host: str
     installation: str
@@ -44,16 +44,16 @@ class Up:
 
 @dataclass(frozen=True)
 class CameHome:
-    """An installation that is home again. `started`: the leases of what looks after its runs from here."""
+    """Result of `down` and `lost`. `started`: the leases of processes that now look after runs from this machine."""
 
     host: str
     started: tuple[str, ...]
 
 
 def up(name: str, settings: Settings, tell: Say) -> Up:
-    """Move this machine's installation to that host, or bring keys and code there anew where it has moved already.
+    """Move the installation to the host; for an installation that already moved there, send keys and code again.
 
-    Raises UsageError when it may not move, SlipwayError when a step fails; the same again goes on from there.
+    Raises UsageError for an installation that may not move, SlipwayError for a failed step; repeating the call resumes.
     """
     if name in ("", HERE):
         raise UsageError("name the machine: an alias of ~/.ssh/config, [user@]host[:port], or one of the inventory")
@@ -103,7 +103,7 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
 
 
 def down(settings: Settings, tell: Say) -> CameHome:
-    """Bring the installation home from its control host. Raises SlipwayError; the same again goes on from there."""
+    """Bring the installation back from the control host. Raises SlipwayError; repeating the call resumes."""
     name = _moved(settings)
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
@@ -127,9 +127,9 @@ def down(settings: Settings, tell: Say) -> CameHome:
 
 
 def lost(settings: Settings, tell: Say) -> CameHome:
-    """Rebuild the journal from the last copy that came from a control host which is gone, and from vendors' listings.
+    """Rebuild the journal from the last copy of a lost control host, and from the listings of vendors.
 
-    Pods that the copy does not know are kept: they may be at work. Raises UsageError while the host answers.
+    Pods unknown to the copy are kept, because they may be running. Raises UsageError while the host answers.
     """
     name = _moved(settings)
     host = ControlHost.of(name, settings)
@@ -153,7 +153,7 @@ def lost(settings: Settings, tell: Say) -> CameHome:
 
 
 def pull(path: str, to: str, settings: Settings) -> str:
-    """Bring a file or a folder here from the control host; return where it is. Raises SlipwayError."""
+    """Fetch a file or a folder from the control host; return the local path. Raises SlipwayError."""
     chosen = settings.of(ControlHostSettings).control
     name = _moved(settings) if chosen in ("", HERE) else chosen
     if not Path(path).name or ".." in Path(path).parts:
@@ -185,7 +185,7 @@ def _moved(settings: Settings) -> str:
 
 
 def _installation(settings: Settings) -> str:
-    """Return whose journal it is, which is made where there is none. Raises UsageError when it may not move."""
+    """Return the id of the installation, creating the journal if needed. Raises UsageError for an immovable journal."""
     with Journal.open(settings.state_file) as journal:
         if journal.problem:
             raise UsageError(journal.problem)

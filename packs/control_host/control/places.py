@@ -1,14 +1,14 @@
-"""The files of Slipway on a control host: one folder, of one installation, for every checkout that works through it.
+"""Layout of the Slipway folder on a control host, shared by all checkouts of an installation.
 
 ~/.slipway/control/
-    about.json              whose it is, since when, and what starts it again after a boot; written last
-    env                     settings and keys, mode 600; the .env of every checkout below
-    state/journal.sqlite    the journal, and beside it the keys of pods
+    about.json              id of the installation, time, and the service started at boot; written last
+    env                     settings and keys, mode 600; serves as .env of every checkout below
+    state/journal.sqlite    the journal; pod keys lie in the same folder
     var/                    artifacts, pods, logs, workspace
-    checkouts/<id>/code     the code of one checkout of one laptop, as it was pushed last
-    calls/                  records of commands: what a laptop asks for, and how that ended
-    current                 leads to the checkout that was used last
-    start                   what a boot runs
+    checkouts/<id>/code     code of a checkout of a laptop, as of the last push
+    calls/                  records of commands: the request of the laptop, and the outcome
+    current                 link to the checkout used last
+    start                   the script run at boot
 """
 
 import contextlib
@@ -23,29 +23,29 @@ from infra.settings import Settings
 from store import outside
 
 BOOT_LINE = "# Slipway's control host"
-SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"  # who starts at boot what must go on
+SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"  # who restarts keepers and services after a boot
 
 
 @dataclass(frozen=True)
 class HostPlaces:
-    """The files below `root`, on the control host."""
+    """Paths below `root` on the control host."""
 
     root: Path
 
     @staticmethod
     def of_code(code: Path) -> "HostPlaces":
-        """Return those that a pushed checkout belongs to."""
+        """Return the places of the installation of a pushed checkout."""
         return HostPlaces(code.parents[2])
 
     @staticmethod
     def beside(state_file: Path) -> "HostPlaces":
-        """Return those that a journal would belong to if this machine were a control host."""
+        """Return the places of a control host with the journal at `state_file`."""
         return HostPlaces(state_file.absolute().parent.parent)
 
     @staticmethod
     def of_world(settings: Settings) -> "HostPlaces":
-        """Return those of the installation that these settings belong to, be it through its rehearsal."""
-        of_rehearsals = Path(settings.rehearsal).parent if settings.rehearsal else None  # it lies beside the journal
+        """Return the places of the installation of these settings; a rehearsal belongs to the same installation."""
+        of_rehearsals = Path(settings.rehearsal).parent if settings.rehearsal else None  # beside the journal
         return HostPlaces.beside(of_rehearsals or settings.state_file)
 
     @property
@@ -53,7 +53,7 @@ class HostPlaces:
         return self.about.is_file()
 
     def read_about(self) -> dict[str, Any]:
-        """Return whose control host this is, {} when it is none."""
+        """Return the record of this control host; {} on a machine that is not a control host."""
         with contextlib.suppress(FileNotFoundError):
             return outside.mapping(self.about.read_bytes())
         return {}
@@ -76,7 +76,7 @@ class HostPlaces:
 
     @property
     def homes(self) -> Path:
-        """Return what `Settings.homes` is on the control host."""
+        """Return the value of `Settings.homes` on the control host."""
         return self.var / "runs"
 
     @property
@@ -93,7 +93,7 @@ class HostPlaces:
 
     @property
     def started(self) -> Path:
-        """Return the file that says in which boot, and when, what must go on was looked after last."""
+        """Return the file with the boot id and the time of the last check of keepers and services."""
         return self.root / "started.json"
 
     @property
@@ -104,12 +104,12 @@ class HostPlaces:
         return self.root / "checkouts" / checkout / "code"
 
     def find(self, path: str, checkout: str) -> Path:
-        """Return the real place of a path of a checkout: generated files, `var/...`, are the same for all checkouts."""
+        """Return the path on the host of a path in a checkout; all checkouts share `var/...`."""
         first, *rest = Path(path).parts
         return self.var.joinpath(*rest) if first == "var" else self.code(checkout) / path
 
 
 def checkout_id(root: Path) -> str:
-    """Return an id of this checkout of this machine, unlike all others."""
+    """Return a unique id of this checkout on this machine."""
     key = installation.this_machine().key
     return hashlib.sha256(f"{key} {socket.gethostname()} {root}".encode()).hexdigest()[:12]

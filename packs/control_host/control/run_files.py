@@ -1,7 +1,7 @@
-"""Copying what is kept of runs, between a laptop and a control host.
+"""Copying the stored files of runs between a laptop and a control host.
 
-Of a run at work that is its code as it was launched, with which it goes on elsewhere, and its logs; of one that is over
-its logs and last words. In: the folders with the logs of runs, here and there, and the names of runs.
+A live run needs the launched code, to continue on the other machine, and the logs; a finished run needs only the logs
+and reports. Functions take the local and remote folders with run files, and names of runs.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from store.outside import Unreadable
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
-MOST_NAMED = 20  # links that are left out
+MOST_NAMED = 20  # maximum number of reported links
 TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
-# Whole folders by their names as words; by their names on stdin only receipts, logs and reports.
+# Pack whole folders, named as arguments; for names on stdin pack only receipts, logs and reports.
 GIVE = """
 cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
 { for one in "$@"; do [ ! -d "$one" ] || printf '%s\\n' "$one"; done
@@ -41,7 +41,7 @@ cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
 [ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
 code=$?; rm -f "$draft.list"; [ ! -f "$draft" ] || wc -c < "$draft"; exit $code
 """
-# A file or a folder as an archive of all that is not large, which is listed with its size.
+# Pack a file or a folder except large files, which are listed with their sizes.
 PACK = """
 import json, os, sys, tarfile
 top, draft, least, large = sys.argv[1], sys.argv[2], int(sys.argv[3]), []
@@ -62,7 +62,7 @@ NOT_THERE = 3
 
 
 def gather(journal: Journal, here: Path) -> None:
-    """Copy the logs and last words of runs on this machine to what is kept, which is read wherever the journal is."""
+    """Copy logs and reports of local runs to the run homes, which are readable wherever the journal is."""
     for run in journal.runs():
         op = journal.ops(run=run)[-1]
         if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
@@ -72,7 +72,7 @@ def gather(journal: Journal, here: Path) -> None:
 
 
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
-    """Copy the kept files of these runs there; of those that are over no folders. Raises SlipwayError."""
+    """Copy the stored files of `runs` to the host, and single files of finished runs `over`. Raises SlipwayError."""
     names = [name for name in runs if (here / name).is_dir()]
     files = [one for name in over for one in _files_of(RunHome.of(name, here))]
     if not (names or files):
@@ -93,13 +93,13 @@ def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over:
 
 
 def _files_of(home: RunHome) -> list[Path]:
-    """Return the files that are kept of a run that is over: its receipt, its logs and its reports."""
+    """Return the stored files of a finished run: receipt, logs and reports."""
     folders = [one for one in (home.folder, home.pod.logs, home.pod.state) if one.is_dir()]
     return [one for folder in folders for one in sorted(folder.iterdir()) if one.is_file() and not one.is_symlink()]
 
 
 def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
-    """Bring what is kept there of these runs; of those that are over no folders. Raises SlipwayError."""
+    """Fetch the stored files of `runs`, and single files of finished runs `over`. Raises SlipwayError."""
     draft = f"{there}/.{secrets.token_hex(4)}.tgz"
     done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10,
                        stdin="".join(f"{name}\n" for name in over).encode())  # fmt: skip
@@ -120,10 +120,10 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
 
 
 def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Path:
-    """Bring a file or a folder; return where it is. One that is here is replaced file by file.
+    """Fetch a file or a folder from the host and return the local path; existing files are replaced one by one.
 
-    A file goes into `here` where that is a folder. A link comes as a link; one that leads out of what is brought is
-    left out and named. `drafts`: a folder there that is ours. Raises SlipwayError.
+    A file goes into `here` when `here` is a folder. Links stay links; a link out of the fetched tree is left out and
+    reported. `drafts` is a folder of Slipway on the host. Raises SlipwayError.
     """
     draft = f"{drafts}/.{secrets.token_hex(4)}.tgz"
     try:
@@ -138,14 +138,14 @@ def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Pat
             _fetch_whole(machine, draft, folder / "small", packed.small_bytes)
             bounded_tar.put(_unpacked(machine, folder, there, packed), target)
     finally:
-        with contextlib.suppress(SlipwayError):  # a connection that is lost has been told already
+        with contextlib.suppress(SlipwayError):  # a lost connection was already reported
             machine.run(["rm", "-f", draft], timeout_s=BASE_S)
     return target
 
 
 @dataclass(frozen=True)
 class _Large:
-    """A file that is fetched by itself; `name`: relative to the folder of what is brought."""
+    """A file fetched separately; `name` is relative to the parent folder of the fetched path."""
 
     name: str
     size: int
@@ -154,7 +154,7 @@ class _Large:
 
 @dataclass(frozen=True)
 class _Packed:
-    """The control host's description of what it has packed."""
+    """The control host's description of a packed path."""
 
     is_folder: bool
     small_bytes: int
@@ -194,7 +194,7 @@ def _size(said: str | int) -> int:
 
 
 def _unpacked(machine: Transport, folder: Path, there: Path, packed: _Packed) -> Path:
-    """Return the draft of what is brought: all small files, then the large ones, then the links."""
+    """Return the draft of the fetched path: unpack small files, fetch large files, then create links."""
     kept = bounded_tar.made(folder, "all")
     bounds = bounded_tar.ArchiveBounds(file_bytes=large_files.LARGE_BYTES)
     links = _extract(folder / "small", kept, lambda name: _is_under(name, there.name), bounds)
@@ -224,7 +224,7 @@ def _is_under(name: str, top: str) -> bool:
 
 
 def _is_kept(name: str, runs: Sequence[str], over: Sequence[str]) -> bool:
-    """Return whether `fetch` has asked for it: all of a run at work, the files of one that is over."""
+    """Return whether `fetch` requested the file: everything of a live run, only the stored files of a finished run."""
     run, *rest = name.split("/")
     return run in runs or run in over and (len(rest) <= 1 or rest[0] == "pod" and len(rest) <= 3)
 
@@ -238,7 +238,7 @@ def _tell_left_out(sentences: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
-    """Yield a folder for drafts on the disk of `folder`, which is made."""
+    """Create `folder` and yield a temporary folder on the same disk."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".slipway-") as name:
         yield Path(name)
@@ -246,7 +246,7 @@ def _draft(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _in_words(what: str) -> Iterator[None]:
-    """Raise SlipwayError for an answer that cannot be used, and for a disk that takes no more."""
+    """Convert an unusable answer, or a local write failure, into SlipwayError."""
     try:
         yield
     except Unreadable as error:
@@ -258,7 +258,7 @@ def _in_words(what: str) -> Iterator[None]:
 
 
 def _fetch_whole(machine: Transport, source: str, path: Path, size: int) -> None:
-    """Copy the first `size` bytes of a file, also over a connection that is cut on the way."""
+    """Copy the first `size` bytes of a file; resume after a broken connection."""
     meter = Meter()
     large_files.persist(lambda: _fetch(machine, source, path, size, meter), meter, mirror.PATIENCE_S, _log)
 

@@ -1,11 +1,11 @@
-"""A command that a laptop runs on this control host, as a child of this process.
+"""Execution of a laptop's command on this control host, as a child of this process.
 
-In: the laptop's record of the command (`HostPlaces.calls`), and the streams that sshd gave to this process: a terminal,
-or three pipes. The command inherits these streams, so sshd carries keys, sizes and bytes. Out: beside the record, how
-the command ended, with a copy of the journal where the journal has changed.
+The session reads the record of the laptop (`HostPlaces.calls`) and inherits the streams of sshd: a terminal, or three
+pipes. The command inherits the streams, so sshd carries keys, sizes and bytes. The outcome is written beside the
+record, with a copy of the journal if the journal changed.
 
-When sshd closes the streams, the laptop has left: the command gets SIGHUP, as from a terminal that is closed, and is
-waited for. A launch then leaves a keeper behind; no run is ended.
+When sshd closes the streams, the laptop has left. The session then sends SIGHUP to the command, as a closed terminal
+would, and waits for the end. A launch then leaves a keeper behind; no run ends.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from typing import Any
 from infra.agent.job import write_durably
 
 LOOK_S = 0.25
-KEPT_S = 86_400.0  # how long a record stays that no laptop has fetched
-KEYS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # they are for the command
+KEPT_S = 86_400.0  # age at which an unfetched record is removed
+KEYS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # signals meant for the command
 
 
 def run(
@@ -34,16 +34,16 @@ def run(
     copy_of: Callable[[], tuple[str, str]],
     look_after: Callable[[], None],
 ) -> int:
-    """Return the exit code of the command.
+    """Run the command of `record` and return its exit code.
 
-    `line_of` makes words, folder and variables of the record; `copy_of` the archive of the journal and its digest;
-    `look_after` starts what must go on once a command has ended whose laptop has left.
+    `line_of` returns words, folder and environment for the record; `copy_of` returns the archive of the journal and the
+    digest; `look_after` restarts keepers and services if the laptop left before the end of the command.
     """
     about = json.loads(record.read_bytes())
     record.unlink()
     _forget_old(record.parent)
     for number in KEYS:
-        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, the command does not inherit a function
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, a function is not inherited
     if os.isatty(0):
         _without_stop_key()
     words, folder, environ = line_of(about)
@@ -60,7 +60,7 @@ def run(
     archive = digest = problem = ""
     try:
         archive, digest = copy_of()
-    except Exception as error:  # the command has ended well, and its exit code must arrive
+    except Exception as error:  # a failed copy must not change the exit code of the command
         problem = f"{type(error).__name__}: {error}"
     said = {"code": code, "digest": digest, "problem": problem, "archive": archive if digest != about["holds"] else ""}
     write_durably(record.with_suffix(".over"), json.dumps(said))
@@ -68,17 +68,17 @@ def run(
 
 
 def _follow(child: "subprocess.Popen[bytes]") -> bool:
-    """Wait for the command; return whether the laptop has left before its end."""
+    """Wait for the command; return whether the laptop left before the end."""
     outputs = select.poll()
     for number in (1, 2):
-        outputs.register(number, 0)  # an error is always reported
+        outputs.register(number, 0)  # poll always reports errors
     has_left = False
     while True:
         try:
             child.wait(LOOK_S)
             return has_left
         except subprocess.TimeoutExpired:
-            # A reader that leaves closes one of two streams, and the command notices that by itself.
+            # A single closed stream is a reader of a pipe leaving, which the command notices by itself.
             if not has_left and len(outputs.poll(0)) == 2:
                 has_left = True
                 os.killpg(0, signal.SIGHUP)
@@ -86,13 +86,13 @@ def _follow(child: "subprocess.Popen[bytes]") -> bool:
 
 def _forget_old(folder: Path) -> None:
     for one in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another command has removed it
+        with contextlib.suppress(FileNotFoundError):  # a concurrent session removed the file
             if one.stat().st_mtime < time.time() - KEPT_S:
                 one.unlink()
 
 
 def _without_stop_key() -> None:
-    """Leave out the key that stops a program: no shell over there could wake the program up again."""
+    """Disable the suspend key, because no remote shell could resume a suspended program."""
     found = termios.tcgetattr(0)
     found[6][termios.VSUSP] = os.fpathconf(0, "PC_VDISABLE").to_bytes(1, sys.byteorder)
     termios.tcsetattr(0, termios.TCSANOW, found)

@@ -1,10 +1,10 @@
-"""The setting of the control host: the machine that runs the commands."""
+"""Settings of the control host: the machine that runs the commands."""
 
 from dataclasses import dataclass
 
 from infra.settings import PackSettings, row
 
-HERE = "here"  # as the name of a control host: none, commands run on this machine
+HERE = "here"  # host name that means: run commands on this machine
 
 
 @dataclass(frozen=True, kw_only=True)

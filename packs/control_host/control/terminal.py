@@ -1,7 +1,7 @@
-"""The near end of a command on a control host: OpenSSH lends it the streams, the terminal and the keys of this process.
+"""Local end of a command on a control host: OpenSSH connects the streams, the terminal and the keys of this process.
 
-In: a machine, and the line that runs `packs.control_host.control.session` there. Out: the exit code of ssh; and the
-outcome that the session has left there, as a record.
+`lend` runs a command line of `packs.control_host.control.session` on the host and returns the exit code of ssh.
+`outcome_of` parses the record that the session leaves.
 """
 
 import os
@@ -16,33 +16,33 @@ from infra.transport.ssh import Ssh
 from packs.control_host.control.archive import MOST_TEXT
 from store import outside
 
-MOST_PROBLEM = 1000  # letters of a reason
+MOST_PROBLEM = 1000  # maximum length of a reason
 MOST_OUTCOME = MOST_TEXT + (1 << 20)  # bytes
-LOST = 255  # exit code of ssh without its connection
+LOST = 255  # exit code of ssh for a connection failure
 CHECK = "see: ./inv status"
 
 
 @dataclass(frozen=True)
 class RemoteOutcome:
     code: int
-    archive: str = ""  # the copy of the journal; "" = it is as it was
-    digest: str = ""  # digest of that; "" = none could be made
-    problem: str = ""  # reason why it has none
+    archive: str = ""  # copy of the journal; "" = unchanged
+    digest: str = ""  # digest of the journal; "" = no copy could be made
+    problem: str = ""  # reason for the missing copy
 
 
 def is_ours() -> bool:
-    """Return whether stdin is a terminal that we may use: another job may have it in front of us."""
+    """Return whether stdin is a terminal and this process runs in the foreground."""
     try:
         return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # a terminal that is not ours to control: it can be read all the same
+    except OSError:  # a terminal outside of our control is still readable
         return True
 
 
 def lend(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
-    """Run a command there on our streams; return the exit code of ssh.
+    """Run a command on the host with the local streams; return the exit code of ssh.
 
-    The command has a terminal there where its input and its output are one here; otherwise its streams are pipes, so
-    that stdout and stderr stay apart. Raises UsageError where this machine has no ssh.
+    The remote command gets a terminal when stdin and stdout are a terminal here; otherwise stdout and stderr are
+    separate pipes. Raises UsageError without ssh on this machine.
     """
     if not shutil.which("ssh"):
         raise UsageError(
@@ -50,19 +50,19 @@ def lend(machine: Ssh, words: Sequence[str], cwd: Path) -> int:
         )
     is_terminal = is_ours() and os.isatty(1)
     line = machine.line(words, cwd, is_terminal=is_terminal)
-    line[1:1] = ["-o", "LogLevel=ERROR"]  # without "Connection closed" at the end
+    line[1:1] = ["-o", "LogLevel=ERROR"]  # hide "Connection closed" at the end
     stdin = subprocess.DEVNULL if os.isatty(0) and not is_ours() else None
     process = subprocess.Popen(line, stdin=stdin)
     try:
         return process.wait()
     except BaseException:
-        process.terminate()  # ssh then gives the terminal back as it was
+        process.terminate()  # ssh then restores the terminal
         process.wait()
         raise
 
 
 def outcome_of(text: str) -> RemoteOutcome:
-    """Return what a record says about the end of a command. Raises SlipwayError for one that is not of ours."""
+    """Parse the outcome record of a command. Raises SlipwayError for an invalid record."""
     try:
         said = outside.mapping(text, most_bytes=MOST_OUTCOME)
         code, digest = outside.typed(said, "code", int), outside.typed(said, "digest", str)
