@@ -103,7 +103,7 @@ class Bits:
         return loss, figures
 
     def _choose_columns(self, step: int) -> None:
-        """Select the columns of each matrix that stay unrounded in this step: the largest running maxima."""
+        """Select the columns of each matrix to leave unrounded in this step: the largest running maxima."""
         rest = max(1, self.steps - self.config.saliency_warmup)
         progress = min(1.0, max(0, step - self.config.saliency_warmup) / rest)
         share = self.config.saliency * (1 + math.cos(math.pi * progress)) / 2

@@ -29,7 +29,7 @@ def ternary(weight: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def pack(symbols: Tensor) -> Tensor:
-    """Pack symbols -1, 0, 1 (M, K) into uint8 (M / 4, K); a byte holds four rows that are M / 4 apart."""
+    """Pack symbols -1, 0, 1 (M, K) into uint8 (M / 4, K); a byte holds four rows, M / 4 apart."""
     quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
     packed = quarters[0].clone()
     for place, rows in enumerate(quarters[1:], 1):
@@ -122,12 +122,12 @@ class RoundedWeight(torch.autograd.Function):
 class TernaryLinear(nn.Linear):
     """A linear layer without bias that keeps float32 master weights and computes with ternary weights.
 
-    During training with gradients, `share` and `exact` can weaken the rounding; otherwise the layer rounds fully. In
+    With gradients enabled, `share` and `exact` can weaken the rounding; otherwise the layer rounds fully. In
     `eval` mode the layer rounds the matrix once and caches the result.
     """
 
     share: Tensor | None = None  # () from 0 (no rounding) to 1 (full); shared by all layers, set before each step
-    exact: Tensor | None = None  # (K,) bool: columns that stay unrounded
+    exact: Tensor | None = None  # (K,) bool: columns left unrounded
 
     def __init__(self, inputs: int, outputs: int, how: Ternary) -> None:
         super().__init__(inputs, outputs, bias=False)
