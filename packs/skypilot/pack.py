@@ -1,4 +1,4 @@
-"""The pack `skypilot`: a run as one managed job of SkyPilot."""
+"""Pack `skypilot`: each run is a managed job of SkyPilot."""
 
 from store.packs import Pack, PackProvider
 

@@ -1,4 +1,4 @@
-"""The pack `slurm`: runs on Slurm clusters that are reached by SSH."""
+"""Pack `slurm`: runs on Slurm clusters reached by SSH."""
 
 from store.packs import Pack, PackProvider
 

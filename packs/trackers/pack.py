@@ -1,4 +1,4 @@
-"""The pack `trackers`: metrics of a training go to W&B, MLflow or TensorBoard."""
+"""Pack `trackers`: sends the metrics of a training to W&B, MLflow or TensorBoard."""
 
 from store.packs import Pack
 

@@ -1,14 +1,14 @@
-"""The command of a task that another engine runs, such as SkyPilot: a guard in the foreground, on each of its nodes.
+"""Entry point of a task run by an external engine such as SkyPilot: a guard in the foreground on each node.
 
-    job.json, the engine's variables -> a pod's folder -> guard -> lines for the engine's log -> an exit code
+    job.json, the engine's variables -> pod folder -> guard -> lines for the engine's log -> exit code
 
-In: the folder that the engine has brought here, with `code`, what goes along and `job.json`, which knows neither its
-nodes nor how long it has waited. Out: what every pod has, with the same guard that holds it to its limits; on stdout
-the logs of the steps, and now and then how it is, since nobody may reach this machine otherwise. An engine that takes
-a machine away signals every process there, and begins this anew on another one: the work saves, and leaves without a
-verdict.
+The engine delivers a folder with `code`, the carried folders and `job.json`; `job.json` contains neither the node
+addresses nor the time spent in the queue. The program builds the same pod folder and runs the same guard as on any
+other pod. Stdout carries the logs of the steps and periodic reports, because the engine may be the only way to reach
+this machine. Before an engine takes a machine away, the engine signals every process on the machine and later restarts
+the task on a new machine: the trainer saves a checkpoint and exits without a verdict.
 
-Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
+Standard library only, with syntax that Python 3.9 accepts: the program runs on any machine.
 """
 
 import json
@@ -43,9 +43,9 @@ from infra.agent.state import (
 
 PODS = Path(".slipway", "pods")
 WORDS = "-m packs.skypilot.agent.managed"
-SUBMITTED_AT = "SLIPWAY_SUBMITTED_AT"  # UTC epoch seconds: limits count from there, over all machines of the run
+SUBMITTED_AT = "SLIPWAY_SUBMITTED_AT"  # UTC epoch seconds: start of the limits, shared by all machines of the run
 REPORT = "slipway-report "
-BETWEEN = " | "  # the step and its line
+BETWEEN = " | "  # separates the step from the log line
 POLL_S = 0.5
 REPORT_EVERY_S = 10.0
 REVIVE_S = 2.0
@@ -56,7 +56,10 @@ CACHE = "SLIPWAY_ENVIRONMENTS"
 
 
 def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -> Job:
-    """Return the job as this node of it has it: who the nodes are, its GPUs, and how long it was billed before."""
+    """Return the job of this node, with node addresses, rank, number of GPUs and the seconds billed before now.
+
+    Nodes with a rank above 0 run no `store.courier` step and no `beside` program. `now` is in UTC epoch seconds.
+    """
     ips = tuple(environ.get("SKYPILOT_NODE_IPS", "").split()) or ("127.0.0.1",)
     group = NodeGroup()
     if len(ips) > 1:
@@ -65,9 +68,10 @@ def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -
     asked_at = float(environ.get(SUBMITTED_AT) or now)
     limits = replace(job.limits, billed_s=max(0.0, now - asked_at))
     steps = job.steps if group.rank == 0 else tuple(one for one in job.steps if not _is_of_first(one.words))
-    # Two nodes of an engine may be one machine, where a guard ends whatever bears the token of its pod.
+    # Two nodes of an engine may share a machine, and a guard ends every process with the token of its pod. So each node
+    # gets its own token.
     token = "{}.{}".format(job.token, group.rank) if group.rank else job.token
-    num_gpus = int(environ.get(NUM_GPUS) or job.num_gpus)  # one of several acceptable kinds was taken
+    num_gpus = int(environ.get(NUM_GPUS) or job.num_gpus)  # the engine may have picked a different acceptable GPU kind
     beside = None if group.rank else job.beside
     return replace(job, token=token, group=group, limits=limits, steps=steps, num_gpus=num_gpus, beside=beside)
 
@@ -77,7 +81,7 @@ def _is_of_first(words: Any) -> bool:
 
 
 def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> PodFolder:
-    """Make the folder of the pod of this node, and take the secrets out of the environment."""
+    """Create the pod folder of this node and move the job's secrets from `environ` to a private file."""
     job = Job.from_json((brought / "job.json").read_text(encoding="utf-8"))
     ips = environ.get("SKYPILOT_NODE_IPS", "").split()
     rank = int(environ.get("SKYPILOT_NODE_RANK", "0"))
@@ -98,7 +102,7 @@ def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> P
 
 
 class LogRelay:
-    """Prints the engine's log: each line of every step's log once, and reports."""
+    """Relay to the engine's log: prints each line of every step log once, and reports."""
 
     def __init__(self, pod: PodFolder) -> None:
         self.pod = pod
@@ -112,7 +116,7 @@ class LogRelay:
             if path.stem in ("guard", "agent") or is_earlier_part(path):
                 continue
             piece, begin = self.rest.pop(path, b""), self.read.get(path, 0)
-            if path.stat().st_size < begin:  # it was rotated
+            if path.stat().st_size < begin:  # the log was rotated
                 piece, begin = piece + _content(earlier_part(path), begin), 0
             fresh = _content(path, begin)
             self.read[path] = begin + len(fresh)
@@ -147,7 +151,10 @@ def _print(line: str) -> None:
 
 
 def put_away(pod: PodFolder) -> None:
-    """Rename what an earlier attempt has left in the same home, once its processes are gone. Raises SystemExit."""
+    """Wait for the processes of an earlier attempt in the same home, then rename the files of the attempt.
+
+    Raises SystemExit when the guard or the agent of the earlier attempt still runs after `EARLIER_S` seconds.
+    """
     for role in ("guard", "agent"):
         held = hold(lock(pod, role), EARLIER_S)
         if held is None:
@@ -159,10 +166,11 @@ def put_away(pod: PodFolder) -> None:
 
 
 def begin_afresh(pod: PodFolder, home: Path, environ: Dict[str, str]) -> None:
-    """Do without what another allocation of Slurm's has left in this home; what counts of it is in the store.
+    """Delete work, logs and marks of an earlier Slurm allocation in this home; the store holds the lasting copy.
 
-    SkyPilot deletes the home of a cluster whose allocation ends, and Slurm may kill it over that. Then a mark or an
-    environment is still there, and what it stands for is not.
+    SkyPilot deletes the home of a cluster when the allocation ends, and Slurm may kill SkyPilot during the deletion. A
+    mark or an environment may then remain although the files behind the mark are gone. Without a Slurm allocation, do
+    nothing.
     """
     allocation = environ.get(ALLOCATION, "")
     if not allocation:
@@ -181,12 +189,12 @@ def begin_afresh(pod: PodFolder, home: Path, environ: Dict[str, str]) -> None:
 
 
 def has_left(pod: PodFolder) -> bool:
-    """Return whether the work has left, or is leaving, to be begun anew."""
+    """Return whether the job has stopped, or is stopping, without a verdict so that the engine restarts the task."""
     return not pod.verdict.exists() and read_json(stop_file(pod)).get("state") == LEFT
 
 
 def exit_code(pod: PodFolder) -> int:
-    """Return with what the engine's task ends; RESUME_ME is what it is begun anew for."""
+    """Return the exit code of the engine's task: 0 for success, 1 for failure, `RESUME_ME` to request a restart."""
     if has_left(pod):
         return RESUME_ME
     return 0 if read_json(pod.verdict).get("state") == "succeeded" else 1

@@ -1,6 +1,6 @@
-"""The folder that SkyPilot copies to the nodes of a job: our code, what the plan carries, and `job.json`.
+"""Folder copied by SkyPilot to the nodes of a job: our code, the plan's carried files, and `job.json`.
 
-In: a job and its plan. Out: the folder, from which `packs.skypilot.agent.managed` makes a pod's folder on each node.
+On each node, `packs.skypilot.agent.managed` turns the copied folder into a pod folder.
 """
 
 from pathlib import Path
@@ -11,14 +11,14 @@ from infra.records import Plan
 from infra.transport.protocol import ThisMachine
 from infra.transport.push import push
 
-# Without this file SkyPilot would leave out what a .gitignore names.
+# Without this file SkyPilot would skip the files named in a .gitignore.
 IGNORE = ".skyignore"
 
 
 def lay_out(job: Job, plan: Plan, root: Path, bundle: Path, asked: str = "") -> list[str]:
-    """Fill the folder `bundle`; return notes on what was packed and refused.
+    """Fill the folder `bundle`; return the number of sent files and a note per refused file.
 
-    root: the checkout; asked: the words of the launch, as the journal keeps them.
+    root: root of the checkout. asked: the words of the launch command, as recorded in the journal.
     """
     pod, here = PodFolder(bundle), ThisMachine()
     write_durably(pod.marker, f'{{"token": "{job.token}", "run": "{job.run}"}}\n')

@@ -1,9 +1,10 @@
-"""Questions to SkyPilot's SDK, which one process per installation holds.
+"""Client for SkyPilot's SDK, which runs in a single worker process (`worker.py`) per installation.
 
-In: a question and what belongs to it. Out: its answer, plain JSON. That process (`worker.py`) is begun by whoever finds
-none, answers whoever may open its socket in the state folder, and ends when nobody has asked for long. One that has
-died is replaced, and so is one that does not say that it hears. What SkyPilot raises becomes an error of ours, with
-what to do about it.
+    question and arguments -> Unix socket in the state folder -> worker -> plain JSON answer
+
+A client starts the worker when no worker runs. A client replaces a worker after the worker's death, or without a
+greeting within `HEAR_S`. The worker serves every process with access to the socket and exits after `IDLE_S` without
+requests. The client turns SkyPilot's exceptions into `SlipwayError`s with a remedy.
 """
 
 import contextlib
@@ -29,31 +30,31 @@ from infra.units import size
 
 WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENT = "skypilot"
-ANSWER_S = 300.0  # the first question to a server that has just begun takes it minutes on a busy machine
+ANSWER_S = 300.0  # a busy machine needs minutes for the first request to a new API server
 LAUNCH_S = 600.0
-HEAR_S = 30.0  # time from a connection to the first sign of life
-PATIENCE_S = 2.5  # time for a fresh answer, where an older one is known
+HEAR_S = 30.0  # time from the connection to the worker's greeting
+PATIENCE_S = 2.5  # time to wait for a fresh answer when an older answer is known
 IDLE_S = 900.0
 POLL_S = 0.05
-LONGEST_ANSWER = 256 << 20  # characters of an answer: a log of a job, where each character may be six
+LONGEST_ANSWER = 256 << 20  # characters of an answer: a job log, with up to six characters per escaped character
 LONGEST_LOG = 1 << 20
-READS = ("server", "validate", "limits", "price", "queue", "log")  # may be asked twice
+READS = ("server", "validate", "limits", "price", "queue", "log")  # read-only requests; safe to retry
 VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
 HIDDEN = {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "PYTHONWARNINGS": "ignore"}
 TELLING = re.compile(r"HOME|SKY.*|.*_proxy|SSL_CERT_.*|REQUESTS_CA_BUNDLE", re.IGNORECASE)
 
 
 class NotAnswered(Ambiguous):
-    """SkyPilot was asked, and has not answered in time, or its process has died."""
+    """Raised when SkyPilot does not answer in time, or the worker dies; the request may have taken effect."""
 
 
 class NoServer(SlipwayError):
-    """No API server answers; the jobs that it has begun go on without it."""
+    """Raised when no API server answers; jobs already started continue without the server."""
 
 
 @dataclass(frozen=True)
 class SkyPilotAnswer:
-    """An answer of SkyPilot, and when it was asked."""
+    """Answer of SkyPilot, with the time of the request."""
 
     answer: Any
     at: float
@@ -62,12 +63,12 @@ class SkyPilotAnswer:
 
 @dataclass
 class Client:
-    """A client of the process that answers for SkyPilot."""
+    """Client of the worker process with SkyPilot's SDK."""
 
     python: Callable[[], Path]
-    """Returns the interpreter with SkyPilot, whose environment is made on the first call."""
+    """Returns the interpreter with SkyPilot; creates the environment on the first call."""
     folder: Path
-    """Folder of the process's socket; private to the user."""
+    """Folder of the worker's socket; private to the user."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     worker: Path = WORKER
     idle_s: float = IDLE_S
@@ -76,24 +77,28 @@ class Client:
 
     @staticmethod
     def here(environments: Path, folder: Path) -> "Client":
-        """Return the client whose environment lies in `environments`; it is made when it is first needed."""
+        """Return a client with SkyPilot's environment in `environments`, created on first use."""
         return Client(lambda: environment.ensure(ENVIRONMENT, ROOT, environments, "", _quiet), folder)
 
     def ask(self, what: str, *, timeout_s: float = ANSWER_S, **given: Any) -> Any:
-        """Return the answer. Raises SlipwayError: NotAnswered where what was asked for may have been done."""
+        """Send the request `what` and return the answer; wait at most `timeout_s` seconds.
+
+        Raises NotAnswered when the request may have taken effect, and other SlipwayErrors for errors of SkyPilot.
+        """
         return self._exchange({"what": what, "given": given}, timeout_s).answer
 
     def look(self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any) -> SkyPilotAnswer:
-        """Return the answer as it was a moment ago, or some time ago where SkyPilot takes long, but after `since`.
+        """Return a cached or fresh answer to the read-only request `what`, read no earlier than `since`.
 
-        Raises SlipwayError when SkyPilot cannot be asked.
+        `since` is in UTC epoch seconds. An answer older than a few seconds is returned only when SkyPilot needs longer
+        than `PATIENCE_S` for a fresh answer. Raises SlipwayError when SkyPilot cannot be reached.
         """
         asked = {"what": what, "given": given, "since": since, "patience_s": PATIENCE_S}
         return self._exchange(asked, timeout_s)
 
     @property
     def socket_file(self) -> Path:
-        """Return the socket of the process that has this interpreter, code and configuration."""
+        """Return the socket of the worker for this interpreter, worker code and configuration."""
         telling = sorted((name, value) for name, value in self.environ.items() if TELLING.fullmatch(name))
         about = json.dumps([str(self.python()), self.worker.read_text(encoding="utf-8"), telling])
         return self.folder / f"worker-{hashlib.sha256(about.encode()).hexdigest()[:12]}.sock"
@@ -118,7 +123,7 @@ class Client:
 
     @staticmethod
     def _answer(caller: socket.socket, asked: Mapping[str, Any], deadline: float) -> str:
-        """Return the line that answers, "" where the process has died meanwhile. Raises TimeoutError."""
+        """Send the request and return the answer line, or "" when the worker dies. Raises TimeoutError."""
         try:
             with caller.makefile("rw", encoding="utf-8") as stream:
                 caller.settimeout(max(0.1, deadline - time.monotonic()))
@@ -133,9 +138,9 @@ class Client:
 
     @contextlib.contextmanager
     def _heard(self, deadline: float) -> Iterator[socket.socket]:
-        """Yield a connection to the process, which has said that it hears. Raises SlipwayError, TimeoutError."""
+        """Yield a connection to a worker after the worker's greeting. Raises SlipwayError, TimeoutError."""
         place = self.socket_file
-        with self._turn:  # threads of one command begin one process
+        with self._turn:  # One worker for all threads of a command.
             caller = self._call(place, deadline)
         with caller:
             yield caller
@@ -151,7 +156,7 @@ class Client:
                     caller.connect(name)
                 if _line(caller):
                     return caller
-            except (TimeoutError, BlockingIOError):  # the latter: the queue of the socket is full
+            except (TimeoutError, BlockingIOError):  # BlockingIOError: the socket's backlog is full
                 if time.monotonic() > deaf_at:
                     end_all(self._mark(place), 0.0)
                     deaf_at = time.monotonic() + self.hear_s
@@ -183,7 +188,7 @@ class Client:
 
     @staticmethod
     def _mark(place: Path) -> str:
-        """Return by what in its environment the process of that socket is known."""
+        """Return the token in the environment of the worker of this socket, used to find and end the worker."""
         return f"skypilot:{place}"
 
     def _error(self, kind: str, said: str) -> SlipwayError:
@@ -207,10 +212,10 @@ class Client:
 
 
 def _line(caller: socket.socket) -> bytes:
-    """Return the first line that the process says, b"" where it leaves instead."""
+    """Return the first line from the worker, or b"" when the worker closes the connection."""
     said = b""
     while not said.endswith(b"\n"):
-        piece = caller.recv(1)  # not one byte of the next line
+        piece = caller.recv(1)  # byte by byte: the next line stays unread
         if not piece:
             return b""
         said += piece
@@ -218,4 +223,4 @@ def _line(caller: socket.socket) -> bytes:
 
 
 def _quiet(said: str) -> None:
-    """Drop what is said while the environment is made: it is told once, in front."""
+    """Discard progress messages of the environment's installation; the caller announces the installation."""

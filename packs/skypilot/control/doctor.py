@@ -1,4 +1,4 @@
-"""The lines of `inv doctor` about SkyPilot: whether its client is there, and who its API server says that it is."""
+"""Lines of `inv doctor` about SkyPilot: the state of the client's environment and the user of the API server."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from packs.skypilot.control.managed_jobs import NAME, ManagedJobs
 
 
 def client(root: Path, settings: Settings) -> DoctorLine:
-    """Return whether SkyPilot's client is there; its API server is not asked, which takes seconds."""
+    """Report whether SkyPilot's client is installed, without a request to the API server, which takes seconds."""
     then = f"inv doctor --provider {NAME} asks its API server"
     if environment.find(ENVIRONMENT, root, settings.environments, ""):
         return DoctorLine(NAME, "ok", f"its client is here; {then}")
@@ -19,7 +19,7 @@ def client(root: Path, settings: Settings) -> DoctorLine:
 
 
 def server(settings: Settings) -> list[DoctorLine]:
-    """Ask SkyPilot's API server who it is; the environment of the client is made where it is not there yet."""
+    """Ask SkyPilot's API server for user and URL; create the client's environment first if missing."""
     try:
         return [DoctorLine(NAME, "ok", ManagedJobs.of(settings).account().owner)]
     except SlipwayError as error:

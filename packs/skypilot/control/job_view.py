@@ -1,7 +1,7 @@
-"""The output of a managed job, and SkyPilot's view of it, as the files that a pod has.
+"""Transport view of a managed job: the job's output and SkyPilot's queue row, presented as a pod's files.
 
-SkyPilot alone reaches the machines of its jobs. Our command there prints the lines of its steps and, now and then, how
-it is (`packs.skypilot.agent.managed`); SkyPilot keeps that. Whoever asks for a pod's files is given those.
+Only SkyPilot reaches the machines of its jobs. `packs.skypilot.agent.managed` prints step logs and periodic reports
+there; SkyPilot stores the output. This module parses the stored output and answers requests for a pod's files.
 """
 
 import contextlib
@@ -19,29 +19,29 @@ from packs.skypilot.agent.managed import BETWEEN, REPORT
 from packs.skypilot.control.client import NoServer, NotAnswered, SkyPilotAnswer
 from store.untrusted_names import is_part
 
-OVER = {  # SkyPilot's last states of a managed job
+OVER = {  # final states of a managed job in SkyPilot
     "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
     "FAILED_PRECHECKS": "failed", "FAILED_NO_RESOURCE": "failed", "FAILED_CONTROLLER": "failed",
 }  # fmt: skip
 ENDING = ("CANCELLING", "WINDING_DOWN")
 RECENT_LINES = 400
-FRESH_S = 4.0  # age up to which a read is reused: each look is a request to the API server
+FRESH_S = 4.0  # age up to which a read is reused: each read is a request to the API server
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PREFIX = re.compile(r"\([^()]*?(?:rank=(\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 
 
 @dataclass(frozen=True)
 class JobLog:
-    """The output of a job's newest attempt."""
+    """Output of the newest attempt of a job."""
 
     steps: Mapping[str, str]
-    """Text of each step by the name of its log without the ending: `run`, and `run.1` of node 1."""
+    """Text of each step, by the name of its log without the suffix: `run`, and `run.1` for node 1."""
     report: Mapping[str, Any]
-    """The last report of node 0; {} while there is none."""
+    """Last report of node 0; {} before the first report."""
 
 
 def read(text: str) -> JobLog:
-    """Return the printed lines, by step."""
+    """Parse the output of a job into step logs and the last report of node 0."""
     steps: dict[str, list[str]] = {}
     report: dict[str, Any] = {}
     for raw in text.splitlines():
@@ -51,7 +51,7 @@ def read(text: str) -> JobLog:
         said = line[prefix.end() :] if prefix else line
         if said.startswith(REPORT):
             if rank == 0:
-                with contextlib.suppress(ValueError):  # its end is still to come
+                with contextlib.suppress(ValueError):  # a truncated report at the end
                     report = json.loads(said.removeprefix(REPORT))
             continue
         name, between, rest = said.partition(BETWEEN)
@@ -62,7 +62,11 @@ def read(text: str) -> JobLog:
 
 
 def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float) -> dict[str, dict[str, Any]]:
-    """Return progress, verdict and guard of the run, as a pod's files would have them."""
+    """Return progress, verdict, guard and agent of the run in the format of a pod's files.
+
+    row: the job's row in SkyPilot's queue. now: UTC epoch seconds. Only report parts with the run's `token` count. The
+    verdict is {} until SkyPilot's status is final.
+    """
     status = str(row.get("status") or "")
     recoveries = int(row.get("recovery_count") or 0)
     told = {key: dict(part) for key, part in log.report.items() if part and part.get("token") == token}
@@ -81,12 +85,12 @@ def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float)
 
 @dataclass
 class JobView:
-    """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
+    """Transport to a managed job: serves the job's files from SkyPilot's data; cannot run programs or write files."""
 
     row: Callable[[], SkyPilotAnswer]
-    """Returns the job's row in SkyPilot's queue; {} where it is not known."""
+    """Returns the job's row in SkyPilot's queue; {} for an unknown job."""
     log: Callable[[int | None, float], str]
-    """Returns the job's last lines, None for all, as they were after that time."""
+    """Returns the last lines of the job's log (None: all lines), read at or after the given UTC epoch second."""
     end: Callable[[], None]
     token: str
     run_name: str
@@ -99,7 +103,7 @@ class JobView:
         self, words: Sequence[str], *, stdin: bytes | Iterable[bytes] | None = None, timeout_s: float,
         cwd: str | Path | None = None, env: Mapping[str, str] | None = None, limit_bytes: int = LIMIT_BYTES,
     ) -> Result:  # fmt: skip
-        """Answer what the agent would: its status, the list of its logs; `stop` cancels the job."""
+        """Answer the agent commands `status` and log listing from SkyPilot's data; `stop` cancels the job."""
         verb = list(words)
         if verb[1:4] == ["-m", "infra.agent", "status"]:
             return Result(0, json.dumps(self._words()), "")
@@ -143,7 +147,7 @@ class JobView:
     def _words(self) -> dict[str, dict[str, Any]]:
         seen = self._once("row", self.row)
         status, text = str(seen.answer.get("status") or ""), ""
-        since = seen.at if status in OVER else 0.0  # after its end, a read has its last lines
+        since = seen.at if status in OVER else 0.0  # a read after the job's end includes the last lines
         if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
             text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
             if REPORT not in text and text.count("\n") >= RECENT_LINES:
@@ -160,12 +164,15 @@ class JobView:
             raise FileNotFoundError(str(path)) from None
 
     def _once(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return a recent read, or read anew. Raises Unreachable where SkyPilot does not answer."""
+        """Return a read of at most `FRESH_S` seconds ago, or read again.
+
+        Raises Unreachable when SkyPilot does not answer.
+        """
         at, found = self._seen.get(what, (0.0, None))
         if found is None or time.monotonic() - at > FRESH_S:
             try:
                 found = ask()
-            except (NotAnswered, NoServer) as error:  # the job goes on meanwhile, and is asked about again
+            except (NotAnswered, NoServer) as error:  # the job continues meanwhile; the caller retries
                 raise Unreachable(str(error)) from error
             self._seen[what] = (time.monotonic(), found)
         return found

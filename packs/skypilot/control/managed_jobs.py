@@ -1,7 +1,7 @@
-"""The provider `skypilot`: a pod is a managed job, and SkyPilot's API server is asked for everything.
+"""Provider `skypilot`: each pod is a managed job, and every request goes to SkyPilot's API server.
 
-SkyPilot chooses the machines, takes others when they are taken away, and gives them back when the job is over. What is
-submitted is a job with its code, so a pod without work cannot be had.
+SkyPilot picks the machines, replaces preempted machines, and releases the machines after the job. A submission contains
+the job with its code, so the provider offers no pods without a job.
 """
 
 import contextlib
@@ -36,19 +36,19 @@ STATES = {  # values of `Pod.state`; any other status is booting
     "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
 }  # fmt: skip
-OLD_S = 60.0  # an answer of that age says nothing about now
-# Kinds of GPU that SkyPilot's catalogues and our table call by one name.
+OLD_S = 60.0  # age in seconds from which an answer no longer describes the present
+# GPU kinds with the same name in SkyPilot's catalogues and in our table.
 GPU_KINDS = ("L4", "L40S", "A100-80GB", "H100", "H200", "B200")
-Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
+Submission = Callable[[str, Limits], Mapping[str, Any]]  # builds the task from a token and the remaining limits
 
 
 @dataclass(frozen=True)
 class ManagedJobs(RunEngine):
-    """Managed jobs of SkyPilot's."""
+    """Run engine and provider for SkyPilot's managed jobs."""
 
     client: Client
     bundles: Path
-    """Folders with the code of jobs, by token, from which SkyPilot takes it."""
+    """Root of the code bundles that SkyPilot uploads, one folder per token."""
     submission: Submission | None = None
 
     name, title = NAME, "SkyPilot"
@@ -68,7 +68,7 @@ class ManagedJobs(RunEngine):
         return ManagedJobs(Client.here(settings.environments, beside), beside)
 
     def account(self) -> Account:
-        """Return whose API server it is; SkyPilot knows no balance."""
+        """Return user and URL of the API server; SkyPilot reports no balance."""
         found = self.client.ask("server")
         return Account(provider=self.name, owner=f"{found['user'] or 'nobody'} at {found['url']}")
 
@@ -76,11 +76,11 @@ class ManagedJobs(RunEngine):
         return self.catalog(request)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return the offer that SkyPilot would choose now for such a machine."""
+        """Return the offer that SkyPilot's optimizer would choose now for the requested machine."""
         return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
 
     def priced(self, keys: Mapping[str, Any], nodes: int) -> Considered:
-        """Return the offers that SkyPilot considers now, with the price of each node. Raises NoOffer, UsageError."""
+        """Return the offers that SkyPilot considers now, priced per node. Raises NoOffer, UsageError."""
         asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
         return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
 
@@ -93,7 +93,7 @@ class ManagedJobs(RunEngine):
         return keys, notes
 
     def quote(self, plan: Plan, tell: Say) -> list[Offer]:
-        """Return the offer that SkyPilot would choose for the plan now, and tell the others."""
+        """Return the offer that SkyPilot would choose for the plan now; report the alternatives to `tell`."""
         keys = keys_of(plan)
         task.check(keys, plan.request.nodes, False, self.name)
         found = self.priced(keys, plan.request.nodes)
@@ -102,13 +102,17 @@ class ManagedJobs(RunEngine):
         return [found.chosen]
 
     def begin(self, start: RunStart) -> Op:
-        """Submit the run as one managed job: its code in a folder, its intent in the journal, then SkyPilot."""
+        """Submit the run as a managed job: write the code bundle, record the intent in the journal, call SkyPilot.
+
+        The limits of the returned operation cover all nodes: spend limit and hourly price are multiplied by their
+        number.
+        """
         plan, terms = start.plan, start.terms
         assert plan.job is not None
         nodes = plan.request.nodes
         group = NodeGroup()
         if nodes > 1:
-            # Ports below those that systems give away; node 0 listens there.
+            # Ports below the ephemeral range; node 0 listens on both ports.
             port, words_port = meet.free_ports(2)
             group = NodeGroup(run=plan.request.run, port=port, words_port=words_port, key=random_word(32))
         each = plan.job.limits
@@ -141,7 +145,7 @@ class ManagedJobs(RunEngine):
         return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
 
     def find(self, pod: str) -> Pod | None:
-        """Return the job as it was seen a moment ago; that there is none is asked for now."""
+        """Return the job as a pod, possibly from a cached answer; verify an absence with a fresh request."""
         seen = self.seen(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
@@ -168,11 +172,11 @@ class ManagedJobs(RunEngine):
         )  # fmt: skip
 
     def row_of(self, pod: str) -> Mapping[str, Any] | None:
-        """Return the queue's current row of the job with that number or token."""
+        """Return the current queue row of the job with this number or token, or None."""
         return _row(self.client.ask("queue", **_asking(pod)), pod) or None
 
     def seen(self, pod: str) -> SkyPilotAnswer:
-        """Return the queue's row of it, and the time of reading; {} where it had no such job."""
+        """Return the job's queue row ({} for an unknown job) with the time of the read; both may be cached."""
         known = self.client.look("queue", **_asking(pod))
         return SkyPilotAnswer(_row(known.answer, pod), known.at)
 
@@ -196,7 +200,7 @@ class ManagedJobs(RunEngine):
 
 
 def keys_of(plan: Plan) -> dict[str, Any]:
-    """Return the keys for SkyPilot: those of the job file, else those of the request."""
+    """Return SkyPilot's keys from the job file, or the keys derived from the request."""
     return dict(plan.engine_keys) if plan.engine_keys else {"resources": task.resources_of(plan.request)}
 
 

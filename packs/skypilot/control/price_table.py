@@ -1,6 +1,6 @@
-"""The table in which SkyPilot's optimizer shows what it considered -> offers. Pure.
+"""Parser for the table of SkyPilot's optimizer, which returns the offers. Pure.
 
-The API server answers with nothing but this text. A cost is that of an hour of all nodes, in whole cents.
+The API server returns only this text. A cost covers one hour of all nodes, in US dollars rounded to whole cents.
 """
 
 import re
@@ -20,14 +20,14 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Considered:
-    """The offer that the optimizer would choose, and the others."""
+    """Offer chosen by the optimizer, and the alternatives."""
 
     chosen: Offer
     others: Sequence[Offer] = ()
 
 
 def read(text: str, nodes: int, provider: str, now: float) -> Considered:
-    """Return the offers of a table, each with the price of one node. Raises NoOffer where there is no table."""
+    """Parse the table into offers, each priced per node. Raises NoOffer when no row is marked as chosen."""
     lines = [COLOURS.sub("", line).strip() for line in text.splitlines()]
     heads = [number for number, line in enumerate(lines) if tuple(re.split(r"\s{2,}", line)) == COLUMNS]
     rows = [re.split(r"\s{2,}", line) for line in lines[heads[-1] + 1 :]] if heads else []

@@ -1,9 +1,10 @@
-"""A job of ours as a task of SkyPilot's, and what SkyPilot's clouds cannot do.
+"""Conversion of a job into a SkyPilot task, and SkyPilot's missing features on each cloud.
 
-In: a request for a machine or the keys of a job file, the job, the folder with its code. Out: the task's YAML as a
-mapping. The command of the task is our guard, so that limits, steps, marks and logs are those of every pod;
-`packs.skypilot.agent.managed` makes the job of a node of it again. SkyPilot begins a task anew when its machine is
-taken away, and for nothing else: what a failed step deserves is decided by our agent.
+    machine request or keys of a job file, job, code folder -> task YAML as a mapping
+
+The command of the task is our guard, so limits, steps, marks and logs work as on every pod;
+`packs.skypilot.agent.managed` derives the job of each node on the node. SkyPilot restarts a task after a preemption or
+on exit code `RESUME_ME`, and for no other reason: our agent decides about failed steps.
 """
 
 import copy
@@ -22,13 +23,14 @@ CLOUDS = (
     "aws azure gcp ibm lambda scp oci runpod vast vsphere cudo fluidstack paperspace primeintellect do nebius ssh "
     "slurm hyperbolic seeweb shadeform yotta mithril verda kubernetes k8s"
 ).split()
-OWN = ("ssh", "slurm", "kubernetes", "k8s")  # clusters of the user's own, which SkyPilot gives no price for
+OWN = ("ssh", "slurm", "kubernetes", "k8s")  # the user's own clusters, without a price in SkyPilot
 ENGINE_KEYS = ("resources", "config", "volumes", "event_callback")
 GB = 10**9
 CODE = "code"
 RUN = f'cd "$HOME/sky_workdir" && PYTHONPATH={CODE} exec python3 {WORDS}'
 
-# Features that SkyPilot 0.14 lacks on a cloud, in its own words; a nightly test compares this with SkyPilot itself.
+# Features that SkyPilot 0.14 lacks on each cloud, by SkyPilot's names; a nightly test compares this table with
+# SkyPilot.
 MULTI_NODE, SPOT, MOUNTS = "multi-node", "spot_instance", "storage_mounting"
 IMAGE, DISK_TIER, NETWORK_TIER, PORTS = "image_id", "custom_disk_tier", "custom_network_tier", "open_ports"
 LACKING = {
@@ -65,7 +67,7 @@ IN_WORDS = {
 
 
 def resources_of(request: Request) -> dict[str, Any]:
-    """Return the `resources` that ask for such a machine."""
+    """Return SkyPilot's `resources` for the requested machine."""
     found: dict[str, Any] = {}
     infra = "/".join(filter(None, (request.cloud.lower() or ("*" if request.region else ""), request.region)))
     if infra:
@@ -84,10 +86,10 @@ def resources_of(request: Request) -> dict[str, Any]:
 
 
 def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request) -> tuple[dict[str, Any], list[str]]:
-    """Return the `resources` of a job file with what was typed, which outweighs them in each of their ways.
+    """Return the `resources` of a job file, overridden by the typed options in every alternative, and notes.
 
-    `typed`: the values of a `MachineSpec`, by name. The second part says what was left out, since the cloud that was
-    typed never has it.
+    typed: the values of a `MachineSpec`, by name. Each note names a key dropped from the job file, because the typed
+    cloud lacks the feature.
     """
     asked, cloud = resources_of(request), typed["cloud"]
     keys = {"use_spot": typed["use_spot"], "instance_type": typed["instance_type"], "cpus": typed["cpus"],
@@ -117,7 +119,7 @@ def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request
 def task_of(
     job: Job, *, nodes: int, keys: Mapping[str, Any], bundle: Path, secrets: Mapping[str, str], now: float
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the task of a managed job. `keys`: those of a job file that are SkyPilot's business, `resources` first."""
+    """Return the task of a managed job. `keys`: SkyPilot's keys of the job file, such as `resources`."""
     resources = copy.deepcopy(dict(keys.get("resources") or {}))
     ways = [one for one in (*(resources.get("any_of") or ()), *(resources.get("ordered") or ()))]
     strategy = next(filter(None, map(_strategy, (resources, *ways))), None)
@@ -134,7 +136,7 @@ def task_of(
 
 
 def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None:
-    """Raise UsageError for what one of the clouds that are named can never do."""
+    """Raise UsageError for a requested feature missing on a named cloud, or for an unknown cloud."""
     resources = keys.get("resources") or {}
     for cloud, one in _ways(resources):
         if cloud and cloud not in CLOUDS:
@@ -149,7 +151,7 @@ def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None
 
 
 def _ways(resources: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each alternative with the cloud that it names, "" for none."""
+    """Yield the cloud ("" for none) and the merged resources of each alternative."""
     several = resources.get("any_of") or resources.get("ordered") or [{}]
     for one in several:
         way = {**resources, **one}

@@ -1,14 +1,15 @@
-"""SkyPilot's SDK behind a Unix socket: run by the interpreter of the `skypilot` environment, which alone holds it.
+"""Worker process with SkyPilot's SDK behind a Unix socket, run by the interpreter of the `skypilot` environment.
 
-    worker.py FOLDER NAME IDLE_S      the socket, the lock, and what was read last: FOLDER/NAME.sock, .lock, .json
+    worker.py FOLDER NAME IDLE_S      socket, lock and cached answers: FOLDER/NAME.sock, .lock, .json
 
-Importing SkyPilot takes some seconds and each question about a job some more, so one process answers for an
-installation, until nobody has asked for IDLE_S. A caller hears first that it is heard, `{"pid": ...}`; then it says a
-line, {"what": ..., "given": {...}}, and hears one: {"answer": ..., "at": ...} or {"kind": ..., "error": ...}; `at` is
-the time at which the answer was asked for. With `since` it only looks: what was read after that will do, and what is
-older than FRESH_S is read again; who waits longer than `patience_s` for that is told what is known.
+Importing SkyPilot takes seconds and each request about a job takes seconds more, so one worker serves an installation
+and exits after IDLE_S seconds without requests. The worker greets a client with `{"pid": ...}`; the client sends one
+line, {"what": ..., "given": {...}}, and receives one line: {"answer": ..., "at": ...} or {"kind": ..., "error": ...,
+"at": ...}, with `at` as the time of the request to SkyPilot. A request with `since` accepts a cached answer from
+`since` or later; the worker reads again when the cached answer is older than FRESH_S, and returns the cached answer if
+the read takes longer than `patience_s`.
 
-It imports nothing of ours, and what SkyPilot prints goes to stderr.
+The module imports none of our code. SkyPilot's output goes to stderr.
 """
 
 import contextlib
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 FRESH_S = 5.0
-STUCK_S = 900.0  # a question that takes longer holds nobody up
-LATE_S = 60.0  # likewise something that is only read: it is asked again
+STUCK_S = 900.0  # a request running longer than this does not keep the worker alive
+LATE_S = 60.0  # a read running longer than this is started again
 MOST_KEPT = 100  # answers
-LONGEST_LOG = 32 << 20  # characters of a job's output: its end
-LONGEST_KEPT = 1 << 18  # longest answer that is kept on disk
-KINDS = {  # errors of SkyPilot, and their kinds for the caller
+LONGEST_LOG = 32 << 20  # characters of a job's output, counted from the end
+LONGEST_KEPT = 1 << 18  # longest answer stored on disk
+KINDS = {  # SkyPilot's exceptions and the error kinds for the client
     "ApiServerConnectionError": "unreachable",
     "APIVersionMismatchError": "skew",
     "APINotSupportedError": "skew",
@@ -52,11 +53,11 @@ FIELDS = ["job_id", "job_name", "status", "submitted_at", "start_at", "end_at", 
 
 
 def server() -> dict:
-    """Return the API server and its version; raises when none answers. None is ever started."""
+    """Return URL, version and user of the API server; raise if no server answers. Never starts a server."""
     from sky.client import sdk
     from sky.server import common
 
-    sdk.reload_config()  # somebody may have written another one since this process began
+    sdk.reload_config()  # The configuration may have changed since the start of this process.
     url = common.get_server_url()
     common.get_api_server_status_response.cache_clear()
     status, info = common.check_server_healthy(url)
@@ -69,14 +70,14 @@ def server() -> dict:
 
 
 def validate(task: dict) -> dict:
-    """Return the task as SkyPilot understands it; nobody is asked."""
+    """Return the task as SkyPilot parses it, without a request to the API server."""
     import sky
 
     return sky.Task.from_yaml_config(task).to_yaml_config()
 
 
 def limits() -> dict:
-    """Return by cloud which features it never has, in SkyPilot's words."""
+    """Return the unsupported features of each cloud, by SkyPilot's names."""
     from sky.utils.registry import CLOUD_REGISTRY
 
     found = {}
@@ -87,7 +88,7 @@ def limits() -> dict:
 
 
 def price(task: dict) -> str:
-    """Return the table of what SkyPilot's optimizer would take for the task now, as the server prints it."""
+    """Return the optimizer's table of candidates and prices for the task, as the API server prints the table."""
     import sky
 
     server()
@@ -104,13 +105,13 @@ def launch(task: dict) -> dict:
     import sky
 
     server()
-    name = task["name"]  # reading takes keys out of it
+    name = task["name"]  # from_yaml_config removes keys from the task
     ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=name))
     return {"job_id": ids[0]}
 
 
 def queue(job_ids: Any = None, name: Any = None) -> list:
-    """Return the managed jobs of this user that are known, with their states."""
+    """Return this user's managed jobs with their states, optionally filtered by number or name."""
     import sky
 
     server()
@@ -133,10 +134,10 @@ def cancel(job_id: int) -> None:
 
 
 class LastWords(io.StringIO):
-    """A stream that keeps the end of what is written to it."""
+    """Stream with at least the last `LONGEST_LOG` characters, and at most twice as many, of the written text."""
 
     def write(self, text: str) -> int:
-        """Take the next text."""
+        """Append `text`, and drop the oldest text beyond twice the limit."""
         super().write(text)
         if self.tell() > 2 * LONGEST_LOG:
             kept = self.getvalue()[-LONGEST_LOG:]
@@ -147,7 +148,7 @@ class LastWords(io.StringIO):
 
 
 def log(job_id: int, tail: Any = None) -> str:
-    """Return the output of a job, or its last lines; of a longer output its end."""
+    """Return the job's output, or the last `tail` lines; at most the last `LONGEST_LOG` characters."""
     import sky
 
     server()
@@ -165,11 +166,11 @@ def kind_of(error: BaseException) -> str:
 
 
 def reply(what: str, given: dict) -> dict:
-    """Return the answer to a question, or what went wrong, and when it was asked."""
+    """Return the answer to a request, or the error with its kind, and the time of the request."""
     at = time.time()
     try:
         return {"answer": QUESTIONS[what](**given), "at": at}
-    except (Exception, SystemExit) as error:  # any error of SkyPilot is an answer
+    except (Exception, SystemExit) as error:  # every error of SkyPilot is an answer
         name = "" if kind_of(error) != "other" else f"{type(error).__name__}: "
         return {"kind": kind_of(error), "error": f"{name}{error}", "at": at}
 
@@ -178,7 +179,7 @@ QUESTIONS = {one.__name__: one for one in (server, validate, limits, price, laun
 
 
 class Reading:
-    """One question that is asked of SkyPilot; whoever asks the same meanwhile waits for the same answer."""
+    """Running read from SkyPilot; clients with the same request wait for the same result."""
 
     def __init__(self) -> None:
         self.began_at = time.monotonic()
@@ -187,18 +188,22 @@ class Reading:
 
 
 class KnownAnswers:
-    """A cache of the last answer to each question, in memory and on disk."""
+    """Cache of the last answer to each read-only request, in memory and on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.turn = threading.Lock()
         self.known: dict = {}
         self.under_way: dict = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # absent or damaged: all is asked again
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # missing or damaged: start empty
             self.known = dict(json.loads(path.read_bytes()))
 
     def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:
-        """Return a known and fresh answer; else ask, and wait: for `patience_s` where an older one is known."""
+        """Return an answer read at or after `since` (UTC epoch seconds), preferably at most `FRESH_S` old.
+
+        When a cached answer from `since` or later exists, wait at most `patience_s` seconds for a fresh answer;
+        otherwise wait until SkyPilot answers.
+        """
         key, began_at = json.dumps([what, given], sort_keys=True), time.time()
         until = time.monotonic() + patience_s
         while True:
@@ -226,7 +231,7 @@ class KnownAnswers:
             if self.under_way.get(key) is reading:
                 del self.under_way[key]
             if "answer" in reading.said and reading.said["at"] >= self.known.get(key, reading.said)["at"]:
-                self.known.pop(key, None)  # the newest are the last
+                self.known.pop(key, None)  # keep insertion order by age, newest last
                 self.known[key] = reading.said
                 self.known = dict(list(self.known.items())[-MOST_KEPT:])
                 self._write()
@@ -235,20 +240,20 @@ class KnownAnswers:
     def _write(self) -> None:
         short = {key: said for key, said in self.known.items() if len(str(said["answer"])) <= LONGEST_KEPT}
         draft = self.path.with_suffix(".draft")
-        with contextlib.suppress(OSError):  # a full disk: it is asked again
+        with contextlib.suppress(OSError):  # a full disk: the next worker reads again
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 json.dump(short, file, default=str)
             draft.replace(self.path)
 
 
 class SkyPilotWorker:
-    """One process for all callers; it leaves when nobody has asked for long, or its socket is gone."""
+    """Server for all clients; exits after `idle_s` without requests, or when the socket is removed or replaced."""
 
     def __init__(self, path: Path, idle_s: float) -> None:
         self.path, self.idle_s = path, idle_s
         self.memory = KnownAnswers(path.with_suffix(".json"))
         self.turn = threading.Lock()
-        self.asked: dict = {}  # since when each caller is served
+        self.asked: dict = {}  # start of each running request, by connection
         self.asked_at = time.monotonic()
 
     def run(self) -> None:
@@ -266,7 +271,7 @@ class SkyPilotWorker:
                 self.path.unlink()
 
     def _bind(self, listener: socket.socket) -> int:
-        """Bind the socket by its name alone, since a whole path may be too long; return the number of its file."""
+        """Bind the socket by file name, because the full path may exceed the limit; return the inode of the socket."""
         self.path.unlink(missing_ok=True)
         here, mask = os.getcwd(), os.umask(0o177)
         os.chdir(self.path.parent)
@@ -300,7 +305,7 @@ class SkyPilotWorker:
                     said = self.memory.look(what, given, asked["since"], asked["patience_s"]) if looks else reply(
                         what, given)  # fmt: skip
                     self._say(stream, said)
-        except OSError:  # the caller has left
+        except OSError:  # the client has disconnected
             pass
         finally:
             with self.turn:
@@ -320,9 +325,9 @@ def main(folder: str, name: str, idle_s: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # another one lives, or is on its way up
+        return  # a different worker runs or is starting
     SkyPilotWorker(path, float(idle_s)).run()
-    os._exit(0)  # requests that SkyPilot never answers are left behind
+    os._exit(0)  # abandon requests that SkyPilot never answers
 
 
 if __name__ == "__main__":

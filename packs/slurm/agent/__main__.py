@@ -1,6 +1,6 @@
-"""The command line of the agent on a Slurm cluster: `python3 -m packs.slurm.agent start|stop|status|run DIR`.
+"""Command line of the agent on a Slurm cluster: `python3 -m packs.slurm.agent start|stop|status|run DIR`.
 
-The first three are asked on a login node, where nothing of the run lives; `run` is what Slurm starts on every node.
+`start`, `stop` and `status` run on a login node, which hosts no process of the run; Slurm starts `run` on every node.
 """
 
 import os
@@ -14,11 +14,11 @@ from packs.slurm.agent import commands, step
 from packs.slurm.agent.queue import QueueError
 
 VERBS = {"start": commands.start, "stop": commands.stop, "status": commands.status, "run": step.run}
-ASK_LATER = 75  # exit code: Slurm does not answer just now
+ASK_LATER = 75  # exit code: Slurm does not answer at present
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a command; return 0 when it succeeded, 1 when it failed, 2 when it was not understood, 75: ask later."""
+    """Run a command; return 0 on success, 1 on failure, 2 on a usage error, 75 when Slurm does not answer."""
     if len(words) != 2 or words[0] not in VERBS:
         print(f"usage: python3 -m packs.slurm.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""The commands start, stop and status of a run that Slurm keeps; asked on a login node, each answers with one document.
+"""Commands `start`, `stop` and `status` of a run in Slurm; each runs on a login node and prints a JSON document.
 
-A run is one job of Slurm's over all of its nodes, named after the token of node 0, so that it is found without an id.
-Whether it lives is Slurm's word and never a lock's: the file systems of clusters do not all keep locks between
-machines. All may be repeated.
+A run is a single Slurm job over all nodes. The job is named after the token of node 0 and can be found without a job
+number. Only Slurm decides whether a run is alive, never a lock: some cluster file systems do not share locks between
+machines. Every command is safe to repeat.
 """
 
 import json
@@ -34,20 +34,20 @@ from infra.agent.state import (
 from packs.slurm.agent import queue
 
 END_S = 30.0
-KILL_S = 120.0  # time that Slurm may take to end a cancelled job
+KILL_S = 120.0  # time limit for Slurm to end a cancelled job
 POLL_S = 1.0
-PATIENT_S = 15.0  # time until a queue is asked again about a job that waits
-QUEUE = "queue"  # the step that progress shows until the work begins
-LOG = "slurm"  # log of Slurm itself, and of the program that starts the guard
+PATIENT_S = 15.0  # seconds between queries about a waiting job
+QUEUE = "queue"  # step shown in the progress until the work begins
+LOG = "slurm"  # log of Slurm itself and of the program that starts the guard
 
 
 def options_file(pod: PodFolder) -> Path:
-    """Return the file with sbatch's options: {"options": [...]}, as whoever has chosen the partition wrote it."""
+    """Return the file with sbatch's options, {"options": [...]}, written by the provider when it creates the pod."""
     return pod.state / "sbatch.json"
 
 
 def node_folder(root: Path, rank: int) -> PodFolder:
-    """Return the folder of a node of the run whose node 0 has `root`."""
+    """Return the folder of node `rank` of the run; `root` is the folder of node 0."""
     return PodFolder(root.with_name(f"{root.name}.{rank}") if rank else root)
 
 
@@ -57,7 +57,11 @@ def leader_of(pod: PodFolder, job: Job) -> PodFolder:
 
 
 def start(root: Path) -> int:
-    """Submit the job, unless Slurm has it. Node 0 submits for all nodes; the others have nothing to start."""
+    """Submit the job unless Slurm already has the job; print its number.
+
+    Only node 0 submits, for all nodes; on other nodes the command prints the token and does nothing more. A job that is
+    still stopping is awaited first. Raises AgentError when the wait times out.
+    """
     pod = PodFolder(root)
     job = read_job(pod)
     if job.group.rank:
@@ -79,7 +83,7 @@ def start(root: Path) -> int:
 
 
 def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
-    """Write into the progress that the run waits its turn; once it is at work, its agent writes it anew."""
+    """Record the wait in Slurm's queue as progress; the agent overwrites the progress when work begins."""
     progress = Progress(pod, job, [QUEUE], Redactor({}))
     progress.begin(QUEUE)
     progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
@@ -87,7 +91,7 @@ def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
 
 
 def submit(pod: PodFolder, job: Job) -> str:
-    """Submit; return the number of the job. Raises QueueError with sbatch's own words."""
+    """Submit the job with sbatch and return the job number. Raises QueueError with sbatch's message."""
     nodes = len(job.group.addresses) or 1
     pod.logs.mkdir(parents=True, exist_ok=True)
     options: List[str] = read_json(options_file(pod)).get("options", [])
@@ -110,7 +114,10 @@ def submit(pod: PodFolder, job: Job) -> str:
 
 
 def script(pod: PodFolder, nodes: int) -> str:
-    """Return the script for Slurm: one step over all nodes by srun, as only steps are warned before preemption."""
+    """Return the batch script: a single srun step over all nodes.
+
+    Slurm sends the warning signal before a preemption only to steps.
+    """
     python, folder = shlex.quote(sys.executable), shlex.quote(str(pod.root))
     step = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --mpi=none --wait=0 --kill-on-bad-exit=0"
     return "\n".join(
@@ -125,13 +132,13 @@ def script(pod: PodFolder, nodes: int) -> str:
 
 
 def stop(root: Path) -> int:
-    """End everything of the run: 0 when Slurm has nothing of it any more, else 1."""
+    """End all processes of the run; return 0 when Slurm lists no job of the run any more, else 1."""
     pod = PodFolder(root)
     job = read_job(pod)
     leader = leader_of(pod, job)
     try:
         name = read_job(leader).token
-    except AgentError:  # it has been taken away already
+    except AgentError:  # the folder of node 0 is already deleted
         name = job.token
     _take_turn(pod)
     found = queue.newest(name)
@@ -151,7 +158,10 @@ def stop(root: Path) -> int:
 
 
 def status(root: Path) -> int:
-    """Tell how the run is. Guard and agent count as alive while Slurm has the job, also while it waits its turn."""
+    """Print the state of the run as a JSON document.
+
+    Guard and agent count as alive while Slurm has the job, including the time in the queue.
+    """
     pod = PodFolder(root)
     job = read_job(pod)
     leader = leader_of(pod, job)
@@ -169,7 +179,7 @@ def status(root: Path) -> int:
 
 
 def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
-    """Return the newest job of that name; of one that waits, what Slurm said in the last seconds."""
+    """Return the newest job with this name, or {}; for a waiting job, reuse an answer younger than `PATIENT_S`."""
     place = pod.state / "queue.json"
     before = read_json(place)
     age_s = time.time() - before.get("asked_at", 0.0)
@@ -182,7 +192,7 @@ def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
 
 
 def _put_away(pod: PodFolder) -> None:
-    """Archive the earlier end of the work, as somebody resumes it."""
+    """Archive the previous attempt's verdict, and delete the stop request, before a resume."""
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
     (pod.state / "queue.json").unlink(missing_ok=True)

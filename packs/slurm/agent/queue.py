@@ -1,13 +1,14 @@
-"""The queue of a Slurm cluster, as its own commands tell of it; run on a machine that has them.
+"""Queries to a Slurm cluster through Slurm's commands; runs on a machine with these commands.
 
-Sent over a connection and run as `python3 - VERB WORDS`, before any code of ours is there, and imported by the agent:
-one file that imports nothing of ours and prints one JSON document: {"unheard": why} where Slurm cannot be asked.
+The file is sent over a connection and run as `python3 - VERB WORDS` before any of our code is on the cluster; the agent
+also imports the module. So the file imports none of our code. The program prints a JSON document: {"unheard": why} when
+Slurm cannot be queried.
 
-    jobs [NAME]        this user's jobs, or those of that name; those that have ended lately among them
-    partitions         every partition, and which nodes it has
-    test OPTION...     whether sbatch would take a job with these options; its own words when it would not
-    ended NAME...      how the jobs of these names have ended that `jobs` does not show any more, by Slurm's accounting
-    cancel NAME        cancel the jobs of that name; then those that are left
+    jobs [NAME]        jobs of this user, or the jobs with this name, including recently ended jobs
+    partitions         every partition with its nodes
+    test OPTION...     check whether sbatch accepts a job with these options; sbatch's message if not
+    ended NAME...      end states of jobs that `jobs` no longer lists, from Slurm's accounting
+    cancel NAME        cancel the jobs with this name; return the remaining jobs
 """
 
 import getpass
@@ -20,9 +21,9 @@ import sys
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 CALL_S, ACCOUNT_S = 25, 5
-MOST_DIGITS = 18  # of a job's number
+MOST_DIGITS = 18  # in a job number
 PLACES = ("/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/cm/shared/apps/slurm/current/bin")
-JOB = ("job", "state", "partition", "nodes", "left", "at", "name", "reason")  # the last may hold anything
+JOB = ("job", "state", "partition", "nodes", "left", "at", "name", "reason")  # the last may contain the separator
 JOB_FORMAT = "%i|%T|%P|%D|%L|%N|%j|%r"
 ACCOUNT = ("job", "state", "name")
 NODE = ("node", "partition", "state", "cpus", "memory_mib", "time", "gres")
@@ -35,11 +36,14 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 
 
 class QueueError(Exception):
-    """Slurm cannot be asked, or refuses; the message is one line."""
+    """Raised when Slurm cannot be queried or refuses a command; the message is one line."""
 
 
 def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
-    """Return the output of a command of Slurm. Raises QueueError with its own words."""
+    """Run a Slurm command with `text` on stdin and return the output. Raises QueueError with Slurm's message.
+
+    The command may take `within_s` seconds.
+    """
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *PLACES])
     program = shutil.which(words[0], path=path)
     if program is None:
@@ -59,16 +63,16 @@ def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
 
 
 def jobs(name: str = "") -> Dict[str, Any]:
-    """Return this user's jobs, the oldest first. A queue that does not answer raises QueueError: it is not empty."""
+    """Return this user's jobs, oldest first. Raises QueueError when squeue fails, instead of an empty list."""
     which = ["--name", name] if name else []
     said = call(["squeue", "--noheader", "--states", "all", "--user", getpass.getuser(), *which, "-o", JOB_FORMAT])
     return {"jobs": sorted(rows(said, JOB), key=lambda one: number(one["job"]))}
 
 
 def ended(*names: str) -> Dict[str, Any]:
-    """Return the jobs of these names that have ended by Slurm's accounting, the oldest first; none where it has none.
+    """Return the ended jobs with these names from Slurm's accounting, oldest first; none without accounting.
 
-    Only squeue says that a job lives: what an accounting takes for running may be gone.
+    Only squeue decides that a job is alive: the accounting may list a vanished job as running.
     """
     asked = ["--allocations", "--user", getpass.getuser(), "--name", ",".join(names), "--starttime", "now-30days"]
     try:
@@ -80,18 +84,18 @@ def ended(*names: str) -> Dict[str, Any]:
 
 
 def newest(name: str) -> Dict[str, str]:
-    """Return the job of that name that was submitted last; {} when Slurm knows none any more."""
+    """Return the most recently submitted job with this name; {} when Slurm lists no such job."""
     found = jobs(name)["jobs"]
     return dict(found[-1]) if found else {}
 
 
 def lives(job: Mapping[str, str]) -> bool:
-    """Return whether Slurm runs this job, or will run it again by itself."""
+    """Return whether Slurm runs this job, waits to run the job, or will requeue the job by itself."""
     return bool(job) and job["state"] not in OVER
 
 
 def rows(said: str, names: Sequence[str]) -> List[Dict[str, str]]:
-    """Return the lines of a listing; what stands in the last column may hold the separator."""
+    """Parse the lines of a listing into rows; only the last column may contain the separator `|`."""
     found = []
     for line in said.splitlines():
         cells = line.strip().split("|", len(names) - 1)
@@ -101,7 +105,10 @@ def rows(said: str, names: Sequence[str]) -> List[Dict[str, str]]:
 
 
 def number(job: str) -> int:
-    """Return the number of a job, of an array the array's."""
+    """Return the leading number of a job id (for an array job the array's number), or 0 without a number.
+
+    Raises QueueError for more than `MOST_DIGITS` digits.
+    """
     found = re.match(r"[0-9]+", job)
     if found and len(found.group()) > MOST_DIGITS:
         raise QueueError(f"its queue lists a job with a number of {len(found.group())} digits: {job[:20]}...")
@@ -109,12 +116,12 @@ def number(job: str) -> int:
 
 
 def partitions() -> Dict[str, Any]:
-    """Return a row for each node of each partition."""
+    """Return one row per node and partition."""
     return {"nodes": rows(call(["sinfo", "--noheader", "--Node", "-o", NODE_FORMAT]), NODE)}
 
 
 def test(*options: str) -> Dict[str, Any]:
-    """Return why sbatch would refuse a job with these options; "" when it would take it."""
+    """Return sbatch's reason to refuse a job with these options; "" when sbatch accepts the job."""
     try:
         call(["sbatch", "--test-only", *options], "#!/bin/sh\nexit 0\n")
     except QueueError as error:
@@ -123,7 +130,7 @@ def test(*options: str) -> Dict[str, Any]:
 
 
 def cancel(name: str) -> Dict[str, Any]:
-    """Cancel what lives under that name; return what is left."""
+    """Cancel the live jobs with this name; return the remaining live jobs."""
     if any(lives(one) for one in jobs(name)["jobs"]):
         call(["scancel", "--name", name, "--user", getpass.getuser()])
     return {"jobs": [one for one in jobs(name)["jobs"] if lives(one)]}

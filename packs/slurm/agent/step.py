@@ -1,9 +1,9 @@
-"""The program that Slurm runs on every node of a job: it finds its folder and the other nodes, and becomes the guard.
+"""Program started by Slurm on every node of a job: finds the node's folder and the other nodes, then runs the guard.
 
-    which node am I -> what the attempt before has left -> where the others are -> guard
+    rank of this node -> cleanup after the previous attempt -> addresses of the other nodes -> guard
 
-Slurm begins a job anew that is requeued or preempted, on whatever nodes are free then, in the same folders: the agent
-goes on from the newest checkpoint. Before that its processes are told (SIGTERM), save, and leave without a verdict.
+Slurm restarts a requeued or preempted job on any free nodes, in the same folders: the agent resumes from the newest
+checkpoint. Before a preemption Slurm sends SIGTERM; the trainer saves a checkpoint and exits without a verdict.
 """
 
 import json
@@ -36,13 +36,17 @@ from packs.slurm.agent.commands import node_folder
 
 T = TypeVar("T")
 
-WAIT_S = 300.0  # time for the words of the other nodes, and for the last attempt's processes to go
+WAIT_S = 300.0  # time for the messages of the other nodes, and for the processes of the previous attempt to end
 CALL_S = 8.0  # time for which the nodes try to reach each other
 POLL_S = 0.2
 
 
 def run(root: Path) -> int:
-    """Guard this node of the run whose node 0 has `root`: 0 when there is nothing left to do here."""
+    """Guard this node of the run whose node 0 has the folder `root`; return the guard's exit code.
+
+    Returns 0 at once when the run already has a verdict. Node 0 requeues the job when the guard exits without a
+    verdict.
+    """
     rank, nodes = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
     attempt = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     leader, pod = PodFolder(root), node_folder(root, rank)
@@ -64,7 +68,11 @@ def run(root: Path) -> int:
 
 
 def tidy(pod: PodFolder, job: Job) -> None:
-    """Remove the leftovers of an earlier attempt: its request to leave, and the time when nobody worked."""
+    """Remove the state of a previous attempt: the request to leave, the attempt file, and the guard's clocks.
+
+    Without the clocks, the time between two attempts is not counted. Raises AgentError when a process of the previous
+    attempt still runs after `WAIT_S` seconds.
+    """
     for role in ("guard", "agent"):
         path = lock(pod, role)
         _await(lambda: not is_held(path) or None, f"the {role} of an earlier attempt is still there")  # noqa: B023
@@ -77,13 +85,17 @@ def tidy(pod: PodFolder, job: Job) -> None:
 
 
 def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: int) -> Job:
-    """Return the job with the addresses of all nodes, which they tell each other by files of their common folder."""
+    """Return the job with the addresses of all nodes, exchanged through files in the folder of node 0.
+
+    leader: the folder of node 0. Also writes the job to the node's `job.json`. Raises AgentError when a node is missing
+    or unreachable.
+    """
     rank, folder = job.group.rank, leader.state / "meetings" / attempt
     ports = meet.free_ports(2)
     own = {"boot_id": boot_id(), "here": meet.look("here")["addresses"], "there": meet.look("there")["addresses"],
            "ports": ports}  # fmt: skip
     said = _exchange(folder, "look", rank, nodes, own)
-    if len({one["boot_id"] for one in said}) == 1:  # several nodes of one machine, as on a test cluster
+    if len({one["boot_id"] for one in said}) == 1:  # several nodes on the same machine, as on a test cluster
         chosen = [next(iter(one["here"].items())) for one in said]
     else:
         plan = [{"addresses": list(one["there"]), "port": one["ports"][0]} for one in said]
@@ -98,7 +110,7 @@ def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: 
 
 
 def choose(said: List[Dict[str, Any]], heard: List[Dict[str, Any]]) -> List[Any]:
-    """Return (address, interface) of every node, one that all others have reached. Raises AgentError."""
+    """Return for each node the first (address, interface) reached by all other nodes. Raises AgentError."""
     chosen = []
     for rank, one in enumerate(said):
         others = [other["reached"].get(str(rank), []) for index, other in enumerate(heard) if index != rank]
@@ -110,11 +122,11 @@ def choose(said: List[Dict[str, Any]], heard: List[Dict[str, Any]]) -> List[Any]
 
 
 def _exchange(folder: Path, what: str, rank: int, nodes: int, own: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Leave a word for the other nodes, and return those of all, by rank. Raises AgentError when one stays away."""
+    """Write this node's message and return the messages of all nodes, by rank. Raises AgentError after a timeout."""
     write_durably(folder / f"{what}.{rank}.json", json.dumps(own))
 
     def words() -> Optional[List[Dict[str, Any]]]:
-        os.listdir(folder)  # a network file system looks again
+        os.listdir(folder)  # force a network file system to refresh the listing
         found = [read_json(folder / f"{what}.{one}.json") for one in range(nodes)]
         return found if all(found) else None
 
@@ -122,7 +134,7 @@ def _exchange(folder: Path, what: str, rank: int, nodes: int, own: Dict[str, Any
 
 
 def _job_of(pod: PodFolder, first: Job) -> Job:
-    """Return the job of this node once it was handed over, which may be after Slurm has begun."""
+    """Wait for the job file of this node, which may arrive after Slurm has started, and return the job."""
 
     def found() -> Optional[Job]:
         job = read_job(pod) if pod.job.exists() else None
@@ -132,7 +144,10 @@ def _job_of(pod: PodFolder, first: Job) -> Job:
 
 
 def _go_on_later() -> None:
-    """Ask Slurm to begin the job anew, where it would not do so by itself: its time is up, or a node was lost."""
+    """Requeue the job if Slurm still calls the job running: after the time limit, or after the loss of a node.
+
+    In other states Slurm restarts the job by itself.
+    """
     number = os.environ.get("SLURM_JOB_ID", "")
     try:
         said = queue.rows(queue.call(["squeue", "--noheader", "-j", number, "-o", queue.JOB_FORMAT]), queue.JOB)
@@ -140,7 +155,7 @@ def _go_on_later() -> None:
         say(f"exited without a verdict; Slurm calls the job {state}")
         if state == "RUNNING":
             queue.call(["scontrol", "requeue", number])
-    except queue.QueueError as error:  # its keeper submits it anew
+    except queue.QueueError as error:  # the supervisor submits the job again
         say(f"requeueing job {number}: {error}")
 
 

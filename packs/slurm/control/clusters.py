@@ -1,14 +1,14 @@
-"""Slurm clusters reached by SSH: a pod is a folder on the cluster's file system, worked in by a job of Slurm's.
+"""Provider for Slurm clusters reached by SSH: a pod is a folder on the cluster's file system and a Slurm job.
 
-    offers   lists what the partitions could run, whatever runs there now, as a job waits in the queue
-    create   makes the folder `~/.slipway/pods/<run>` with the options for sbatch, which has said that it takes them
-    start    runs sbatch, by `packs.slurm.agent` on the login node, once code and job are there; no process stays there
-    find     reads the marker in the folder, and asks squeue
-    delete   ends the work, then runs scancel, until squeue lists nothing of it
+    offers   lists the partitions suitable for the request, regardless of load, because a job waits in the queue
+    create   creates the folder `~/.slipway/pods/<run>` with sbatch's options, after sbatch has accepted the options
+    start    runs sbatch through `packs.slurm.agent` on the login node once code and job are there; leaves no process
+    find     reads the marker in the folder and queries squeue
+    delete   ends the work, then runs scancel until squeue lists no job of the pod
 
-A run over N nodes is N folders and one job over N nodes, named after node 0's token. Slurm begins it anew when it is
-preempted or loses a node: this side only observes. A pod's id is `token@cluster`. A login node or a queue that does not
-answer is an error, never an absence.
+A run over N nodes is N folders and a job over N nodes, named after node 0's token. Slurm restarts the job after a
+preemption or the loss of a node: this side only observes. A pod's id is `token@cluster`. When a login node or a queue
+does not answer, the provider raises an error and never reports the pod as absent.
 """
 
 import functools
@@ -40,13 +40,13 @@ from packs.slurm.control.settings import SlurmSettings
 Pods = list[Pod]
 Offers = list[Offer]
 Kinds = list[Nodes]
-GONE_S, POLL_S = 90.0, 1.0  # time for a cancelled job to be gone
-STOP_S = 400.0  # time for the work to save, and for Slurm to end the rest
+GONE_S, POLL_S = 90.0, 1.0  # time for a cancelled job to disappear
+STOP_S = 400.0  # time for the trainer to save, and for Slurm to end the job
 
 
 @dataclass(frozen=True)
 class SlurmClusters(Provider):
-    """The provider of the clusters of an inventory; `connect` gives the transport to a login node."""
+    """Provider for the clusters of an inventory; `connect` returns the transport to a login node."""
 
     clusters: tuple[SlurmCluster, ...]
     connect: Callable[[SlurmCluster], Transport]
@@ -60,7 +60,10 @@ class SlurmClusters(Provider):
 
     @staticmethod
     def of(settings: Settings) -> "SlurmClusters":
-        """Return the clusters of the inventory in force; an entry that cannot be used is told. Raises UsageError."""
+        """Return the provider for the clusters of the configured inventory. Raises UsageError.
+
+        Reports and skips unusable inventory entries.
+        """
         found = load(settings.of(SlurmSettings).clusters)
         tell_unusable(found.unusable)
         return SlurmClusters(found.usable, connections(settings), found.unusable)
@@ -73,9 +76,10 @@ class SlurmClusters(Provider):
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> Offers:
-        """Return the partitions that can run it, also where it has to wait its turn. NoOffer: none can, and why.
+        """Return the partitions suitable for the request, including busy partitions.
 
-        AuthError, SlipwayError: no cluster has answered.
+        Raises NoOffer with the reasons when no partition can run the request, and AuthError or SlipwayError when no
+        cluster answers.
         """
         asked = self.inventory.select(request.host or request.pool)
         found: list[Offers | SlipwayError] = at_once(lambda one: self._offers(*one, request), asked, LOOK_S)
@@ -90,7 +94,11 @@ class SlurmClusters(Provider):
         return offers
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """Mark the run's folder on the cluster. NoOffer: it is another pod's, or sbatch refuses such a job."""
+        """Create and mark the run's folder on the cluster and write sbatch's options there.
+
+        Raises NoOffer when the folder belongs to another pod or sbatch refuses the job, and Ambiguous when the
+        connection breaks during the writes.
+        """
         cluster = self.inventory.find(offer.region)
         options = options_of(cluster, request, offer, limits)
         transport = self.connect(cluster)
@@ -115,13 +123,16 @@ class SlurmClusters(Provider):
         return _pod(cluster, request.run, token, said["folder"], offer.micro_usd_per_hour)
 
     def find(self, pod: str) -> Pod | None:
-        """Return the pod by id on its cluster; by token alone on all of them."""
+        """Find a pod by its id on the cluster named in the id, or by token on all clusters; None if absent."""
         name = pod.partition("@")[2]
         pods = self._on(self._cluster(name)) if name else self.list()
         return next((one for one in pods if pod in (one.pod_id, one.token)), None)
 
     def list(self) -> Pods:
-        """Return every folder that is marked, and every job of ours that has none."""
+        """Return a pod for every marked folder, and for every live job of ours without a folder.
+
+        Raises PartialListing with the known pods when a cluster does not answer or an inventory entry is unusable.
+        """
         found: list[Pods | SlipwayError] = at_once(self._on, self.clusters, LOOK_S)
         deaf = [f"{one.place}: {one.why}" for one in self.unusable]
         deaf += [f"{cluster.name}: {one}" for cluster, one in zip(self.clusters, found, strict=True)
@@ -132,7 +143,10 @@ class SlurmClusters(Provider):
         return pods
 
     def delete(self, pod_id: str) -> None:
-        """End the work, cancel its job, then take its marker and its secrets away; what it has made stays."""
+        """End the work, cancel the job, then remove the folder's marker and secrets; the outputs stay.
+
+        Raises SlipwayError when Slurm still lists the job after `GONE_S` seconds.
+        """
         token, _, name = pod_id.partition("@")
         cluster = self._cluster(name)
         transport = self.connect(cluster)
@@ -149,7 +163,7 @@ class SlurmClusters(Provider):
             ask(transport, cluster.python, "unmark", pod.run, token)
 
     def reach(self, pod: Pod) -> Transport:
-        """Return the transport to the login node. Raises UsageError when its cluster is not in the inventory."""
+        """Return the transport to the login node. Raises UsageError when the inventory lacks the pod's cluster."""
         return self.connect(self._cluster(pod.pod_id.partition("@")[2]))
 
     def shown(self, cluster: SlurmCluster) -> Kinds:
@@ -157,7 +171,7 @@ class SlurmClusters(Provider):
         return kinds_of(self._ask_queue(cluster, "partitions")["nodes"])
 
     def _offers(self, cluster: SlurmCluster, partition: str, request: Request) -> Offers:
-        """Return the offers of a cluster. Raises NoOffer that says why there is none."""
+        """Return the offers of a cluster. Raises NoOffer with the reason of each partition."""
         shown = self.shown(cluster)
         kinds = [one for one in shown if partition in ("", one.partition) and cluster.queue(one.partition)]
         if not kinds:
@@ -181,7 +195,7 @@ class SlurmClusters(Provider):
         return list(found.values())
 
     def _on(self, cluster: SlurmCluster) -> Pods:
-        """Return the pods of one cluster. Raises SlipwayError when that cannot be told."""
+        """Return the pods of one cluster. Raises SlipwayError when the cluster's state is unknown."""
         transport = self.connect(cluster)
         said = ask(transport, cluster.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
@@ -199,7 +213,7 @@ class SlurmClusters(Provider):
         return [*pods, *(_seen(_pod(cluster, "", one["name"], ""), one) for one in orphans)]
 
     def _ask_queue(self, cluster: SlurmCluster, verb: str, *words: str) -> Mapping[str, Any]:
-        """Return the answer of the queue. Raises SlipwayError: Slurm there cannot be asked."""
+        """Run `queue.py` on the cluster and return the answer. Raises SlipwayError when Slurm cannot be queried."""
         script = Path(queue.__file__).read_bytes()
         said = run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
         if "unheard" in said:
@@ -214,7 +228,7 @@ class SlurmClusters(Provider):
 
 
 def connections(settings: Settings) -> Callable[[SlurmCluster], Transport]:
-    """Return one connection per cluster, opened when it is first used; its host key is pinned beside the journal."""
+    """Return a function from cluster to cached SSH connection; host keys are pinned beside the journal."""
     from infra.transport.ssh import Ssh
 
     pins = settings.state_file.parent / "known_hosts"
@@ -229,7 +243,7 @@ def connections(settings: Settings) -> Callable[[SlurmCluster], Transport]:
 
 
 def _stop(transport: Transport, pod: PodFolder) -> None:
-    """Wait until the work has saved and ended, and end its job. Raises SlipwayError when that fails."""
+    """Stop the work on the pod: wait for the save, then end the job. Raises SlipwayError on failure."""
     stop = shlex.join([transport.python, "-m", transport.agent, "stop", str(pod.root)])
     command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
     done = transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
@@ -238,7 +252,7 @@ def _stop(transport: Transport, pod: PodFolder) -> None:
 
 
 def _seen(pod: Pod, job: Mapping[str, str]) -> Pod:
-    """Return the pod with what Slurm says of its job."""
+    """Return the pod with state and note from the Slurm job."""
     state, note = state_of(job)
     return replace(pod, state=state, note=note, name=job.get("job", ""))
 

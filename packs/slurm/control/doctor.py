@@ -1,4 +1,4 @@
-"""The lines of `inv doctor` about Slurm: what the inventory holds, and what its clusters answer."""
+"""Lines of `inv doctor` about Slurm: the clusters of the inventory, and the nodes reported by each cluster."""
 
 from pathlib import Path
 
@@ -16,15 +16,15 @@ NAME = SlurmClusters.name
 
 
 def inventory_line(root: Path, settings: Settings) -> DoctorLine:
-    """Return how many clusters the inventory names; no cluster is asked."""
+    """Report the number of clusters in the inventory, without asking the clusters."""
     path = settings.of(SlurmSettings).clusters
     return of_inventory(NAME, NAME, lambda: count(len(inventory.load(path).usable), "cluster"))
 
 
 def clusters(settings: Settings) -> list[DoctorLine]:
-    """Ask every cluster of the inventory at the same time which nodes its partitions have.
+    """Ask all clusters of the inventory in parallel for the nodes of their partitions.
 
-    Raises UsageError when there is no inventory.
+    Raises UsageError without an inventory.
     """
     slurm = SlurmClusters.of(settings)
     found = [DoctorLine(f"slurm {one.place}", "bad", one.why) for one in slurm.unusable]

@@ -1,18 +1,18 @@
-"""The inventory of Slurm clusters: where each is reached, and in which of its partitions runs are queued, and how.
+"""Inventory of Slurm clusters: login node, partitions, and the sbatch options for each partition.
 
     fx:
       host: login.example.org           # an address, or an alias of ~/.ssh/config
       user: ada
       identity_file: ~/.ssh/id_ed25519
-      account: physics                  # for every partition, unless the partition says otherwise; as are qos, time,
-      partitions:                       # usd_per_hour and sbatch; without `partitions`: all that the cluster shows
+      account: physics                  # default for every partition; likewise qos, time, usd_per_hour and sbatch
+      partitions:                       # without `partitions`: all partitions of the cluster
         gpu:
           qos: normal
-          time: 24h                     # of a job that has no limit of its own
+          time: 24h                     # of a job without a limit of its own
           sbatch: [--constraint=a100]
 
-In: the file. Out: one cluster per login node. An entry that is unknown or unclear is an error of that entry, with file
-and cluster, and of no other entry.
+`load` parses the file into one cluster per login node. An unknown or unclear entry makes only this entry unusable; the
+error names file and cluster.
 """
 
 import re
@@ -51,18 +51,18 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)(=[\x20-\x7e]*)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """Options for submitting jobs to a partition; "" and None = the cluster's default."""
+    """Options for submitting jobs to a partition; "" and None mean the cluster's default."""
 
     account: str = ""
     qos: str = ""
     time_s: float | None = None
     micro_usd_per_hour: int = 0  # price of a node
-    options: tuple[str, ...] = ()  # more of sbatch's, as they are
+    options: tuple[str, ...] = ()  # further sbatch options, passed through
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmCluster:
-    """One cluster. `partitions`: by name; {} = all that it shows, each queued for as `common` says."""
+    """Slurm cluster. `partitions`: by name; {} means all partitions of the cluster, with the options of `common`."""
 
     name: str
     address: Address
@@ -71,19 +71,19 @@ class SlurmCluster:
     partitions: Mapping[str, Queue]
 
     def queue(self, partition: str) -> Queue | None:
-        """Return the options for jobs there; None for a partition that the inventory leaves out."""
+        """Return the options for jobs in the partition; None for a partition outside the inventory."""
         return self.partitions.get(partition) if self.partitions else self.common
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a file, in its order, and the entries that cannot be used."""
+    """Usable clusters of a file, in file order, and the unusable entries."""
 
     usable: tuple[SlurmCluster, ...] = ()
     unusable: tuple[Unusable, ...] = ()
 
     def find(self, name: str) -> SlurmCluster:
-        """Return the cluster of that name. Raises UsageError."""
+        """Return the cluster with this name. Raises UsageError."""
         found = next((one for one in self.usable if one.name == name), None)
         if found is None:
             refuse_unusable(self.unusable, name)
@@ -92,9 +92,10 @@ class Clusters:
         return found
 
     def select(self, word: str) -> list[tuple[SlurmCluster, str]]:
-        """Return the clusters that `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION` means, with partitions, "" = any.
+        """Return the clusters for `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION`, each with a partition ("" for any).
 
-        All for "". Raises UsageError for a partition that an inventory leaves out.
+        An empty `word` selects all clusters. Raises UsageError for an unknown name or a partition outside the
+        inventory.
         """
         name, _, partition = word.partition("/")
         if not word:
@@ -115,9 +116,10 @@ class Clusters:
 
 
 def load(path: Path, home: Path | None = None) -> Clusters:
-    """Return the clusters of the file, in its order. `home` is where `.ssh` lies.
+    """Parse the inventory; return the clusters in file order.
 
-    Raises UsageError for a file that is missing, or no inventory at all.
+    `home` is the parent of `.ssh`, by default the user's home. Raises UsageError when the file is missing or is not an
+    inventory.
     """
     try:
         document = strict_yaml.read(path)
@@ -185,7 +187,7 @@ def _queue(said: Mapping[str, Any]) -> Queue:
 
 
 def _options(said: Any) -> tuple[str, ...]:
-    """Return options of sbatch's as they are; those by which a run is found and kept are ours."""
+    """Validate sbatch options and return them unchanged. Raises UsageError for options set by Slipway itself."""
     if said is None:
         return ()
     if not isinstance(said, list):

@@ -1,6 +1,6 @@
-"""The abilities of a Slurm partition, and the options with which they are requested. Pure.
+"""Capabilities of a Slurm partition, and the sbatch options to request the capabilities. Pure.
 
-rows of sinfo -> Nodes -> does a request fit, by which type of GPU -> sbatch's options
+rows of sinfo -> Nodes -> fit of a request and its GPU type -> sbatch's options
 """
 
 import math
@@ -15,14 +15,14 @@ from infra.records import Offer, Request
 from packs.slurm.agent import queue
 from packs.slurm.control.inventory import Queue, SlurmCluster
 
-SLACK_S = 300.0  # Slurm's time limit is longer than ours by this: the guard is to be first
+SLACK_S = 300.0  # added to our limit for Slurm's time limit, so that the guard acts first
 GONE_STATES = ("down", "drain", "drng", "fail", "maint", "unknown", "power", "reserved", "inval")
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a partition that are alike. `up`: those that can be given work now or later, out of `count`."""
+    """Identical nodes of a partition. `up`: number of nodes, out of `count`, available for work now or later."""
 
     partition: str
     gres: tuple[tuple[str, int], ...]
@@ -33,7 +33,7 @@ class Nodes:
 
 
 def options_of(cluster: SlurmCluster, request: Request, offer: Offer, limits: Limits) -> list[str]:
-    """Return sbatch's options for a run: where it is queued, in whose name, and what each node has."""
+    """Return sbatch's options for a run: partition, account, QOS, GPUs, CPUs, memory and time limit."""
     known = cluster.queue(offer.instance_type) or Queue()
     options = [f"--partition={offer.instance_type}"]
     options += [f"--account={known.account}"] if known.account else []
@@ -53,18 +53,18 @@ def options_of(cluster: SlurmCluster, request: Request, offer: Offer, limits: Li
 
 
 def kinds_of(rows: Sequence[Mapping[str, str]]) -> list[Nodes]:
-    """Return the kinds of nodes that a cluster shows, from its rows for each node of each partition."""
+    """Group the rows of sinfo, one per node and partition, into kinds of identical nodes."""
     found: dict[tuple[str, tuple[tuple[str, int], ...], int, int], list[bool]] = {}
     for row in rows:
         cpus, memory = queue.number(row["cpus"]), queue.number(row["memory_mib"]) * MIB
         is_up = not any(row["state"].lower().rstrip("*~#!%$@^-").startswith(one) for one in GONE_STATES)
-        is_up = is_up and not row["state"].endswith("*")  # it does not answer
+        is_up = is_up and not row["state"].endswith("*")  # sinfo's mark of an unresponsive node
         found.setdefault((row["partition"], gres_of(row["gres"]), cpus, memory), []).append(is_up)
     return [Nodes(*key, len(ups), sum(ups)) for key, ups in found.items()]
 
 
 def gres_of(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the GPUs of `gpu:a100:4(S:0-1),gpu:2`, as (type, number); the type is "" where none is named."""
+    """Parse `gpu:a100:4(S:0-1),gpu:2` into (type, number) pairs; the type is "" when the entry names none."""
     found = []
     for one in text.replace("(null)", "").split(","):
         parts = one.partition("(")[0].split(":")
@@ -74,7 +74,7 @@ def gres_of(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def fit(kind: Nodes, request: Request) -> tuple[str, str]:
-    """Return why these nodes cannot run it ("" = they can), and the type of GPU to request there."""
+    """Return the reason why the nodes cannot run the request ("" if they can), and the GPU type to request."""
     gres = ""
     if request.num_gpus or request.gpu:
         wanted = [kind for kind, _ in gpus.read_set(request.gpu)] or [""]
@@ -95,7 +95,7 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
 
 
 def state_of(job: Mapping[str, str]) -> tuple[str, str]:
-    """Return the state of a pod by Slurm's state of its job: `queued`, `running` or "", and that in words."""
+    """Return the pod state for a Slurm job (`queued`, `running`, or "" for none or ended), and a description."""
     if not job:
         return "", ""
     number, state, reason = job["job"], job["state"], job["reason"]

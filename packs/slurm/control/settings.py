@@ -1,4 +1,4 @@
-"""The setting of the pack: where the inventory of clusters lies."""
+"""Setting of the pack `slurm`: the path of the inventory of clusters."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""W&B, MLflow and TensorBoard as a plan declares them: environment, class on the pod, variables, secrets, notes.
+"""Declarations of W&B, MLflow and TensorBoard for a plan: environment, class on the pod, variables, secrets, notes.
 
-Called by the core through `store.packs.named_trackers()`. In: the settings. The classes of `packs.trackers.trainer`
-are named by texts, since their libraries are in environments of their own on the pod.
+The core reaches the declarations through `store.packs.named_trackers()`; each method reads the settings. The classes of
+`packs.trackers.trainer` are referenced as strings, because their libraries are installed only in separate environments
+on the pod.
 """
 
 import os
@@ -52,9 +53,9 @@ class Mlflow(NamedTracker):
     opened_by = "packs.trackers.trainer.mlflow_run:MlflowRun"
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return the address, the experiment and the user. Raises UsageError for a password in the address.
+        """Return address, experiment and user name. Raises UsageError when the address contains a password.
 
-        An address of this machine is taken as it is: it is of use to runs on this machine.
+        An address of this machine is accepted unchanged: runs on this machine can use such an address.
         """
         ours = settings.of(TrackerSettings)
         if urlsplit(ours.mlflow_tracking_uri).password:

@@ -1,4 +1,4 @@
-"""The settings of W&B and MLflow, by the variables that their own programs read."""
+"""Settings of W&B and MLflow, named by the environment variables that their own programs read."""
 
 from dataclasses import dataclass
 

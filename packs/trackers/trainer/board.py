@@ -1,10 +1,10 @@
-"""TensorBoard over the figures of a run, whether anybody asked for a tracker or not: `inv forward RUN tensorboard`.
+"""TensorBoard for the figures of a run, with or without a tracker: `inv forward RUN tensorboard`.
 
     python -m packs.trackers.trainer.board [--events FOLDER [--once]] --host HOST --port PORT
 
-In: the run's folder, which SLIPWAY_WORK names. Out: TensorBoard's page, over files of events that grow with the
-figures: in FOLDER, where they stay, else in a folder of its own, which goes with this process. With --once the files
-get all that there is, without a page.
+Reads the run's figures from the folder in SLIPWAY_WORK, appends event files as the figures grow, and serves
+TensorBoard. With --events the files stay in FOLDER; otherwise the program deletes a temporary folder at exit. With
+--once the program writes all present figures and exits without serving a page.
 """
 
 import argparse
@@ -24,7 +24,7 @@ LEAVE_S = 10.0
 
 
 def main(words: list[str]) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # when the reader leaves, the page and its folder go, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # When the port forward ends, stop the page and delete the folder.
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=Path)
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
         line = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run.folder), "--reload_interval", "5", *rest]
         shown = subprocess.Popen(line)
         try:
-            while os.getppid() == parent and (shown.poll() is None or own.events):  # files also without a page
+            while os.getppid() == parent and (shown.poll() is None or own.events):  # also without a page
                 sidecar.look()
                 time.sleep(LOOK_S)
             return shown.poll() or 0

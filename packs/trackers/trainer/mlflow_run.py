@@ -1,7 +1,7 @@
-"""MLflow: one run of theirs for one run of ours, found again by its tag.
+"""MLflow tracker: each run of ours is an MLflow run, found again by a tag.
 
-The server is `MLFLOW_TRACKING_URI`; without one, the run is kept in a folder beside its figures. What was told is
-asked of the server when the run goes on, since each batch ends with the step that it reaches.
+The server is `MLFLOW_TRACKING_URI`; without a server, MLflow stores the run in a folder beside the figures. On a resume
+the tracker asks the server for the last logged step, because each batch ends with the step that the batch reaches.
 """
 
 import os
@@ -15,8 +15,8 @@ from trainer.tracking.tracker import LastSent, Line, TrackedRun, flat, numbers
 
 EXPERIMENT = "slipway"
 TAG = "slipway.run"
-BATCH_METRICS = 900  # a request takes 1000
-BATCH_PARAMS = 90  # and 100 of these
+BATCH_METRICS = 900  # the server's limit is 1000 per request
+BATCH_PARAMS = 90  # the server's limit is 100 per request
 PARAM_LETTERS = 500
 
 
@@ -25,7 +25,7 @@ class MlflowRun:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         here = run.folder / "mlruns"
         if not uri:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask for it
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions require this setting
         self.client = MlflowClient(uri or here.as_uri())
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = self.client.get_experiment_by_name(name)
@@ -57,7 +57,7 @@ class MlflowRun:
         batch: list[Metric] = []
         for line in lines:
             at = int(line.get("at", time.time()) * 1000)
-            named = {**numbers(line), "step": float(line["step"])}  # last, as the mark of how far this went
+            named = {**numbers(line), "step": float(line["step"])}  # last, to mark the progress of this batch
             more = [Metric(f"{phase}/{name}", value, at, line["step"]) for name, value in named.items()]
             if len(batch) + len(more) > BATCH_METRICS:
                 self.client.log_batch(self.id, metrics=batch)

@@ -1,7 +1,8 @@
-"""TensorBoard: one file of events for each phase, in a folder that TensorBoard shows as a run.
+"""TensorBoard tracker: each phase has an event file, in a folder shown by TensorBoard as a run.
 
-The file has a fixed name and only grows. What it holds already is read when a sidecar begins, and half a record at its
-end, as a kill leaves one, is cut off. On another pod it is made again, from the figures that were restored there.
+The file has a fixed name and only grows. At the start the sidecar reads the existing records and truncates a partial
+record at the end, which a killed process may leave. On a new pod the sidecar rebuilds the file from the restored
+figures.
 """
 
 import struct
@@ -18,7 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from trainer.tracking.tracker import LastSent, Line, TrackedRun, numbers
 
 FILE = "events.out.tfevents.0000000000.slipway"
-HEAD, TAIL = 12, 4  # bytes of a record around its content: its length and a sum of that; a sum of the content
+HEAD, TAIL = 12, 4  # bytes around a record's content: length with checksum; checksum of the content
 
 
 class TensorboardFiles:
@@ -31,7 +32,7 @@ class TensorboardFiles:
             self._recover(path)
 
     def _recover(self, path: Path) -> None:
-        """Note what a file holds, and cut off a record that is not whole."""
+        """Record the last steps in a file, and truncate a partial record at the end."""
         assert self.told is not None
         phase, end = path.parent.name, 0
         for end, event in whole_events(path):  # noqa: B007 (the last one is what is kept)
@@ -80,7 +81,7 @@ class TensorboardFiles:
 
 
 def whole_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Yield the records of a file that are whole, each with the byte at which it ends."""
+    """Yield the complete records of a file, each with the end offset in bytes."""
     with path.open("rb") as file:
         while len(head := file.read(HEAD)) == HEAD:
             (length,) = struct.unpack("<Q", head[:8])

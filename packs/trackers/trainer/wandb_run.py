@@ -1,9 +1,9 @@
-"""Weights & Biases: one run of theirs for one run of ours, over its phases and its recoveries.
+"""Weights & Biases tracker: each run of ours is a W&B run, over all phases and recoveries.
 
-The id of the run is ours. Online, what was told is asked of their server when the run goes on. Offline it is kept
-beside the run, to be sent with `wandb sync`; what a process has written there that was killed may lack its last lines,
-so that the next one writes all of it anew, in its place. Each phase counts its own steps, so that several of them, and
-steps after a recovery, stand in one run.
+The W&B run has the id of our run. Online, the tracker asks the server for the last logged steps on a resume. Offline,
+the files stay beside the run for `wandb sync`; the files of a killed process may lack the last lines, so the next
+process deletes them and writes all figures again. Each phase has a separate step counter, so several phases, and steps
+after a recovery, fit into the same run.
 """
 
 import os
@@ -42,7 +42,7 @@ class WandbRun:
         self.told = LastSent() if is_offline else self._told(list(run.configs))
 
     def _told(self, phases: Sequence[str]) -> LastSent:
-        """Return the record of their server about an earlier process of this run."""
+        """Return the last steps that the server has recorded from earlier processes of this run."""
         told, summary = LastSent(), self.run.summary
         for phase in phases:
             told.figures[phase] = int(summary.get(f"{phase}/step") or 0)
