@@ -1,4 +1,4 @@
-"""The pack `sweeps`: many trainings in one command, compared."""
+"""Pack `sweeps`: runs and compares many trainings with one command."""
 
 from store.packs import CommandEntry, Pack
 

@@ -1,4 +1,4 @@
-"""The section of the pack's reference about the files of `inv sweep`."""
+"""Section of the pack's reference about the files of `inv sweep`."""
 
 from flows.specs import files as flag_files
 from flows.specs.launch import LaunchSpec

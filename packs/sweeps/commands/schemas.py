@@ -1,4 +1,4 @@
-"""The JSON Schemas of a sweep file and of an experiment in a function of a sweep."""
+"""JSON Schemas of a sweep file, and of an experiment in a sweep function."""
 
 from flows.specs.launch import LaunchSpec
 from packs.sweeps.control import sweep_file
@@ -43,5 +43,5 @@ def sweep() -> Schema:
 
 
 def experiment() -> Schema:
-    """Return the schema of an experiment in a function of a sweep."""
+    """Return the schema of an experiment in a sweep function."""
     return {"title": "An experiment of a function of sweeps", **of_record(ExperimentConfig)}

@@ -1,6 +1,6 @@
-"""The command `inv sweep`: a name or a file becomes runs, with a plan and a price, then a table and a page.
+"""Command `inv sweep`: turns a sweep's name or file into runs, with plan, price, result table and page.
 
-Ctrl-C detaches all that runs.
+Ctrl-C detaches from the runs; the runs continue.
 """
 
 import shlex
@@ -84,7 +84,7 @@ class SweepFlags(Output, Questions):
     spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
 
 
-# `speed`: the runs of a sweep take their real time, which must not use up the limits of its pods.
+# `speed`: the runs of a rehearsed sweep take real time, which must not use up the limits of the pods.
 @command(record=SweepFlags, world=BEGIN, env=True, speed=20.0, rents=True,
          example="inv sweep examples/sweeps/rates.yaml --provider local")  # fmt: skip
 def sweep(spec: SweepFlags) -> None:
@@ -132,7 +132,7 @@ def sweep(spec: SweepFlags) -> None:
                 render.say(line)
             rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
                       if one.offer and one.plan.job}  # fmt: skip
-            for job, offer in rented.values():  # the first at each vendor
+            for job, offer in rented.values():  # the first offer of each vendor
                 offers_table.show_ends(job.limits, offer, settings, job.on_failure)
         if planned.idle:
             render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
@@ -158,7 +158,7 @@ def sweep(spec: SweepFlags) -> None:
 
 
 def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> resume_sweep.SweepCommand:
-    """Return the command that resumes the sweep when this process has died."""
+    """Return the command for the supervisor to resume the sweep after the death of this process."""
     path = Path(spec.config).expanduser()
     spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
     env = [f"--env={name}" for name in settings.given]
@@ -169,7 +169,7 @@ def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> resume
 
 
 def keep_watch(command: resume_sweep.SweepCommand, settings: Settings) -> None:
-    """Ask the supervisor to resume the sweep if this process dies."""
+    """Ask the supervisor to resume the sweep if this process dies; for a sweep on this machine, do nothing."""
     if command.is_here:
         return
     try:
@@ -179,7 +179,10 @@ def keep_watch(command: resume_sweep.SweepCommand, settings: Settings) -> None:
 
 
 def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
-    """Return whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
+    """Return whether the runs share rented pods, new or already held.
+
+    Raises UsageError for contradictory flags, and for flags unsuitable for the provider.
+    """
     is_rented = registry.candidates(settings)[0].is_rented
     flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
     for typed in (name for name, value in flags.items() if value and not is_rented):
@@ -195,7 +198,10 @@ def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
 
 
 def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> tuple[SweepPlan, Settings]:
-    """Return the plan, and the settings of its runs."""
+    """Plan the sweep; return the plan and the settings of its runs.
+
+    Runs on shared pods use the provider of held pods. Raises SlipwayError.
+    """
     again = context.again("--with-missing")
     if not is_shared(spec, asked, settings):
         if (spec.no_sync or spec.no_setup) and registry.candidates(settings)[0].is_rented:
@@ -230,7 +236,7 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
 
 
 def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Offer], settings: Settings) -> None:
-    """Show what is rented for a sweep, and what that costs."""
+    """Show the rented pods of the sweep, with prices and limits; print no text with --json."""
     if spec.json:
         return
     for line in sweep_text.held_lines(shared, offers):
@@ -241,7 +247,7 @@ def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Off
 
 
 def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> None:
-    """Rent the pods of a sweep and hold them. Raises Exit unless all are there."""
+    """Rent and hold the pods of a sweep. Raises Exit with code 1 when pods are missing."""
     is_shared(spec, asked, settings)
     asked = shared_machine.with_machine(asked, spec.pack or 1, settings, render.tell)
     shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider)
@@ -268,7 +274,7 @@ def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setti
 
 
 def look_back(spec: SweepFlags, settings: Settings) -> None:
-    """Show a sweep that has run, by its name or its file, or publish what one of its runs has made."""
+    """Show the results of an earlier sweep, found by name or file; with --promote, publish the artifact of a run."""
     has_run = (kept.folder_of(spec.config, settings) / "sweep.json").is_file()
     result = kept.load(spec.config if has_run else asked_for(spec, settings).name, settings)
     if spec.report:
@@ -281,7 +287,10 @@ def look_back(spec: SweepFlags, settings: Settings) -> None:
 
 
 def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
-    """Return the sweep, with what was typed beside its name. Raises UsageError."""
+    """Return the sweep named by `spec.config`, with the typed overrides. Raises UsageError.
+
+    On this machine the toy of a named sweep replaces the sweep.
+    """
     vendor = registry.candidates(settings)[0]
     found = configurations.named(spec.config, settings, vendor.is_here)
     if found.name == f"{spec.config}{configurations.TOY}":
@@ -299,7 +308,7 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
 
 
 def rows(planned: SweepPlan, toys: Rehearsed | None, settings: Settings) -> list[dict[str, Any]]:
-    """Return the trials of a plan for a program."""
+    """Return the trials of a plan as JSON rows."""
     costs = prices.of_runs(planned, toys.real if toys else {}, settings)
     real = {run: words for run, words, _ in rehearsed.rows(toys)} if toys else {}
     return [
@@ -312,7 +321,7 @@ def rows(planned: SweepPlan, toys: Rehearsed | None, settings: Settings) -> list
 
 
 def described(spec: SweepSpec, price: prices.SweepPrice) -> dict[str, Any]:
-    """Return a sweep whose pods are described for a program."""
+    """Return the sweep's pods, hours and prices as JSON."""
     low, high = (price.total(one) for one in spec.hours)
     return {
         "sweep": spec.name, "about": spec.about, "pods": len(spec.pods), "runs": list(spec.trials),
@@ -325,7 +334,7 @@ def described(spec: SweepSpec, price: prices.SweepPrice) -> dict[str, Any]:
 
 
 def list_configs(settings: Settings, as_json: bool) -> None:
-    """Show every sweep that has a name. Neither the network nor an account is needed."""
+    """Show every named sweep, without the network or an account."""
     found = []
     table: list[tuple[str, ...]] = [("name", "pods", "runs", "GPU-hours", "hours", "dollars", "per GPU", "per pod", "")]
     for one in configurations.known(settings).values():
@@ -347,12 +356,15 @@ def list_configs(settings: Settings, as_json: bool) -> None:
 
 
 def usd_per_hour(micro_usd: int | None) -> str:
-    """Return a price in a table; "" where there is none."""
+    """Format a price for a table; "" for an unknown price."""
     return "" if micro_usd is None else f"{render.usd(micro_usd)} USD/h"
 
 
 def report(result: SweepResult, idle: int, as_json: bool) -> None:
-    """Print the table, and write the page. Raises Exit (5 for a limit, else 1) unless all ended as was wanted."""
+    """Print the result table and write the page.
+
+    Raises Exit unless every trial is over: with code 5 when all others have reached a limit, else with code 1.
+    """
     answer = answers.of(result)
     page = sweep_text.write_page(result, answer)
     if as_json:

@@ -1,4 +1,4 @@
-"""A sweep in words: configurations, the plan, the table, the page."""
+"""Text output for sweeps: named sweeps, the plan, the result table, the page."""
 
 import math
 import time
@@ -32,24 +32,24 @@ CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learni
 
 
 def hours(spec: SweepSpec) -> str:
-    """Return the time for which its pods are taken, in words; "" where nobody says."""
+    """Format the time for which the pods are rented, in hours; "" when unspecified."""
     low, high = spec.hours
     return "" if not high else f"{low:g} h" if low == high else f"{low:g} to {high:g} h"
 
 
 def costs(spec: SweepSpec, price: SweepPrice, parts: int = 1) -> str:
-    """Return the price of its pods together, or of one of so many equal parts; "" where they have none."""
+    """Format the price of all pods, divided by `parts`; "" without a price or without hours."""
     low, high = (price.total(one) for one in spec.hours)
     return "" if low is None or high is None or not high else between(low // parts, high // parts)
 
 
 def between(low: int, high: int) -> str:
-    """Return two amounts in micro-dollars, or one where they are the same."""
+    """Format a range of two amounts in micro-dollars; equal amounts are shown once."""
     return in_usd(low) if low == high else f"{in_usd(low)} to {in_usd(high)}"
 
 
 def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
-    """Yield its pods, or the machines of its runs, and their prices, a line for each kind."""
+    """Yield a summary of the pods, or of the runs' machines, with the total price; then one line per kind."""
     if not price.kinds:
         return
     runs = render.count(len(spec.trials), "run")
@@ -78,7 +78,10 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
 
 
 def engine_words(trial: SweepTrial) -> str:
-    """Return which GPUs of its pod a run trains and answers on, and what vLLM takes of them; "" without vLLM."""
+    """Describe the GPUs on which a run generates and trains, and vLLM's share of GPU memory.
+
+    Returns "" for a run without vLLM or without assigned GPUs.
+    """
     spec, own = trial.spec, trial.devices.split(",")
     if spec.engine != "vllm" or not spec.engine_devices or not trial.devices:
         return ""
@@ -95,7 +98,7 @@ def engine_words(trial: SweepTrial) -> str:
 
 
 def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
-    """Yield the pods that are rented for a sweep and held from its first run to its last, and their highest cost."""
+    """Yield one line per rented pod of the sweep, then the sum with the common limit."""
     for name, one in offers.items():
         gpus = f"{one.num_gpus} {one.gpu}" if one.num_gpus else "no GPU"
         yield f"{name}: {gpus} at {one.provider}, {per_hour(one.micro_usd_per_hour)}"
@@ -105,7 +108,7 @@ def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
 
 
 def trials_table(spec: SweepSpec) -> str:
-    """Return the trials with what sets them apart."""
+    """Return a table of the trials and the settings in which they differ."""
     rows = [("pod", "run", "what is different")]
     for one in spec.trials.values():
         said = [f"{name}={value}" for name, value in one.asked.items()]
@@ -116,7 +119,7 @@ def trials_table(spec: SweepSpec) -> str:
 
 
 def work_lines(planned: SweepPlan) -> Iterator[str]:
-    """Yield what a sweep is about, then the model and the phases of its first run that has something to make."""
+    """Yield the sweep's description, then model size and steps of the first run with work to do."""
     if planned.spec.about:
         yield planned.spec.about
     for job in filter(None, (one.plan.job for one in planned.trials.values())):
@@ -127,7 +130,7 @@ def work_lines(planned: SweepPlan) -> Iterator[str]:
 
 
 def toy_lines(toys: Rehearsed) -> Iterator[str]:
-    """Yield what the runs of a rehearsed sweep would be on their machines, and which toys stand for them."""
+    """Yield a table of the real runs and their toys in the rehearsal."""
     rows = list(rehearsed.rows(toys))
     if rows:
         found = [("run", "on its machine", "in this rehearsal")]
@@ -139,13 +142,13 @@ def toy_lines(toys: Rehearsed) -> Iterator[str]:
 
 
 def tracker_lines(spec: SweepSpec, settings: Settings) -> Iterator[str]:
-    """Yield what trackers tell of the runs by the variables of each, such as the project of their figures."""
+    """Yield each tracker's note about the runs, such as the W&B projects in their variables."""
     environs = [one.env for one in spec.trials.values()]
     yield from filter(None, (one.about_runs(environs, settings) for one in packs.named_trackers().values()))
 
 
 def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
-    """Show what is to be made, which pod runs what, in which order, about how long, and at which cost, if any."""
+    """Show model and steps, the runs of each pod in order with estimated times, and the costs (if any)."""
     for line in work_lines(planned):
         render.say(line)
     rows = [("pod", "run", "about", *(["cost"] if costs else []), "")]
@@ -170,17 +173,17 @@ def show_plan(planned: SweepPlan, costs: Mapping[str, tuple[int, int]]) -> None:
 
 
 def number(value: float | None) -> str:
-    """Return a score with the digits that tell scores apart."""
+    """Format a score with four decimals, or three significant digits below 0.01; "" for None."""
     return "" if value is None else f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}"
 
 
 def numbers(values: Sequence[float]) -> str:
-    """Return the figures of an arm that stand beside its score: one, or one for each layer."""
+    """Format an arm's additional figures: a single number, or one number per layer."""
     return " ".join(f"{one:.0f}" if abs(one) >= 1000 else f"{one:.4g}" for one in values)
 
 
 def interval(row: ArmRow) -> str:
-    """Return a difference with its interval; "" where there is none."""
+    """Format an arm's difference with its confidence interval; "" without a difference."""
     if row.apart is None:
         return ""
     half = "" if math.isnan(row.apart.half) else f" ± {row.apart.half:.4f}"
@@ -188,7 +191,7 @@ def interval(row: ArmRow) -> str:
 
 
 def table(result: SweepResult, answer: SweepAnswer) -> str:
-    """Return a line for each run, and one for each arm where these are not the same."""
+    """Return the result table: one line per run, then one line per arm."""
     rows: list[tuple[str, ...]] = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
     for one in result.trials.values():
         steps = f"{one.at} of {one.steps}" if one.at < one.steps else str(one.steps or "")
@@ -205,7 +208,7 @@ def table(result: SweepResult, answer: SweepAnswer) -> str:
 
 
 def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
-    """Return the results of the whole, by name."""
+    """Return the facts about the whole sweep, as (name, value) pairs."""
     ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
     found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
     if answer.saved_s:
@@ -224,7 +227,7 @@ def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
 
 
 def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
-    """Write the page; return where it is."""
+    """Write the HTML page of the sweep; return the path."""
     lines = {run: result.lines(run) for run in result.trials}
     curves = []
     for key, title in CURVES:
@@ -251,21 +254,21 @@ def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
 
 
 def promote_line(result: SweepResult, answer: SweepAnswer) -> str:
-    """Return the command that keeps the best run under a name; "" while there is none."""
+    """Return the command to publish the best run under the sweep's name; "" without a best arm."""
     if answer.best is None:
         return ""
     return f"./inv sweep {result.name} --promote {best_run(answer.best, result)} --tag {result.name}"
 
 
 def best_run(row: ArmRow, result: SweepResult) -> str:
-    """Return the run of an arm that has the best score."""
+    """Return the run with the best score of an arm."""
     sign = 1.0 if result.rank["mode"] == "min" else -1.0
     scored = [one for one in row.trials if one.score is not None]
     return min(scored, key=lambda one: sign * (one.score or 0.0)).run
 
 
 def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
-    """Return an arm as the page has it."""
+    """Convert an arm into the record for the page."""
     seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
     apart = None if row.apart is None else (row.apart.mean, row.apart.half)
     return ArmStory(
@@ -276,7 +279,7 @@ def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
 
 
 def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
-    """Return all of it for a program."""
+    """Return the results as a JSON document."""
     rows = [
         {"run": one.run, "arm": one.arm, "seed": one.seed, "pod": one.pod, "state": one.state, "seconds": one.seconds,
          "steps": one.steps, "at": one.at, "score": one.score, "usd": render.usd(one.micro_usd),

@@ -1,4 +1,4 @@
-"""The answer of a sweep: arms in their order, differences with their intervals, and what it all cost. Pure."""
+"""Evaluation of a sweep: ranked arms, differences with confidence intervals, time and cost. Pure."""
 
 import shlex
 import statistics
@@ -15,23 +15,22 @@ NOT_OF_A_LINE = ("tag",)
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """One line of the answer."""
+    """Row of the evaluation, for an arm."""
 
     arm: ArmResult
     trials: list[TrialResult]
     apart: ArmDifference | None
-    """Difference from the arm that all are compared with; None for that arm itself, and where nothing can be
-    compared."""
+    """Difference from the reference arm; None for the reference arm and without a common seed."""
     verdict: str
 
     def beside(self, name: str) -> list[float]:
-        """Return another figure's mean over the seeds that have it; of a figure by layer, one for each."""
+        """Return the mean of an additional figure over the trials, per layer for a per-layer figure."""
         some = [one.beside[name] for one in self.trials if name in one.beside]
         return [statistics.fmean(values) for values in zip(*some, strict=False)]
 
     @property
     def state(self) -> str:
-        """Return the state of its trials, in words."""
+        """Return the states of the trials, in words."""
         states = [one.state for one in self.trials]
         return ", ".join(
             word if states.count(word) == len(states) else f"{states.count(word)} {word}"
@@ -41,7 +40,7 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepAnswer:
-    """A sweep, answered as far as it has come."""
+    """Evaluation of the sweep's results so far."""
 
     rows: list[ArmRow]
     against: str
@@ -53,12 +52,12 @@ class SweepAnswer:
 
     @property
     def best(self) -> ArmRow | None:
-        """Return the best arm; None while none has a score."""
+        """Return the best arm; None while no arm has a score."""
         return self.rows[0] if self.rows and self.rows[0].arm.mean is not None else None
 
 
 def of(result: SweepResult) -> SweepAnswer:
-    """Return the answer."""
+    """Evaluate the results of a sweep."""
     rank = Ranking(**result.rank)
     by_arm: dict[str, list[TrialResult]] = {}
     for one in result.trials.values():
@@ -86,7 +85,10 @@ def of(result: SweepResult) -> SweepAnswer:
 
 
 def at_an_end(answer: SweepAnswer) -> list[str]:
-    """Return the numbers of the best arm that are the least or the most that was tried: beyond them may be better."""
+    """Return the best arm's numeric settings at the lowest or highest value tried, as "name value".
+
+    Better values may lie beyond the tried range. Settings with fewer than three values are skipped.
+    """
     best, found = answer.best, []
     for name, text in best.trials[0].asked.items() if best else ():
         tried = [one for row in answer.rows if (one := as_number(row.trials[0].asked.get(name, ""))) is not None]
@@ -97,7 +99,7 @@ def at_an_end(answer: SweepAnswer) -> list[str]:
 
 
 def as_number(text: str) -> float | None:
-    """Return the number that a text is, None for none."""
+    """Parse a number; None if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -105,7 +107,7 @@ def as_number(text: str) -> float | None:
 
 
 def verdict(apart: ArmDifference | None, rank: Ranking) -> str:
-    """Return the meaning of a difference: better, worse, no difference, or that one seed says nothing."""
+    """Return "better", "worse", "no difference" or "one seed"; "" for the reference arm."""
     if apart is None:
         return ""
     if apart.verdict != "different":
@@ -114,7 +116,7 @@ def verdict(apart: ArmDifference | None, rank: Ranking) -> str:
 
 
 def command_line(trial: TrialResult, store: str = "") -> str:
-    """Return the command that does once more what a trial did."""
+    """Return the `inv launch` command to repeat a trial."""
     words = ["./inv", "launch"]
     flags: Mapping[str, object] = trial.flags
     for name, value in flags.items():

@@ -1,4 +1,4 @@
-"""The combinations of values: lists and ranges by name -> one entry for each, all of them or some by chance. Pure."""
+"""Combinations of values from lists and ranges: all of them, or a random sample. Pure."""
 
 import itertools
 import math
@@ -17,9 +17,10 @@ EXAMPLES = "a list such as [1, 2, 3], or a range such as {from: 1e-4, to: 1e-2, 
 
 
 def combined(where: str, axes: Any, sample: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the entries of each combination of the values of all axes. Raises UsageError.
+    """Yield the name and the entries of each combination of the axes' values. Raises UsageError.
 
-    `sample`: only so many, drawn by chance, always the same ones; of a range without `count` or `step` any value.
+    sample: number of combinations to draw with a fixed random seed; a range without `count` or `step` then gives random
+    values.
     """
     if not isinstance(axes, Mapping):
         raise UsageError(f"{where}: expected values for each flag: {EXAMPLES}")
@@ -41,7 +42,7 @@ def combined(where: str, axes: Any, sample: int | None) -> Iterator[tuple[str, d
 
 
 def _at(drawn: Sequence[Sequence[Any]], place: int) -> list[Any]:
-    """Return the combination with that number, without making those before it."""
+    """Return the combination with index `place` without generating the earlier combinations."""
     found = []
     for some in reversed(drawn):
         place, digit = divmod(place, len(some))
@@ -50,7 +51,7 @@ def _at(drawn: Sequence[Sequence[Any]], place: int) -> list[Any]:
 
 
 def values(where: str, said: Any, sample: int | None = None) -> list[Any]:
-    """Return the values of one axis. Raises UsageError."""
+    """Return the values of an axis: a list, or the values of a range. Raises UsageError."""
     if isinstance(said, list) and said:
         return said
     if not isinstance(said, Mapping):
@@ -95,7 +96,7 @@ def _few(where: str, count: float) -> None:
 
 
 def _number(where: str, said: Any) -> Any:
-    """Return a number; YAML reads 1e-3 as text."""
+    """Return a finite number; accept strings, because YAML reads 1e-3 as text. Raises UsageError."""
     try:
         found = float(said) if isinstance(said, str) else said
     except ValueError:
@@ -106,5 +107,5 @@ def _number(where: str, said: Any) -> Any:
 
 
 def _round(value: float, whole: bool) -> Any:
-    """Return a number of four digits, which a name can hold."""
+    """Round to four significant digits, or to an integer, so that the value fits into a name."""
     return round(value) if whole else float(f"{value:.4g}")

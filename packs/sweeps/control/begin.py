@@ -1,4 +1,4 @@
-"""A sweep made ready: what an earlier time has come to is adopted, and what pays for it is opened."""
+"""Preparation of a sweep: adopts the results of an earlier attempt, and opens the budget."""
 
 import math
 import subprocess
@@ -22,9 +22,9 @@ from trainer.records.phase_registry import PHASES
 def begin(
     planned: SweepPlan, journal: Journal, settings: Settings, tell: Say, renting: Settings | None = None
 ) -> SweepWork:
-    """Return the sweep, ready to go: what an earlier time has come to counts.
+    """Return the sweep ready to run, with the results of an earlier attempt.
 
-    `renting`: of the pods that are shared, where `settings` are of the runs on them.
+    renting: settings for the shared pods, when `settings` are for the runs on the pods.
     """
     spec = planned.spec
     trials = {run: _waiting(planned, run) for run in spec.trials}
@@ -35,12 +35,12 @@ def begin(
     )  # fmt: skip
     lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
     result = kept.adopt(result, settings, lost)
-    if spec.early_stop is None:  # trials that early stopping ended or skipped are wanted now
+    if spec.early_stop is None:  # earlier early stops no longer count
         for run, one in result.trials.items():
             if one.state in (kept.STOPPED, kept.SKIPPED):
                 result.trials[run] = trials[run]
     for run, one in result.trials.items():
-        if not one.is_over:  # the files there are of an earlier sweep, with other flags
+        if not one.is_over:  # Delete figures of an earlier sweep with other flags.
             (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
     if planned.limit is not None:
@@ -62,13 +62,13 @@ def begin(
 
 
 def limit_of(planned: SweepPlan) -> int | None:
-    """Return the most that all of it may cost, in micro-dollars."""
+    """Return the spend limit of the whole sweep in micro-dollars, or None."""
     limit = planned.shared.limit if planned.shared else None
     return limit.amount if limit else planned.limit
 
 
 def end_pod(name: str, result: SweepResult) -> "subprocess.Popen[bytes]":
-    """Begin to end a pod that the sweep has rented."""
+    """Start a process that ends a pod rented by the sweep."""
     result.folder.mkdir(parents=True, exist_ok=True)
     with (result.folder / "pods.log").open("ab") as log:
         return subprocess.Popen(inv(["down", name]), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -76,7 +76,7 @@ def end_pod(name: str, result: SweepResult) -> "subprocess.Popen[bytes]":
 
 
 def _remember(work: SweepWork, run: str) -> None:
-    """Tell the rungs the results of a trial that ran earlier."""
+    """Enter the figures of a finished trial into the rungs."""
     assert work.halving is not None
     one, rank = work.result.trials[run], work.planned.spec.rank
     for rung in work.halving.rungs if one.is_over else ():

@@ -1,7 +1,8 @@
-"""Sweeps by name: those that Slipway brings along, and functions of one's own in a file that the settings name.
+"""Named sweeps: the sweeps built into Slipway, and the functions of a user's file named in the settings.
 
-A function returns `(pods, {pod: [experiments]})`. The first five are GRAIL's, with its numbers: Qwen2.5-1.5B-Instruct,
-512 answers a step, 100 steps, pods of 8 A100 with 500 Mbit/s both ways. Source: GRAIL, research/trl, 54d6342.
+A function returns `(pods, {pod: [experiments]})`. The first five sweeps and their numbers are GRAIL's:
+Qwen2.5-1.5B-Instruct, 512 answers per step, 100 steps, pods of 8 A100 with 500 Mbit/s in both directions. Source:
+GRAIL, research/trl, 54d6342.
 """
 
 import difflib
@@ -23,16 +24,16 @@ from packs.sweeps.control.settings import SweepSettings
 from packs.sweeps.control.trials.records import SweepSpec, SweepTrial, check_arms
 
 Dealt = tuple[list[PodSpec], dict[str, list[ExperimentConfig]]]
-EVAL_EVERY = 20  # GRAIL's configurations have this; an experiment on its own has 40
+EVAL_EVERY = 20  # value of GRAIL's configurations; a single experiment defaults to 40
 LEARNING_RATES = (1e-6, 3e-6, 5e-6, 1e-5)
 BATCHES = ((2, 256), (4, 128), (8, 64), (16, 32))
 EFFECTIVE_BATCH = 512
 ABLATIONS = ROOT / "examples" / "sweeps"
-TOY = "_toy"  # at the end of the name of a sweep that takes the place of another one on this machine
+TOY = "_toy"  # suffix of a sweep's replacement on this machine
 
 
 def pod(name: str, ttl_hours: float) -> PodSpec:
-    """Return a pod as GRAIL rents them."""
+    """Return a pod with GRAIL's specification."""
     return PodSpec(name=name, gpu_type="A100", gpu_count=8, ttl_hours=ttl_hours, min_upload_mbps=500,
                    min_download_mbps=500)  # fmt: skip
 
@@ -94,7 +95,7 @@ def custom_advanced() -> Dealt:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSweep:
-    """A sweep that has a name."""
+    """Sweep with a name."""
 
     name: str
     about: str
@@ -104,13 +105,13 @@ class NamedSweep:
 
 
 RL = (lr_sweep, multi_dataset, model_size, batch_grid, custom_advanced)
-HOURS = {"model_size": (10.0, 12.0)}  # hours of the pods, where these are not their own limit
+HOURS = {"model_size": (10.0, 12.0)}  # rental hours, if different from the pods' limit
 
 
 def known(settings: Settings) -> dict[str, NamedSweep]:
-    """Return every sweep that has a name; one of one's own goes before one that is built in.
+    """Return all named sweeps; the user's sweeps override built-in sweeps of the same name.
 
-    Raises UsageError when the file that the settings name cannot be read.
+    Raises UsageError when the configured file is missing or cannot be loaded.
     """
     found = {one.__name__: _configuration(one, "built in") for one in RL}
     for path in sorted(ABLATIONS.glob("ablation_*.yaml")):
@@ -135,14 +136,14 @@ def _configuration(function: Callable[[], Any], where: str) -> NamedSweep:
 
 
 def functions(path: Path) -> Iterator[Callable[[], Any]]:
-    """Yield the public functions of a file that take nothing. Raises UsageError when it cannot be run."""
+    """Yield the public functions without parameters of a Python file. Raises UsageError when the file cannot run."""
     spec = importlib.util.spec_from_file_location(f"sweeps_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses of one's own look their module up
+    sys.modules[spec.name] = module  # The user's dataclasses look up their module.
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # it is a user's function, and may raise anything
+    except Exception as error:  # user code may raise anything
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     for name, one in vars(module).items():
         is_own = inspect.isfunction(one) and one.__module__ == spec.name and not name.startswith("_")
@@ -151,7 +152,7 @@ def functions(path: Path) -> Iterator[Callable[[], Any]]:
 
 
 def of_function(function: Callable[[], Any]) -> SweepSpec:
-    """Return the sweep that a function describes. Raises UsageError, with what was expected."""
+    """Return the sweep described by a function. Raises UsageError with the expected format."""
     name = function.__name__
     try:
         said = function()
@@ -169,7 +170,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
             trials={one.run: one for one in _in_arms(trials)},
             about=(inspect.getdoc(function) or "").split("\n")[0],
             pods=pods,
-            num_pods=len(trials),  # each rents its part of a pod
+            num_pods=len(trials),  # each trial rents a part of a pod
             hours=HOURS.get(name, (longest, longest)),
             rank=experiment.RANK,
         ),
@@ -177,7 +178,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
 
 
 def _in_arms(trials: list[SweepTrial]) -> Iterator[SweepTrial]:
-    """Yield the trials; those that differ in nothing but the seed are one arm, called as the first of them."""
+    """Yield the trials with merged arms: trials with different seeds but equal settings share the first trial's arm."""
     arms: dict[Any, str] = {}
     for one in trials:
         rest = (repr(replace(one.spec, seed=None, tag="", options={})), *sorted(one.spec.options.items()))
@@ -186,9 +187,9 @@ def _in_arms(trials: list[SweepTrial]) -> Iterator[SweepTrial]:
 
 
 def named(word: str, settings: Settings, is_here: bool = False) -> SweepSpec:
-    """Return the sweep that a word means: a file, or a name. Raises UsageError with the nearest name.
+    """Return the sweep for a file or a name. Raises UsageError with the closest name.
 
-    is_here: it is to run on this machine, where the toy of a named sweep takes its place.
+    is_here: the sweep runs on this machine, so the toy of a named sweep replaces the sweep.
     """
     path = Path(word).expanduser()
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -203,7 +204,7 @@ def named(word: str, settings: Settings, is_here: bool = False) -> SweepSpec:
 
 
 def on_own(spec: SweepSpec) -> SweepSpec:
-    """Return the sweep for machines that nobody rents: what its file says of spot machines and prices has no effect."""
+    """Return the sweep for own machines: without spot machines and price limits."""
     trials = {
         run: replace(one, spec=replace(one.spec, use_spot=False, max_price="")) for run, one in spec.trials.items()
     }
@@ -211,9 +212,9 @@ def on_own(spec: SweepSpec) -> SweepSpec:
 
 
 def by_chance(spec: SweepSpec) -> SweepSpec:
-    """Return the sweep with its arms in an order by chance, always the same one.
+    """Return the sweep with the arms in a fixed random order.
 
-    Where arms are compared as they come, an order such as rising rates would let each be the best so far.
+    Arms are compared on arrival: in a systematic order, such as ascending rates, each arm could be the best so far.
     """
     arms = list(spec.arms)
     random.Random(0).shuffle(arms)

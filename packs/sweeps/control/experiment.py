@@ -1,7 +1,7 @@
-"""An experiment of reinforcement learning in the words of GRAIL's sweeps -> the launch that does it.
+"""Reinforcement-learning experiments in the format of GRAIL's sweeps, and their conversion into launches.
 
-A function of a sweep returns `(pods, {pod: [experiments]})`, made of `PodSpec` and `ExperimentConfig`. What an
-experiment says reaches the trainer as options of the phase rl, which the first line of its figures repeats.
+A sweep function returns `(pods, {pod: [experiments]})`, built from `PodSpec` and `ExperimentConfig`. An experiment's
+settings reach the trainer as options of the phase rl, which the first line of the run's figures repeats.
 """
 
 import re
@@ -17,11 +17,11 @@ from infra.runs.keepers.pod_set import PodEntry
 from packs.sweeps.control.trials.ranking import Ranking
 from packs.sweeps.control.trials.records import SweepTrial
 
-PodSpec = PodEntry  # the name that GRAIL uses
+PodSpec = PodEntry  # GRAIL's name
 DATASETS = ("gsm8k", "math", "mbpp")
 RANK = Ranking(by="reward", mode="max")
-GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt
-NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are of all runs
+GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers per prompt; tokens per answer; tokens per answer with its prompt
+NOT_OF_A_TRIAL = (  # launch flags set by the sweep itself, or common to all runs
     *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure", "self_end"),
     *("with_missing", "remake", "keep_made", "budget", "devices"),
     *("deploy_only", "no_deploy", "no_sync", "no_setup"),
@@ -29,13 +29,13 @@ NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are
 
 
 def key(default: Any, about: str) -> Any:
-    """Return a field with its meaning."""
+    """Return a dataclass field with a description."""
     return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """One experiment of reinforcement learning; the defaults are GRAIL's."""
+    """Experiment of reinforcement learning; the defaults are GRAIL's."""
 
     name: str = field(metadata={"about": "name of the experiment; its run is called <configuration>.<name>"})
     dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or any that --task takes")
@@ -70,17 +70,20 @@ class ExperimentConfig:
 
     @property
     def effective_batch(self) -> int:
-        """Return the answers of one optimizer step."""
+        """Return the number of answers per optimizer step."""
         return self.batch_size * self.grad_accum_steps
 
     def engine(self, gpu_count: int) -> str:
-        """Return what generates answers on a pod with so many GPUs: vLLM where it has several, as in GRAIL's sweeps."""
+        """Return the generation engine for a pod with `gpu_count` GPUs.
+
+        The default is vLLM for several GPUs, as in GRAIL's sweeps, and "" for a single GPU.
+        """
         return str(self.custom_args.get("engine") or ("vllm" if gpu_count > 1 else ""))
 
     def devices(self, gpu_count: int) -> list[int]:
-        """Return the GPUs of a pod with so many that the experiment uses, in order; [] = all of them.
+        """Return the pod's GPU indices used by the experiment, in ascending order; [] means all GPUs.
 
-        Raises UsageError for GPUs that the pod does not have.
+        Raises UsageError for GPUs missing on the pod.
         """
         if self.engine(gpu_count) != "vllm" or gpu_count < 2:
             return []
@@ -94,9 +97,9 @@ class ExperimentConfig:
         return own
 
     def launch(self, gpu_count: int) -> LaunchSpec:
-        """Return the launch that does it on a pod with so many GPUs.
+        """Return the experiment's launch on a pod with `gpu_count` GPUs.
 
-        Raises UsageError for custom_args that no launch has, and for GPUs that the pod does not have.
+        Raises UsageError for unknown custom_args, and for GPUs missing on the pod.
         """
         where = f"experiment {self.name}: custom_args"
         own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
@@ -117,7 +120,7 @@ class ExperimentConfig:
         }  # fmt: skip
         if self.engine(gpu_count) == "vllm":
             said["engine"] = "vllm"
-        if own_gpus := self.devices(gpu_count):  # the run has these of its pod, and counts them from 0
+        if own_gpus := self.devices(gpu_count):  # GPU numbers relative to the run's own GPUs
             answering, training = (_devices(self, some) for some in (self.gpu_devices, self.train_gpu_device))
             if len(answering) % self.vllm_tensor_parallel:
                 raise UsageError(
@@ -143,7 +146,7 @@ def _counted(some: Collection[int], all_of_them: Sequence[int]) -> str:
 
 
 def schema() -> list[tuple[str, Any, str]]:
-    """Return every field of an experiment, its default (None = it must be given), and what it means."""
+    """Return name, default (None if required) and description of every experiment field."""
     found = []
     for one in fields(ExperimentConfig):
         default = {} if one.name.startswith("custom_") else None if one.name == "name" else one.default
@@ -152,7 +155,7 @@ def schema() -> list[tuple[str, Any, str]]:
 
 
 def read(where: str, said: Any) -> ExperimentConfig:
-    """Return the config that a function returned for an experiment. Raises UsageError for an invalid one."""
+    """Parse an experiment from the result of a sweep function. Raises UsageError."""
     if isinstance(said, ExperimentConfig):
         return said
     files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
@@ -162,9 +165,9 @@ def read(where: str, said: Any) -> ExperimentConfig:
 
 
 def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Collection[str]) -> SweepTrial:
-    """Return the trial of an experiment: it has its pod alone, or the GPUs of the pod that it names.
+    """Return the trial of an experiment, which uses the whole pod or the named GPUs of the pod.
 
-    `differing`: the settings that tell the experiments of its sweep apart.
+    differing: settings in which the experiments of the sweep differ.
     """
     spec = one.launch(machine.gpu_count)
     run = check_name(f"{sweep}.{one.name}")
@@ -179,7 +182,7 @@ def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Colle
 
 
 def differing(experiments: Iterable[ExperimentConfig]) -> set[str]:
-    """Return the settings that differ from the defaults in one of these experiments."""
+    """Return the settings in which at least one experiment differs from the defaults."""
     every = list(experiments)
     return {name for name, default, _ in schema() for one in every if name != "name" and getattr(one, name) != default}
 
@@ -189,7 +192,7 @@ def _in_words(value: Any) -> str:
 
 
 def on_pod(machine: PodEntry) -> dict[str, Any]:
-    """Return the flags of a launch that ask for such a pod."""
+    """Return the launch flags to request a pod like `machine`."""
     found = {
         "gpu": machine.gpu_type, "num_gpus": machine.gpu_count, "country": machine.country, "city": machine.city,
         "volume": machine.volume_id, "min_upload_mbps": machine.min_upload_mbps, "cloud": machine.cloud,
@@ -202,12 +205,12 @@ def on_pod(machine: PodEntry) -> dict[str, Any]:
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a name."""
+    """Replace characters outside the alphabet of names by `-`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
 def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:
-    """Return pods and experiments of what a function returned. Raises UsageError, with what was expected."""
+    """Validate a sweep function's result; return the pods and experiments. Raises UsageError."""
     if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
         raise UsageError(f"{name}() must return (pods, {{pod: [experiments]}}), not {type(said).__name__}")
     pods, dealt_out = said

@@ -1,4 +1,4 @@
-"""Sweeps as groups of runs: what `status`, `down`, the supervisor and the page see of them."""
+"""Sweeps as groups of runs, for `status`, `down`, the supervisor and the page."""
 
 from collections.abc import Collection, Mapping, Sequence
 

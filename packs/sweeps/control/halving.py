@@ -1,9 +1,9 @@
-"""Successive halving without waiting: who is behind after some steps is stopped, the others go on to the next rung.
+"""Asynchronous successive halving: stops the weaker trials at a rung; the others continue to the next rung.
 
-A trial that comes to a rung is compared with all that have come there before it, and goes on when it is among the best
-one in `factor` of them; of fewer than `factor`, when it is the best so far. The rungs lie at first, first * factor,
-first * factor**2, ... of the steps. Pure. Source: Li et al., A System for Massively Parallel Hyperparameter Tuning,
-arXiv 1810.05934 (ASHA), in the form that stops and never pauses, as Optuna's SuccessiveHalvingPruner has it.
+At a rung, a trial is compared with all trials at the rung so far. The trial continues when it is among the best
+1/factor of the trials; with fewer than `factor` trials, when it is the best so far. The rungs lie at `first *
+factor**k` of the steps, for k = 0, 1, 2, ... Pure. Source: Li et al., A System for Massively Parallel Hyperparameter
+Tuning, arXiv 1810.05934 (ASHA), in the variant that stops and never pauses, as in Optuna's SuccessiveHalvingPruner.
 """
 
 import math
@@ -14,7 +14,7 @@ from packs.sweeps.control.trials.records import EarlyStop
 
 
 def rungs(steps: int, early: EarlyStop) -> list[int]:
-    """Return the steps after which trials are compared."""
+    """Return the steps after which trials are compared, ascending."""
     found = []
     at = max(1, round(steps * early.first))
     while at < steps:
@@ -24,7 +24,10 @@ def rungs(steps: int, early: EarlyStop) -> list[int]:
 
 
 def goes_on(value: float, competing: Sequence[float], factor: int) -> bool:
-    """Return whether a trial goes on. `competing`: the values of all at its rung, with its own; less is better."""
+    """Return whether a trial continues.
+
+    competing: values of all trials at the rung, including `value`; lower is better.
+    """
     if math.isnan(value):
         return False
     place = max(0, len(competing) // factor - 1)
@@ -33,7 +36,7 @@ def goes_on(value: float, competing: Sequence[float], factor: int) -> bool:
 
 @dataclass
 class Halving:
-    """The scores of trials at each rung."""
+    """Scores of the trials at each rung."""
 
     factor: int
     rungs: Sequence[int]
@@ -42,10 +45,10 @@ class Halving:
     """Scores by rung, then by trial."""
 
     def hear(self, trial: str, values: Mapping[int, float]) -> int | None:
-        """Return the rung at which a trial is to stop, None when it goes on.
+        """Record a trial's values; return the rung at which the trial must stop, or None to continue.
 
-        `values`: what it has come to at each rung that it has reached, less being better. A rung that it has passed is
-        not asked again.
+        values: the trial's value at each rung reached so far; lower is better. Rungs already passed are not evaluated
+        again.
         """
         for rung in self.rungs:
             if rung not in values:

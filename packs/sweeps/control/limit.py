@@ -1,8 +1,8 @@
-"""The limit of a sweep that names none: it follows what all of its runs are expected to cost together.
+"""Default spend limit of a sweep, derived from the expected cost of all runs together.
 
-    forecasts of runs, or of the pods that they share; the budget of an earlier time -> the amount for all of them
+    cost forecasts of runs or shared pods, budget of an earlier attempt -> limit in micro-dollars for all runs
 
-A sweep that goes on keeps the limit that it had: no limit is raised without being asked to.
+A resumed sweep keeps the earlier limit: only the user raises a limit.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,23 @@ from infra.selection.default_limit import default_limit
 
 @dataclass(frozen=True)
 class HighCost:
-    """The highest cost that is forecast of a run or a pod, in micro-dollars."""
+    """Highest forecast cost of a run or a pod, in micro-dollars."""
 
     micro_usd: int
     is_measured: bool
 
 
 def limit_before(sweep: str, journal: Journal) -> int | None:
-    """Return the limit that the sweep had at an earlier time; None where there was none."""
+    """Return the limit of an earlier attempt of the sweep in micro-dollars; None without an earlier attempt."""
     before = budgets.find(journal, f"sweep:{sweep}")
     return None if before is None else before.amount
 
 
 def default_of(sweep: str, forecasts: Sequence[HighCost | None], journal: Journal, tell: Say) -> int:
-    """Return the amount for all runs of a sweep together, and tell the reason. None among them: a cost is not known."""
+    """Return the default limit for all runs together in micro-dollars, and report the reason to `tell`.
+
+    forecasts: None stands for an unknown cost.
+    """
     if before := limit_before(sweep, journal):
         tell(f"{sweep} goes on with its limit of {in_usd(before)}; another one: --spend-limit")
         return before

@@ -1,4 +1,4 @@
-"""The plan of a sweep here and now: each trial's plan and price, the pods it runs on. Nothing is started."""
+"""Plan of a sweep on the present machines: plan, price and pod of each trial. No run starts."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,63 +33,63 @@ from trainer.plan import profile_named
 
 @dataclass
 class PlannedTrial:
-    """A trial with its plan."""
+    """Trial with plan and price."""
 
     trial: SweepTrial
     plan: Plan
     spec: LaunchSpec
-    """Flags of its launch: those of the trial, but for the ones that say where it runs."""
+    """Launch flags: the trial's flags without the machine's flags."""
     most_micro_usd: int = 0
-    """The most it may cost; 0 where nothing is paid."""
+    """Highest possible cost; 0 if nothing is paid."""
     offers: tuple[Offer, ...] = ()
-    """Offers of machines that hold it, cheapest first, where it rents a pod of its own."""
+    """Offers of machines that fit the trial, cheapest first, when the trial rents a pod alone."""
     offer: Offer | None = None
-    """The first of them that this account can pay, whose price counts."""
+    """First offer that the account can pay; determines the price."""
 
     @property
     def estimate_s(self) -> float:
-        """Return the estimated time."""
+        """Return the upper estimate of the run time in seconds; 0.0 if unknown."""
         return self.plan.shown.range_s[1] if self.plan.shown else 0.0
 
 
 @dataclass
 class SweepPlan:
-    """A sweep as it would go."""
+    """Plan of a sweep."""
 
     spec: SweepSpec
     trials: dict[str, PlannedTrial]
     lanes: Sequence[Lane]
-    """Pods that have trials, and these in their order; all should take about the same time."""
+    """Pods, each with an ordered queue of trials; balanced by estimated time."""
     idle: int
-    """Number of pods that have no trial."""
+    """Number of pods without a trial."""
     is_rented: bool
     limit: int | None
-    """Micro-dollars for all trials together; None = nothing is paid, or no limit was given."""
+    """Limit for all trials together in micro-dollars; None if nothing is paid, or no limit was given."""
     shared: SweepPods | None = None
-    """The pods that several trials share, each of which has a lane for each part; None: each trial rents its own."""
+    """Pods that several trials share, with one lane per part; None when each trial rents a separate pod."""
     more: tuple[str, ...] = ()
     """Flags of every launch."""
     offers: Mapping[str, Offer] = field(default_factory=dict)
-    """Offers from which the pods that several trials share are rented, by the names of the pods."""
+    """Offers for renting the shared pods, by pod name."""
 
     @property
     def budget(self) -> str:
-        """Return the name of the budget from which each trial is paid; "" = none is."""
+        """Return the name of the trials' budget; "" without a budget."""
         return "" if self.limit is None else f"sweep:{self.spec.name}"
 
     @property
     def most_micro_usd(self) -> int:
-        """Return the most that all trials may cost."""
+        """Return the highest possible cost of all trials, in micro-dollars."""
         return sum(one.most_micro_usd for one in self.trials.values())
 
 
 def limit_of(said: str) -> int | None:
-    """Return a limit in micro-dollars; None for none. Raises UsageError."""
+    """Parse a spend limit into micro-dollars; None for "". Raises UsageError."""
     return preflight.amount_of("spend-limit", said) if said else None
 
 
 def share(limit: int, trials: int, own: int | None) -> int:
-    """Return the most that one trial may cost: its own limit, and an equal share of the common one."""
+    """Return the spend limit of a trial: an equal share of `limit`, or the `own` limit capped at `limit`."""
     each = limit // max(1, trials)
     return each if own is None else min(own, limit)
 
@@ -98,9 +98,10 @@ def plan_on(
     spec: SweepSpec, machines: Mapping[str, tuple[int, Offer | None]], shared: SweepPods, settings: Settings,
     again: str, tell: Say,
 ) -> SweepPlan:  # fmt: skip
-    """Return the trials on pods that they share. Raises SlipwayError.
+    """Plan the trials on shared pods. Raises SlipwayError.
 
-    `machines`: the GPUs of each pod by its name, and what it is rented from. `settings`: of runs on held pods.
+    machines: number of GPUs and offer (None for an existing pod) of each pod, by name. settings: settings for runs on
+    held pods.
     """
     candidates, trials = registry.candidates(settings), {}
     some = next(iter(machines.values()))[1]
@@ -128,12 +129,12 @@ def plan_on(
 
 
 def in_turn(trials: Mapping[str, PlannedTrial]) -> Iterator[Lane]:
-    """Yield the queues of pods that are described: runs of a pod that share a GPU follow one another, in their order.
+    """Yield the lanes of described pods: runs on a common GPU run in sequence, in the sweep's order.
 
-    Runs whose GPUs are disjoint, since their experiments say so, go side by side.
+    Runs on disjoint GPUs, as named in their experiments, run in parallel.
     """
     for pod in dict.fromkeys(one.trial.pod for one in trials.values()):
-        queues: list[tuple[set[str], list[str]]] = []  # the GPUs of each, which no other has; {""} = all
+        queues: list[tuple[set[str], list[str]]] = []  # the queues' disjoint sets of GPUs; {""} means all
         for run, one in trials.items():
             if one.trial.pod != pod:
                 continue
@@ -149,9 +150,9 @@ def in_turn(trials: Mapping[str, PlannedTrial]) -> Iterator[Lane]:
 
 
 def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> SweepPlan:
-    """Return the trials with their plans, their prices and their pods. Raises SlipwayError.
+    """Plan the trials with their prices and pods. Raises SlipwayError.
 
-    `again`: the command that would make what is missing on the rented machines as well.
+    again: the command to also create missing artifacts on the rented machines.
     """
     candidates = registry.candidates(settings)
     is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
@@ -182,7 +183,10 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
 
 
 def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
-    """Return the trial with a limit of its own, which its pods enforce: its share of the sweep's, if it says none."""
+    """Return the trial with a spend limit, which the pod enforces.
+
+    The limit is the trial's stated limit, capped at `limit`, or an equal share of `limit`.
+    """
     own = limit_of(trial.spec.spend_limit)
     most = share(limit, len(spec.trials), own)
     return replace(trial, spec=replace(trial.spec, spend_limit=dollars(most)))
@@ -196,7 +200,7 @@ def settings_of(trial: SweepTrial, settings: Settings) -> Settings:
 
 
 def request_of(trial: SweepTrial, own: Settings, candidates: Sequence[Provider]) -> tuple[Request, str]:
-    """Return the request of a trial, and the machine that its recipe names, in words. Raises UsageError."""
+    """Return the trial's machine request, and the machine named in the recipe, in words. Raises UsageError."""
     spec, named = trial.spec, ""
     if candidates[0].is_rented:
         spec, named = machine_choice.with_recipe(spec, profile_named(own.profile))
@@ -207,9 +211,9 @@ def plan_of(
     trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], offer: Offer | None = None,
     request: Request | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a trial. Raises UsageError, which names it.
+    """Return the plan of a trial. Raises UsageError with the trial's name.
 
-    `offer`: as `plan_for` takes it. `request`: of the machine that was chosen; None = none was yet.
+    offer: passed to `plan_for`. request: the request of the chosen machine; None before the choice.
     """
     own, vendor = settings_of(trial, settings), candidates[0]
     credentials.lend(secrets(own))
@@ -225,7 +229,7 @@ def plan_of(
 
 
 def due_of(trials: Iterable[PlannedTrial], journal: Journal) -> list[PlannedTrial]:
-    """Return the trials that rent a machine: something is left to make, and they are not at work."""
+    """Return the trials in need of a rented machine: trials with missing artifacts and without a live run."""
     at_work = {op.run for op in journal.ops(live=True)}
     return [one for one in trials if one.plan.job is not None and one.trial.run not in at_work]
 
@@ -233,12 +237,12 @@ def due_of(trials: Iterable[PlannedTrial], journal: Journal) -> list[PlannedTria
 def find_machines(
     one: PlannedTrial, candidates: Sequence[Provider], settings: Settings, again: str, tell: Say
 ) -> str:  # fmt: skip
-    """Find offers of machines for a trial, and plan it for the first; return the fact that decided for that.
+    """Find machine offers for a trial and plan the trial for the first offer; return the reason for the choice.
 
-    Raises SlipwayError.
+    Raises SlipwayError with the trial's name.
     """
     try:
-        preflight.check_work(one.plan, settings, False, again)  # before any vendor is asked
+        preflight.check_work(one.plan, settings, False, again)  # before asking any vendor
         own = settings_of(one.trial, settings)
         request, named = request_of(one.trial, own, candidates)
         request = replace(request, work_disk_bytes=one.plan.request.work_disk_bytes)
@@ -253,7 +257,7 @@ def find_machines(
 
 
 def high_of(one: PlannedTrial, settings: Settings) -> HighCost | None:
-    """Return the highest forecast of a trial's cost; None where its time is not known."""
+    """Return the highest forecast of a trial's cost; None for an unknown run time."""
     found = preflight.billed(one.plan)
     if found is None:
         return None
@@ -262,10 +266,13 @@ def high_of(one: PlannedTrial, settings: Settings) -> HighCost | None:
 
 
 def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:
-    """Know what a trial costs at most, by its limits. Raises SlipwayError: it cannot be had for that."""
+    """Set limits, offer and highest cost of a trial.
+
+    Without any limit, the trial gets a default limit. Raises SlipwayError when no offer passes the preflight checks.
+    """
     assert one.plan.job is not None
     limits, high = preflight.limits_for(settings, True, one.spec), high_of(one, settings)
-    if preflight.is_open(limits):  # others of the sweep have limits
+    if preflight.is_open(limits):  # the other trials have limits
         own = default_limit(high.micro_usd if high else None, high is not None and high.is_measured)
         tell(f"{one.trial.run}: {own.words}")
         limits = replace(limits, spend_micro_usd=own.micro_usd)
@@ -281,15 +288,15 @@ def price(one: PlannedTrial, settings: Settings, again: str, tell: Say) -> None:
 
 
 def makings(plan: Plan) -> dict[str, str]:
-    """Return the artifacts of the plan's job: fingerprints by name."""
+    """Return the artifacts made by the plan's job: fingerprints by name."""
     found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {one["name"]: one["fingerprint"] for one in found}
 
 
 def refuse_rivals(plans: Mapping[str, Plan]) -> None:
-    """Raise UsageError for trials that make different artifacts under one name.
+    """Raise UsageError when two trials make different artifacts under the same name.
 
-    A checkpoint's name stands for one artifact: one of them could not be found by it.
+    A checkpoint's name refers to a single artifact, so one of the two artifacts could not be found by name.
     """
     seen: dict[str, tuple[str, str]] = {}
     for run, one in plans.items():
@@ -307,9 +314,9 @@ def lanes_of(
     trials: Mapping[str, PlannedTrial], provider: str, candidates: Sequence[Provider], journal: Journal,
     wanted: int | None,
 ) -> tuple[list[Lane], int]:  # fmt: skip
-    """Return the lanes that have trials, and how many pods have none. Raises NoOffer when there are too few pods."""
+    """Return the lanes with trials, and the number of pods without trials. Raises NoOffer when pods are missing."""
     vendors = [one.name for one in candidates]
-    rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in trials}  # the last of each
+    rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in trials}  # the last row of each run
     each = max(one.plan.request.num_gpus for one in trials.values())
     request = next(iter(trials.values())).plan.request
     if provider == "ssh":
@@ -338,12 +345,12 @@ def lanes_of(
 
 
 def _berth(op: Op) -> Berth:
-    """Return the part of an own machine that a run has, or had."""
+    """Return the part of an own machine used by a run, now or earlier."""
     return Berth(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
 
 
 def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: int | None) -> list[Berth]:
-    """Return as many parts of this machine as are wanted. Raises NoOffer when it has fewer."""
+    """Return up to `wanted` parts of this machine (None: all). Raises NoOffer when the machine has too few parts."""
     parts = [part for one in here.offers(request) for part in split(Berth("local-1"), one.num_gpus, each)]
     if not parts or wanted and wanted > len(parts):
         said = f"local: {count(wanted or 1, 'run')} at once, with {count(each, 'GPU')} each, and this machine has "

@@ -1,10 +1,10 @@
-"""The pods that a sweep shares among its runs: rented for it and held, or there already.
+"""Pods shared by the runs of a sweep: rented and held for the sweep, or already existing.
 
-    trials, the pods that they are dealt to -> `PodEntry` by name -> `SweepPods`, what is to be rented and for how much
-    SweepPods, the journal -> `PodsAtWork`: made side by side, made again when taken away, given back when not needed
+    trials and their pods -> `PodEntry` by name -> `SweepPods`: pods to rent, and their limit
+    SweepPods, journal -> `PodsAtWork`: rents pods in parallel, replaces lost pods, releases pods without work
 
-A pod of a sweep is a pod of the set that is called as the sweep, as `inv apply` makes them, and its runs are launches
-on held pods (`infra.ledger.held_pods`). One amount pays for all of them: each pod is rented under its share.
+The pods form a pod set with the sweep's name, as made by `inv apply`; the runs are launches on held pods
+(`infra.ledger.held_pods`). A common budget pays for all pods; each pod is rented under a share of the budget.
 """
 
 import subprocess
@@ -41,42 +41,42 @@ from packs.sweeps.control.trials.records import SweepSpec
 from packs.sweeps.control.trials.results import TrialResult
 from store.backoff import Backoff
 
-IDLE_MINUTES = 60.0  # without work of any GPU: what ends a pod whose sweep is gone for good
+IDLE_MINUTES = 60.0  # without work on any GPU, after which the pod of an abandoned sweep ends
 POLL_S = 0.3
-LOOK_EVERY_S = 5.0  # at what vendors say of the pods
-MOST_MADE = 6  # times that a pod is made, the first one among them
+LOOK_EVERY_S = 5.0  # polling interval for the vendors' pod states
+MOST_MADE = 6  # attempts to rent a pod, the first included
 BACKOFF = Backoff(first_s=2.0, longest_s=120.0, certain=1.0)
 
 
 @dataclass(frozen=True)
 class SweepPods:
-    """The pods of a sweep, by name.
+    """Pods of a sweep, by name.
 
-    `with_limit` sets the limit of pods that have none, as soon as it is known what is to run on them.
+    `with_limit` sets a common limit once the runs of the pods are known.
     """
 
     set_name: str
     entries: Mapping[str, PodEntry] = field(default_factory=dict)
-    """Pods that are rented for the sweep and end with it; {} = existing pods are used, and stay."""
+    """Pods to rent for the sweep and release at the end; {} means that the sweep uses existing pods, and keeps them."""
     limit: SetLimit | None = None
     there: tuple[str, ...] = ()
-    """Names of pods that exist already."""
+    """Names of existing pods."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether pods are rented that have no limit, neither of their own nor together."""
+        """Return whether a pod without a limit of its own would be rented without a common limit."""
         return self.limit is None and not all(one.spend_limit or one.ttl_hours for one in self.entries.values())
 
     def with_limit(self, amount: int) -> "SweepPods":
-        """Return the pods with a limit for all of them together. Raises UsageError."""
+        """Return the pods with a common limit of `amount` micro-dollars. Raises UsageError."""
         found = SetLimit.of(self.set_name, dollars(amount), self.entries)
         return replace(self, limit=found and replace(found, budget=f"sweep:{self.set_name}"))
 
 
 def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str) -> SweepPods:
-    """Return the pods to be rented: those that the sweep describes, else such as its runs ask for. Raises UsageError.
+    """Return the pods to rent: the described pods, or pods for the machine requested by the runs. Raises UsageError.
 
-    `pack`: so many runs side by side on each of the latter.
+    pack: number of parallel runs per pod; applies only without described pods.
     """
     if spec.pods:
         used = {one.pod for one in spec.trials.values()}
@@ -95,7 +95,10 @@ def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str
 
 
 def check_names(wanted: SweepPods, journal: Journal) -> None:
-    """Raise UsageError where a name is that of a pod, or of a run, that is not of this sweep: it would be ended."""
+    """Raise UsageError when a live pod or run outside the sweep has the name of a wanted pod.
+
+    The sweep would otherwise end the pod or run of this name.
+    """
     for op in journal.ops(live=True):
         if op.run in wanted.entries and op.pod_set != wanted.set_name:
             raise UsageError(
@@ -104,7 +107,7 @@ def check_names(wanted: SweepPods, journal: Journal) -> None:
 
 
 def of_all(spec: SweepSpec) -> LaunchSpec:
-    """Return the flags of one run, which must ask for the same machine as all others. Raises UsageError."""
+    """Return the flags of the first run, after a check for equal machine requests of all runs. Raises UsageError."""
     asked = {tuple(getattr(one.spec, flag.name) for flag in flags_of(MachineSpec)): one for one in spec.trials.values()}
     if len(asked) > 1:
         first, second = list(asked.values())[:2]
@@ -114,7 +117,7 @@ def of_all(spec: SweepSpec) -> LaunchSpec:
 
 
 def machine_of(one: LaunchSpec) -> PodEntry:
-    """Return the pod that a run asks for. Raises UsageError."""
+    """Return the pod requested by a run. Raises UsageError."""
     return PodEntry(
         name="pod", gpu_type=one.gpu or None, gpu_count=num_gpus(one), country=one.country or None,
         volume_id=one.volume or None,
@@ -126,15 +129,15 @@ def machine_of(one: LaunchSpec) -> PodEntry:
 
 
 def num_gpus(spec: LaunchSpec) -> int:
-    """Return the number of GPUs of one run: its own, else the least of its set of kinds, else one."""
+    """Return a run's number of GPUs: as requested, else the smallest number of the acceptable kinds, else 1."""
     kinds = gpus.read_set(spec.gpu, spec.num_gpus)
     return spec.num_gpus or min((number for _, number in kinds if number), default=1)
 
 
 def limit_of(spec: SweepSpec) -> int | None:
-    """Return the common limit of all pods in micro-dollars; None where none is given. Raises UsageError.
+    """Return the common limit of all pods in micro-dollars, or None. Raises UsageError.
 
-    Without one that is typed for all, the limits of the runs are added up, where each has one.
+    Without a sweep limit, the sum of the runs' limits counts if every run has a limit.
     """
     if spec.spend_limit:
         return amount_of("spend-limit", spec.spend_limit)
@@ -143,7 +146,7 @@ def limit_of(spec: SweepSpec) -> int | None:
 
 
 def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
-    """Return the launch of a trial on a pod that is there: what says which machine is rented is the pod's business."""
+    """Return the trial's launch for a held pod, without the flags for choosing and renting a machine."""
     plain = {one.name: one.default for one in flags_of(MachineSpec)}
     number = num_gpus(spec) if spec.gpu or spec.num_gpus else 0
     more = {"ttl": ""} if is_described else {}
@@ -152,9 +155,9 @@ def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
 
 
 def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
-    """Return the pods that are held for a sweep: those that it names, else those of its set, else all that there are.
+    """Return the held pods for a sweep: the named pods, else the pods of the sweep's set, else all held pods.
 
-    A pod that it names and that is not held is told. Raises SlipwayError when none is held.
+    Reports named pods missing among the held pods. Raises SlipwayError without a held pod.
     """
     held = [op for op in journal.ops(live=True) if is_held(op) and op.state == READY]
     named = [one.name for one in spec.pods if any(trial.pod == one.name for trial in spec.trials.values())]
@@ -170,9 +173,9 @@ def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
 
 
 def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> dict[str, Offer]:
-    """Return by name what each pod is rented as, or would be now. Raises SlipwayError, which names it.
+    """Return the offer of each pod by name: the price of an existing pod, or the best offer now. Raises SlipwayError.
 
-    Where some pods are there already, those that nobody offers now are left out: they are asked for again and again.
+    Once some pods exist, pods without an offer are left out; the sweep keeps trying to rent these pods.
     """
     rows = {op.run: op for op in journal.ops(live=True) if op.pod_set == wanted.set_name}
     found: dict[PodEntry, Offer] = {}
@@ -194,7 +197,7 @@ def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: S
 
 @dataclass
 class PodsAtWork:
-    """The pods of a sweep while it is at work. `end`: begins to end the pod of that name, in a process of its own."""
+    """Pods of a running sweep. `end`: starts a process that ends the pod with the given name."""
 
     wanted: SweepPods
     journal: Journal
@@ -203,25 +206,25 @@ class PodsAtWork:
     end: "Callable[[str], subprocess.Popen[bytes]]"
     making: dict[str, threading.Thread] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
-    """Number of attempts to make each pod."""
+    """Number of attempts to rent each pod."""
     due_at: dict[str, float] = field(default_factory=dict)
-    """Times of the monotonic clock at which pods that could not be had are tried again."""
+    """Times on the monotonic clock for the next attempt to rent pods that were unavailable."""
     given_up: dict[str, str] = field(default_factory=dict)
-    """Reasons why pods are not made again, in words."""
+    """Reasons why pods are not rented again, in words."""
     ending: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     looked_at: float = 0.0
 
     def ready(self) -> set[str]:
-        """Return the names of the pods that take runs now."""
+        """Return the names of the pods ready for runs."""
         rows = self.journal.ops(live=True)
         return {op.run for op in rows if is_held(op) and op.state == READY and op.run not in self.ending}
 
     def look(self, needed: Collection[str]) -> None:
-        """Make what is needed and not there, end what is there and not needed, and see what vendors say of the rest."""
+        """Rent missing pods in `needed`, release idle pods, and reconcile the other pods with their vendors."""
         names = (*self.wanted.entries, *self.wanted.there)
         rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.is_head}
         if rows and time.monotonic() - self.looked_at > LOOK_EVERY_S:
-            # Reconciling ends a pod that a dead process was renting; a pod that is being ended needs nothing more.
+            # Reconciling ends a pod left by a dead renting process; pods already ending are skipped.
             seen = [op.token for name, op in rows.items() if name not in self.ending]
             settle(self.journal, self.settings, self.tell, seen)
             self.looked_at = time.monotonic()
@@ -239,7 +242,7 @@ class PodsAtWork:
                 self.ending[name] = self.end(name)
 
     def leave(self, needed: Collection[str]) -> None:
-        """Wait for what is being made and ended."""
+        """Wait until all pods in progress are rented, and all released pods have ended."""
         if alive := [name for name, thread in self.making.items() if thread.is_alive()]:
             self.tell(f"waiting for {', '.join(alive)}, which {'is' if len(alive) == 1 else 'are'} being rented")
         for thread in self.making.values():
@@ -265,14 +268,14 @@ class PodsAtWork:
             self.tell(self.given_up[name])
 
     def _rent(self, name: str) -> None:
-        """Rent a pod, in a thread: others are rented and work at the same time."""
+        """Rent a pod in this thread, while other pods are rented and work."""
         try:
             with Journal.open(self.settings.state_file) as journal:
                 make(self.wanted, name, journal, self.settings, self.tell)
         except (LimitHit, OutOfMoney, UsageError) as error:
             self.given_up[name] = f"{name}: {error}"
             self.tell(self.given_up[name])
-        except Exception as error:  # the other pods go on; this one is tried again
+        except Exception as error:  # the other pods continue; the attempt is repeated later
             said = str(error).splitlines()[0] if isinstance(error, NoOffer) else in_words(error)
             wait_s = BACKOFF.wait_s(self.made[name])
             self.due_at[name] = time.monotonic() + wait_s
@@ -280,7 +283,7 @@ class PodsAtWork:
 
 
 def deploy(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> list[str]:
-    """Make all pods that are not there; return in words why one is missing."""
+    """Rent all missing pods; return the reasons for the pods still missing."""
     at_work = PodsAtWork(wanted, journal, settings, tell, _nobody)
     while not wanted.entries.keys() <= at_work.ready() | at_work.given_up.keys():
         at_work.look(wanted.entries)
@@ -296,9 +299,9 @@ def needed(
     lanes: Sequence[Lane], free: Sequence[int], busy: Collection[str], ready: Collection[str], waiting: Sequence[str],
     fits: Callable[[str, int], bool],
 ) -> set[str]:  # fmt: skip
-    """Return the pods that have work: the busy ones, and as many as could take what waits; those that are there first.
+    """Return the pods with work: the busy pods, and enough free pods for the waiting runs, existing pods first. Pure.
 
-    `free`: numbers of lanes. `fits`: whether a run may go on a lane. Pure.
+    free: numbers of the free lanes. fits: whether a run may use a lane.
     """
     found, left = set(busy), list(waiting)
     for number in sorted(free, key=lambda one: (lanes[one].host not in found, lanes[one].host not in ready)):
@@ -313,7 +316,7 @@ def share_costs(
     wanted: SweepPods, lanes: Sequence[Lane], trials: Mapping[str, TrialResult], journal: Journal, now: Clocks,
     scale: float,
 ) -> None:  # fmt: skip
-    """Write into each trial its part, by its seconds, of what the pods of the sweep have cost."""
+    """Set each trial's cost to its share of the pods' cost, in proportion to the trials' seconds."""
     for host in wanted.entries:
         cost = sum(spend.spent(op, now, scale) for op in journal.ops(run=host) if op.pod_set == wanted.set_name)
         names = {lane.pod for lane in lanes if lane.host == host}
@@ -324,9 +327,9 @@ def share_costs(
 
 
 def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Rent a pod of a sweep under its share of what all may cost. Raises what renting raises."""
+    """Rent a pod of a sweep under a share of the common limit. Raises OutOfMoney, and the errors of renting."""
     limit = wanted.limit
-    if limit is not None:  # the cost of earlier pods counts
+    if limit is not None:  # earlier pods count, too
         free = budgets.state(journal, limit.budget, settings.clock_scale).free
         limit = replace(limit, share=min(limit.share, free))
         if limit.share <= 0:

@@ -1,6 +1,6 @@
-"""The prices of a sweep's pods: by offers of vendors whose keys are set, else by the catalogue.
+"""Prices of a sweep's pods: from offers of vendors with configured keys, else from the price catalogue.
 
-The catalogue is `infra.market.catalogue`; it is asked where no vendor can be, and says how old each price is.
+The catalogue (`infra.market.catalogue`) is used when no vendor can be asked, and states the age of each price.
 """
 
 import math
@@ -35,38 +35,38 @@ CATALOGUE = "the catalogue of prices"
 
 @dataclass(frozen=True, kw_only=True)
 class PodPrice:
-    """The price of one kind of pod."""
+    """Price of a kind of pod."""
 
     gpu: str
     num_gpus: int
     pods: int
     """Number of pods of this kind."""
     micro_usd_per_hour: int | None
-    """Price of one pod; None where nobody offers it."""
+    """Price per pod and hour; None without an offer."""
     source: str
     """Source of the price."""
 
     @property
     def per_gpu(self) -> int | None:
-        """Return micro-dollars for one GPU and hour."""
+        """Return the price per GPU in micro-dollars per hour, or None."""
         return None if self.micro_usd_per_hour is None else self.micro_usd_per_hour // max(1, self.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPrice:
-    """The price of all pods of a sweep."""
+    """Price of all pods of a sweep."""
 
     kinds: tuple[PodPrice, ...]
 
     def total(self, hours: float) -> int | None:
-        """Return the price of all pods for so many hours; None where one of them has no price."""
+        """Return the price of all pods for `hours` hours in micro-dollars; None if a price is unknown."""
         each = [None if one.micro_usd_per_hour is None else one.micro_usd_per_hour * one.pods for one in self.kinds]
         known = [one for one in each if one is not None]
         return round(sum(known) * hours) if each and len(known) == len(each) else None
 
 
 def of(spec: SweepSpec, settings: Settings, tell: Say, only_catalogue: bool = False) -> SweepPrice:
-    """Return the prices of the pods that a sweep describes, else of the machines of its runs, where it says hours."""
+    """Return the prices of the described pods, else of the runs' machines if the sweep states hours."""
     groups: dict[PodEntry, int] = {}
     own = [machine_of(one.spec) for one in spec.trials.values()] if spec.hours[1] else []
     for one in spec.pods or own:
@@ -92,7 +92,7 @@ def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalo
 
 
 def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str] | None:
-    """Return the lowest price that a vendor asks today, and whose it is; None where no vendor can be asked."""
+    """Return the lowest price in today's offers with its source; None when no vendor can be asked."""
     try:
         candidates = registry.candidates(settings)
         if not candidates[0].is_rented:
@@ -107,9 +107,9 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
 
 
 def of_runs(planned: SweepPlan, real: Mapping[str, LaunchSpec], settings: Settings) -> dict[str, tuple[int, int]]:
-    """Return the least and the most micro-dollars that each run is expected to cost, without runs of unknown cost.
+    """Return each run's lowest and highest expected cost in micro-dollars, without runs of unknown cost.
 
-    real: launches that toys stand for, by run: their cost is that of the machine that they are meant for.
+    real: the launches replaced by toys, by run; their cost is the cost on the intended machine.
     """
     found: dict[str, tuple[int, int]] = {}
     shared = planned.shared.entries if planned.shared else {}
@@ -118,7 +118,7 @@ def of_runs(planned: SweepPlan, real: Mapping[str, LaunchSpec], settings: Settin
         offer = one.offer or planned.offers.get(own)
         if offer is None or not offer.micro_usd_per_hour or one.plan.job is None:
             continue
-        if planned.spec.pods and planned.spec.hours[1]:  # its pod is taken for so long
+        if planned.spec.pods and planned.spec.hours[1]:  # the pod is rented for the stated hours
             sharing = sum(each.trial.pod == own for each in planned.trials.values())
             low, high = (round(hours * offer.micro_usd_per_hour / sharing) for hours in planned.spec.hours)
             found[run] = low, high
@@ -132,9 +132,9 @@ def of_runs(planned: SweepPlan, real: Mapping[str, LaunchSpec], settings: Settin
 
 
 def _expected_s(spec: LaunchSpec, offer: Offer, settings: Settings) -> tuple[float, float] | None:
-    """Return the least and the most seconds that a launch is expected to take on a rented machine, its boot included.
+    """Return the lowest and highest expected seconds of a launch on a rented machine, boot included.
 
-    None for a model that is not the profile's, and for a GPU of unknown speed.
+    Returns None for a model other than the profile's, and for a GPU of unknown speed.
     """
     if spec.init and spec.init not in ("hub", PUBLISHED.get(spec.profile or settings.profile)):
         return None
@@ -149,9 +149,9 @@ def _cost(offer: Offer, seconds: float) -> int:
 
 
 def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:
-    """Return the lowest price in the catalogue for so many GPUs of a kind in one machine, and of when it is.
+    """Return the lowest catalogue price for `number` GPUs of a kind in a machine, with its source.
 
-    `own`: the file of the user's own catalogue, which need not be there.
+    own: the user's own catalogue file, which may be missing. Returns None for an unlisted machine.
     """
     wanted = gpus.read_set(kind, number)
     prices = [
@@ -164,7 +164,7 @@ def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:
 
 
 def in_words(kinds: Sequence[PodPrice]) -> str:
-    """Return pods in words: `2 pods of 8 A100`."""
+    """Format pods: `2 pods of 8 A100`."""
     return ", ".join(
         f"{count(one.pods, 'pod')} {f'of {one.num_gpus} {one.gpu}' if one.num_gpus else 'without a GPU'}"
         for one in kinds

@@ -1,8 +1,9 @@
-"""A sweep in a rehearsal: its machines are simulated, and its models are replaced by toys where they are large.
+"""Sweep in a rehearsal: simulates the machines, and replaces large models by toys.
 
-    SweepSpec -> `reduced` -> the same pods, runs, arms and order, with toys; and what each run would be on its machine
+    SweepSpec -> `reduced` -> same pods, runs, arms and order, with toys; descriptions of the real runs
 
-A rehearsed pod is a process of this machine. It cannot train a billion parameters, and loads no model of the hub.
+A rehearsed pod is a process on this machine, which can neither train a billion parameters nor load a model from the
+hub.
 """
 
 import zlib
@@ -20,15 +21,15 @@ from trainer.recipes import PUBLISHED
 from trainer.records import phase_options
 from trainer.records.phase_registry import PHASES
 
-MOST_PARAMS = 30e6  # of a model that a few CPUs train in minutes
+MOST_PARAMS = 30e6  # parameters; a few CPUs train such a model in minutes
 TOY = "tiny"
-TASK = "sort"  # problems that are made without the hub
-ROWS = 16  # of a step of a toy, at most
-# Options that a toy keeps, as parts of their paths: what arms differ in, but for sizes and numbers of steps.
+TASK = "sort"  # problems generated without the hub
+ROWS = 16  # upper limit for the rows per step of a toy
+# Options kept for a toy, as parts of their paths: the options in which arms differ, except sizes and step counts.
 KEPT = (".optimizer.", ".rl.loss", ".rl.clip", ".rl.beta")
 SIZES = ("saliency_warmup",)
 SIZES_AS_FLAGS = ("steps", "tokens", "block_size", "batch_size", "grad_accum")
-# Flags of models and data that are not here, and of GPUs that a rehearsed pod does not have.
+# Flags for models and data missing on this machine, and for GPUs missing on a rehearsed pod.
 OF_LARGE_MODELS = (
     *("init", "source", "packages", "text_column", "filter", "mixture", "problems", "reward"),
     *("engine", "engine_devices", "train_devices"),
@@ -37,19 +38,19 @@ OF_LARGE_MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed:
-    """A sweep of which a rehearsal does only what this machine can do."""
+    """Sweep for a rehearsal on this machine, with toys in place of large models."""
 
     spec: SweepSpec
     profile: str
     """Profile of the runs that name none."""
     real: Mapping[str, LaunchSpec]
-    """The launches that toys stand for, by the names of the runs."""
+    """Launches that toys replace, by run name."""
 
 
 def reduced(spec: SweepSpec, profile: str) -> Rehearsed:
     """Return the sweep with a toy for each run of a large model. Raises UsageError for an impossible run.
 
-    profile: of the runs that name none.
+    profile: profile of the runs that name none.
     """
     trials: dict[str, SweepTrial] = {}
     real: dict[str, LaunchSpec] = {}
@@ -58,8 +59,8 @@ def reduced(spec: SweepSpec, profile: str) -> Rehearsed:
             trials[run] = one
             continue
         toy, real[run] = toy_of(one.spec), one.spec
-        # Arms may differ in what toys do not have, and runs that make the same artifact would make it once. This number
-        # changes nothing but the fingerprint.
+        # Arms may differ only in settings without effect on toys, and identical artifacts would be made only once. A
+        # distinct epsilon changes only the fingerprint.
         last, own = parse_phases(toy.phase)[-1], 1e-8 * (1 + zlib.crc32(run.encode()) / 2**40)
         toy = replace(toy, options={**toy.options, f"{last}.optimizer.eps": f"{own:.12g}"})
         trials[run] = replace(one, spec=toy)
@@ -68,12 +69,12 @@ def reduced(spec: SweepSpec, profile: str) -> Rehearsed:
 
 
 def is_large(spec: LaunchSpec, profile: str) -> bool:
-    """Return whether a launch is of a model that is not trained here in minutes, or that is on the hub."""
+    """Return whether a launch uses a model from the hub, or a model with more than `MOST_PARAMS` parameters."""
     return spec.init == "hub" or spec.init.startswith("hf://") or _params(spec, profile) > MOST_PARAMS
 
 
 def toy_of(spec: LaunchSpec) -> LaunchSpec:
-    """Return the launch of a toy that goes through the same phases on the same machine."""
+    """Return the launch of a toy with the same phases on the same machine."""
     phases = [PHASES[name] for name in parse_phases(spec.phase)]
     kept = (*KEPT, *(part for one in phases for part in one.toy_options))
     options = {
@@ -96,13 +97,13 @@ def toy_of(spec: LaunchSpec) -> LaunchSpec:
 
 
 def rows(found: Rehearsed) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each run that has a toy, what it is on its machine, and what it is here."""
+    """Yield run name, description of the real run and description of the toy for each replaced run."""
     for run, real in found.real.items():
         yield run, described(real, found.profile), described(found.spec.trials[run].spec, found.profile)
 
 
 def described(spec: LaunchSpec, profile: str) -> str:
-    """Return a training in words: its model, its phases and their steps, and what gives answers."""
+    """Describe a training in words: phases with steps, model, and for RL the task and the generation engine."""
     named = PUBLISHED.get(spec.profile or profile, "") if spec.init == "hub" else spec.init
     model = named.removeprefix("hf://") or f"a model of {_params(spec, profile):,} parameters"
     phases = list(phases_of(spec, profile))
@@ -115,7 +116,7 @@ def described(spec: LaunchSpec, profile: str) -> str:
 
 
 def phases_of(spec: LaunchSpec, profile: str) -> Iterator[PhaseConfig]:
-    """Yield the phases of a launch, as far as they are known without the model that it begins with."""
+    """Yield the phase configurations of a launch, as far as known without loading the initial model."""
     whole = profile_named(spec.profile or profile)
     for name in parse_phases(spec.phase):
         if name in whole.phases:

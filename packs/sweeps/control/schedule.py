@@ -1,6 +1,6 @@
-"""The schedule of many runs on a few pods: each pod has a queue, whose runs follow one another; queues run in parallel.
+"""Schedule of many runs on few pods: the runs of a pod's queue run in sequence, the queues in parallel. Pure.
 
-In: runs with estimates, names of pods. Out: queues. Pure.
+The input is a run-time estimate per run and the names of the pods; the output is one queue per pod.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Lane:
     pod: str
-    runs: tuple[str, ...]  # in the order in which they go
+    runs: tuple[str, ...]  # in execution order
     estimate_s: float
-    host: str = ""  # the machine, where it is one's own
-    devices: str = ""  # GPUs of that machine, such as `0,1`: other lanes have the rest
+    host: str = ""  # own machine of the lane, if any
+    devices: str = ""  # GPUs of the machine, such as `0,1`; other lanes use the rest
 
 
 @dataclass(frozen=True)
 class Berth:
-    """A machine, or some of its GPUs, on which one run at a time can be."""
+    """Machine, or some GPUs of a machine, for a single run at a time."""
 
     name: str
     host: str = ""
@@ -26,9 +26,9 @@ class Berth:
 
 
 def split(machine: Berth, num_gpus: int, each: int) -> list[Berth]:
-    """Return the parts of a machine of `num_gpus` GPUs on which runs that take `each` go side by side.
+    """Split a machine with `num_gpus` GPUs into parts of `each` GPUs for parallel runs.
 
-    It is one part where only one fits, or where no GPU is asked for.
+    Returns the whole machine when only a single part fits, or `each` is 0.
     """
     if not each or num_gpus < 2 * each:
         return [machine]
@@ -37,10 +37,10 @@ def split(machine: Berth, num_gpus: int, each: int) -> list[Berth]:
 
 
 def pack(estimates_s: Mapping[str, float], pods: Sequence[str], placed: Mapping[str, str]) -> list[Lane]:
-    """Return one queue per pod, perhaps without a run.
+    """Return one queue per pod; a queue may be empty.
 
-    A run of `placed` goes where it was, any other where least waits. The runs of a queue keep their order. With equal
-    estimates, runs are dealt out like cards.
+    A run in `placed` stays on the same pod; other runs go to the pod with the shortest queue in estimated time. The
+    runs of a queue keep their order. With equal estimates, runs are distributed round-robin.
     """
     waiting: dict[str, list[str]] = {pod: [] for pod in pods}
     for run in estimates_s:

@@ -1,4 +1,4 @@
-"""The setting of the pack: where the user's own sweeps are."""
+"""Setting of the pack `sweeps`: the path of the user's own sweeps."""
 
 from dataclasses import dataclass
 from pathlib import Path

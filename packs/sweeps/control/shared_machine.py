@@ -1,9 +1,9 @@
-"""The machine that the runs of a sweep share, and what the pods of that kind cost at most.
+"""Choice of the machine shared by the runs of a sweep, and the highest cost of these pods.
 
-    runs whose machine is open -> plans of all of them -> the cheapest offer that holds each -> runs that name it
-    runs on pods -> the highest cost of each pod, which the limit of all pods follows
+    runs without a chosen machine -> plans -> cheapest offer fitting every run -> runs with the machine set
+    runs on pods -> highest cost of each pod, from which the common limit follows
 
-For runs that rent a machine each, see `packs.sweeps.control.plan`.
+`packs.sweeps.control.plan` handles runs on separate machines.
 """
 
 import math
@@ -26,9 +26,9 @@ from packs.sweeps.control.trials.records import SweepSpec
 
 
 def with_machine(spec: SweepSpec, pack: int, settings: Settings, tell: Say) -> SweepSpec:
-    """Return the sweep with runs that name the machine which they share, where nobody has named it.
+    """Return the sweep with the shared machine set in every run, unless the user has chosen a machine.
 
-    `pack`: so many runs have a pod, and equal parts of its GPUs. Raises SlipwayError.
+    pack: number of runs per pod, each with an equal part of the GPUs. Raises SlipwayError.
     """
     if spec.pods or ":" in of_all(spec).gpu:
         return spec
@@ -53,7 +53,7 @@ def with_machine(spec: SweepSpec, pack: int, settings: Settings, tell: Say) -> S
 
 
 def highs_of(planned: SweepPlan, offers: Mapping[str, Offer], settings: Settings) -> list[HighCost | None]:
-    """Return the highest cost of each pod that has runs; None for one whose work, or whose price, is not known."""
+    """Return the highest cost of each pod with runs; None for a pod with unknown work or price."""
     found: list[HighCost | None] = []
     for name in planned.shared.entries if planned.shared else ():
         lanes = [[planned.trials[run].plan for run in lane.runs] for lane in planned.lanes if lane.host == name]

@@ -1,4 +1,4 @@
-"""A file of a sweep -> its trials: runs with names and values that are combined are arms, each with every seed."""
+"""Parser of sweep files: named runs and combinations of values become arms, each with every seed."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,11 +33,11 @@ KEYS = {
     "spend_limit": "rented: US dollars for all runs together",
     "hours": "rented: shortest and longest time of a run, as published, such as [4, 6]; shown with its price",
 }  # fmt: skip
-ENV = "env"  # variables of a run's job, beside its flags
+ENV = "env"  # environment variables of a run's job, beside the flags
 
 
 def load(path: Path) -> SweepSpec:
-    """Return the sweep of a file. Raises UsageError, with the place."""
+    """Load the sweep of a file. Raises UsageError with the location."""
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def load(path: Path) -> SweepSpec:
 
 
 def read(where: str, document: Any, stem: str) -> SweepSpec:
-    """Return the sweep that a document describes. Raises UsageError, with the place."""
+    """Parse a sweep document; `where` names the document in errors, `stem` is the default name. Raises UsageError."""
     files.check_keys(where, document, list(KEYS))
     name = check_name(document.get("name") if isinstance(document.get("name"), str) else slug(stem))
     arms = dict(_arms(where, document, Path(where).absolute().parent))
@@ -56,7 +56,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     if not isinstance(seeds, list) or not all(type(one) is int for one in seeds) or len(set(seeds)) < len(seeds):
         raise UsageError(f"{where}: seeds is {seeds!r}; expected whole numbers, such as [1, 2, 3]")
     trials: dict[str, SweepTrial] = {}
-    for seed in seeds or [None]:  # one seed after the other, so that arms can be compared as soon as possible
+    for seed in seeds or [None]:  # Order by seed first, for comparisons of arms as early as possible.
         for arm, (values, env, asked) in arms.items():
             if seed is not None and "seed" in values:
                 raise UsageError(f"{where}: {arm}: both `seed` and `seeds` are set; give one of them")
@@ -81,11 +81,11 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     )
 
 
-Arm = tuple[dict[str, Any], Mapping[str, str], dict[str, str]]  # values of a launch, variables, what sets it apart
+Arm = tuple[dict[str, Any], Mapping[str, str], dict[str, str]]  # launch values, variables, distinguishing settings
 
 
 def _arms(where: str, document: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Arm]]:
-    """Yield the arms by name. Raises UsageError for two of one name, and where there is none."""
+    """Yield the arms by name. Raises UsageError for a duplicate name, or for a document without arms."""
     each = _entry(f"{where}: each", document.get("each") or {}, folder)
     entries, sample = document.get("runs") or [], document.get("sample")
     if not isinstance(entries, list) or not (entries or document.get("axes")):
@@ -113,7 +113,7 @@ def _arms(where: str, document: Mapping[str, Any], folder: Path) -> Iterator[tup
 
 
 def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of a launch and the variables of its job that an entry gives. Raises UsageError."""
+    """Return an entry's launch values and job variables. Raises UsageError."""
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     env = entry.get(ENV, {})
@@ -125,7 +125,7 @@ def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[s
     except UsageError as error:
         raise UsageError(f"{where}: env: {error}") from None
     values = {key: value for key, value in entry.items() if key != ENV}
-    for key in ("profile", "persona", "task", "reward"):  # its file may stand beside that of the sweep
+    for key in ("profile", "persona", "task", "reward"):  # the file may be beside the sweep file
         said = values.get(key)
         if isinstance(said, str) and Path(said).suffix and (beside := folder / said).is_file():
             values[key] = str(beside)
@@ -133,7 +133,7 @@ def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[s
 
 
 def _asked(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of an entry by name, nested names joined."""
+    """Return the settings of an entry by name; nested names are joined with dots."""
     found: dict[str, str] = {}
     for key, value in entry.items():
         if isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def _names(where: str, said: Any) -> tuple[str, ...]:
 
 
 def _record(where: str, said: Any, record: type) -> Any:
-    """Return a record of a section. Raises UsageError for names and values that it has not."""
+    """Parse a section into a record. Raises UsageError for unknown names and invalid values."""
     wanted = record.__dataclass_fields__  # type: ignore[attr-defined]
     files.check_keys(where, said, list(wanted))
     for key, value in said.items():

@@ -1,8 +1,8 @@
-"""A sweep at work: each pod takes the next trial as soon as it is free, until none is left.
+"""Execution of a sweep: each free pod takes the next trial until no trial is left.
 
-A trial is a launch of its own, in a process that outlives this one, so that it is followed, kept and brought back as
-any other. This process begins them, compares them, and stops those that are behind. It can be killed at any time:
-whoever types the sweep again goes on, and no trial costs more than was set aside for it.
+A trial is a separate launch in an independent process, so a trial is followed, stored and recovered like any other run.
+The sweep's process starts and compares the trials, and stops the weaker trials. The process can be killed at any time:
+the same command resumes the sweep, and no trial costs more than the reserved amount.
 """
 
 import json
@@ -46,16 +46,16 @@ from store.manifest import StoreError
 from trainer.reporting import jsonl_log
 
 POLL_S = 0.3
-LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; elsewhere a connection is made
+LOOK_S = {"local": 1.0}  # polling interval for a running trial's figures; a remote read opens a connection
 LOOK_ELSEWHERE_S = 15.0
 SETTLE_EVERY_S = 5.0
-MOST_BEGUN = 5  # times that a launch which died is begun again
-REST_S = 300.0  # by the vendor's clock, for a pod's place in the sweep for which there was no machine
+MOST_BEGUN = 5  # restarts of a launch after its death
+REST_S = 300.0  # by the vendor's clock, before a lane without an available machine is tried again
 
 
 @dataclass
 class TrialAtWork:
-    """A trial at work."""
+    """Running trial."""
 
     run: str
     lane: int
@@ -66,12 +66,12 @@ class TrialAtWork:
     stopping: subprocess.Popen[bytes] | None = None
     stop_at: int | None = None
     recoveries: int = 0
-    """Recoveries that have been told."""
+    """Recoveries already reported."""
 
 
 @dataclass
 class SweepWork:
-    """All trials, those at work among them."""
+    """State of a running sweep: all trials, and the launches in progress."""
 
     planned: SweepPlan
     result: SweepResult
@@ -80,21 +80,21 @@ class SweepWork:
     tell: Say
     halving: Halving | None = None
     told: dict[str, str] = field(default_factory=dict)
-    """Reasons why trials that wait could not be paid yet."""
+    """Reasons why waiting trials could not be paid yet."""
     running: dict[str, TrialAtWork] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
-    """Number of times that the launch of each trial has died."""
+    """Number of deaths of each trial's launch."""
     settled_at: float = 0.0
     resting: dict[int, float] = field(default_factory=dict)
-    """Times until which no trial starts on a lane while others are at work, as there was no machine for it."""
+    """Times before which no trial starts on a lane without an available machine, while other trials run."""
     is_leaving: bool = False
     pods: PodsAtWork | None = None
-    """The pods that trials share, where they do."""
+    """Pods shared by the trials; None when each trial has its own pod."""
 
     def go(self) -> None:
-        """Launch the trials until all have ended.
+        """Launch the trials and wait until all have ended.
 
-        KeyboardInterrupt: the launches have detached, and no further one begins.
+        On KeyboardInterrupt, detaches the launches, starts no further trials and re-raises.
         """
         self.result.write()
         try:
@@ -116,9 +116,9 @@ class SweepWork:
                 self._share_costs()
 
     def _needed(self) -> set[str]:
-        """Return the names of the pods that have work."""
+        """Return the names of the pods with work."""
         lanes, at_work = self.planned.lanes, {one.lane for one in self.running.values()}
-        # One that was left behind at work needs its pod as well.
+        # A detached but running trial also needs its pod.
         left = [one.pod for one in self.result.trials.values() if one.state == kept.DETACHED]
         busy = {lanes[lane].host for lane in at_work} | {lane.host for lane in lanes if lane.pod in left}
         free = [number for number in range(len(lanes)) if number not in at_work]
@@ -126,7 +126,7 @@ class SweepWork:
         return needed(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
 
     def _fits(self, run: str, lane: int) -> bool:
-        """Return whether a trial may run on a lane: one of its pod if it has one, and the one where it already runs."""
+        """Return whether a trial may run on a lane: on the assigned pod, and a live run only on the machine in use."""
         there, own = self.planned.lanes[lane], self.planned.trials[run].trial
         if self.pods is not None and self.planned.spec.pods:
             return own.run in there.runs
@@ -136,7 +136,7 @@ class SweepWork:
         return there.host in (live.place, live.place.partition("/")[0]) and live.devices == there.devices
 
     def _close_hopeless(self, at_work: PodsAtWork) -> None:
-        """Close the trials that wait for pods which are not to be had."""
+        """Close the waiting trials after the loss of all suitable pods."""
         lost = at_work.given_up
         for run in self._waiting() if lost else ():
             hosts = {lane.host for number, lane in enumerate(self.planned.lanes) if self._fits(run, number)}
@@ -144,7 +144,7 @@ class SweepWork:
                 self._close(run, kept.LIMIT, "; ".join(lost[host] for host in sorted(hosts)))
 
     def _share_costs(self) -> None:
-        """Record for each trial the cost of its part of the pods that were shared."""
+        """Record each trial's share of the shared pods' cost."""
         assert self.planned.shared is not None
         now, scale = read_clocks(), self.settings.clock_scale if self.settings.rehearsal else 1.0
         share_costs(self.planned.shared, self.planned.lanes, self.result.trials, self.journal, now, scale)
@@ -154,7 +154,7 @@ class SweepWork:
         return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
 
     def _begin_what_may(self) -> None:
-        """Assign a trial to each free pod: one of its own queue, else the next that waits."""
+        """Start a trial on each free lane: the next trial of the lane's queue, else the next waiting trial."""
         lanes = self.planned.lanes
         free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
         if self.pods:
@@ -174,7 +174,10 @@ class SweepWork:
                 self._close(run, kept.LIMIT, f"not begun: {self.told.get(run) or 'the limit does not cover it'}")
 
     def _is_all_spent(self) -> bool:
-        """Return whether no running trial could free a part of the limit; pods that are over are ended."""
+        """Return whether no more of the budget can become free, because all committed money is spent.
+
+        Also settles ended pods, at most every `SETTLE_EVERY_S` seconds.
+        """
         found = budgets.state(self.journal, self.planned.budget, self.settings.clock_scale)
         live = [op.token for op in self.journal.ops(live=True) if op.budget_name == self.planned.budget]
         if live and time.monotonic() - self.settled_at > SETTLE_EVERY_S:
@@ -183,7 +186,7 @@ class SweepWork:
         return found.committed <= found.spent
 
     def _may_begin(self, run: str) -> bool:
-        """Return whether a trial may start now; one that is not to start at all is closed."""
+        """Return whether a trial may start now; close a trial of a stopped arm."""
         if self.result.trials[run].state != kept.WAITING:
             return False
         if first := self._first_of_arm(run):
@@ -198,7 +201,10 @@ class SweepWork:
         return self._is_paid(run)
 
     def _is_paid(self, run: str) -> bool:
-        """Reserve what a trial may cost; tell whether that could be done. Its own earlier cost is part of it."""
+        """Reserve the trial's highest cost, earlier cost included; return whether the budget allows the reservation.
+
+        Closes the trial when the trial's own spend limit is used up.
+        """
         if not self.planned.budget:
             return True
         most = self.planned.trials[run].most_micro_usd
@@ -208,12 +214,12 @@ class SweepWork:
             return False
         name, scale = self.planned.budget, self.settings.clock_scale
         found = budgets.state(self.journal, name, scale)
-        most = most or (found.runs[run].reserved if run in found.runs else 0)  # at work: what it was begun with
+        most = most or (found.runs[run].reserved if run in found.runs else 0)  # running: the reservation at the start
         why = found.refusal(run, most)
         try:
             if not why:
                 budgets.reserve(self.journal, name, run, most, scale)
-        except OutOfMoney as error:  # another process was faster
+        except OutOfMoney as error:  # a different process was faster
             why = str(error)
         if why and self.told.get(run) != why:
             self.told[run] = why
@@ -221,14 +227,17 @@ class SweepWork:
         return not why
 
     def _first_of_arm(self, run: str) -> str:
-        """Return the trial that decides for the arm of this one; "" for that one itself, and where none is stopped."""
+        """Return the trial that decides for this trial's arm.
+
+        Returns "" for the deciding trial itself, and without early stopping.
+        """
         if self.halving is None:
             return ""
         first = self.planned.spec.arms[self.result.trials[run].arm][0].run
         return first if first != run else ""
 
     def _is_being_made_elsewhere(self, run: str) -> bool:
-        """Return whether it would make an artifact that a running trial is making, which is made once and shared."""
+        """Return whether a running trial is making an artifact shared with this trial."""
         store, own = Store(self.settings.store), makings(self.planned.trials[run].plan).items()
         others = {item for one in self.running for item in makings(self.planned.trials[one].plan).items()}
         return any(not is_home(store, name, fingerprint) for name, fingerprint in own & others)
@@ -239,14 +248,14 @@ class SweepWork:
         on = ["--host", berth.host] if berth.host else []
         devices = one.trial.devices if self.pods is not None else berth.devices
         on += [f"--devices={devices or berth.devices}"] if devices or berth.devices else []
-        on += ["--wait"] if on else []  # somebody else may have it just now: first come, first served
+        on += ["--wait"] if on else []  # the machine may be in use by a different run; wait in turn
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
         spec, paid = one.spec, list(self.planned.more)
         if self.planned.budget:
             if any(op.is_live for op in self.journal.ops(run=run)):
-                # the run is joined, with the limit that it already has
+                # Join the live run, which keeps its limit.
                 spec = replace(spec, spend_limit="")
-            elif spec.spend_limit and one.most_micro_usd:  # earlier cost is part of what it may cost
+            elif spec.spend_limit and one.most_micro_usd:  # earlier cost counts towards the limit
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
             paid += ["--budget", self.planned.budget]
         words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
@@ -271,29 +280,29 @@ class SweepWork:
         return rows[-1].recoveries if rows else 0
 
     def _tell_recoveries(self) -> None:
-        """Say of each trial whose pod was taken away, or was silent, that it is brought back."""
+        """Report each new recovery of a running trial, after the pod was lost or silent."""
         for run, one in self.running.items():
             if (now := self._recoveries(run)) > one.recoveries:
                 one.recoveries = now
                 self._say(run, f"is brought back ({count(now, 'time')} so far); see: inv why {run}")
 
     def _cause(self, run: str, reason: str) -> str:
-        """Return why a trial has failed, as `inv why` says it; `reason` where nothing is on record."""
+        """Return the cause of a trial's failure as `inv why` reports it; `reason` if no cause is on record."""
         rows = self.journal.ops(run=run)
         try:
             cause = story_of(rows[-1], self.journal, self.settings).cause if rows else None
-        except SlipwayError:  # its pod cannot be read: what its launch said is all there is
+        except SlipwayError:  # pod unreadable: only the launch's answer is known
             cause = None
         return f"{cause.name}: {cause.says}" if cause else reason
 
     def _reap(self) -> None:
-        """Conclude the trials whose launches have left."""
+        """Close or restart the trials with an exited launch."""
         for run, one in list(self.running.items()):
             if one.child.poll() is None or (one.stopping and one.stopping.poll() is None):
                 continue
             del self.running[run]
             document: Mapping[str, Any] = {}
-            with suppress(ValueError):  # it died before it wrote anything: only its exit code is known
+            with suppress(ValueError):  # no answer written: only the exit code is known
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
             if code == NoOffer.exit_code and self.running:
@@ -317,7 +326,7 @@ class SweepWork:
             self._close(run, state, reason)
 
     def _rest(self, one: TrialAtWork, why: str) -> None:
-        """Make a trial wait that got no machine: the machines of running trials are free for it later."""
+        """Put a trial without a machine back into the wait queue, until a running trial frees a machine."""
         scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
         self.resting[one.lane] = time.monotonic() + REST_S / scale
         if self.planned.budget:
@@ -327,10 +336,10 @@ class SweepWork:
         self._say(one.run, f"waits, as there is no machine for it: {why.splitlines()[0]}", place)
 
     def _may_go_on(self, run: str, code: int) -> bool:
-        """Return whether a trial is at work, or was when its pod went, though nobody follows it any more.
+        """Return whether an unattended trial should be launched again, and count the attempt.
 
-        A launch that is begun again joins it, or goes on from its newest checkpoint; so does one that was killed (exit
-        code below 0) before it had a pod. That is done a few times.
+        A new launch joins a live run, or resumes from the newest checkpoint. A launch killed (exit code below 0) before
+        renting a pod is repeated as well. Each trial is repeated at most `MOST_BEGUN` times.
         """
         rows = self.journal.ops(run=run)
         self.begun[run] = self.begun.get(run, 0) + 1
@@ -338,7 +347,7 @@ class SweepWork:
         return is_unfinished and self.begun[run] <= MOST_BEGUN
 
     def _close(self, run: str, state: str, reason: str = "") -> None:
-        """Write down how a trial has ended, with its figures and what it has cost."""
+        """Record the end of a trial, with figures, cost and savings."""
         found = self.result.trials[run]
         if state not in (kept.SKIPPED, kept.LIMIT):
             self._gather(run, state)
@@ -364,23 +373,23 @@ class SweepWork:
         self._say(run, f"{state}{score} {reason}".rstrip(), found.pod)
 
     def _gather(self, run: str, state: str) -> None:
-        """Keep the figures of a trial that has ended, and score it."""
+        """Store and score the figures of an ended trial."""
         found, content = self.result.trials[run], self._figures(run)
         if content is not None:
             self.result.keep_lines(run, content)
         lines = jsonl_log.parse((content or b"").decode("utf-8", "replace"))
         if lines:
             found.at = lines[-1]["step"]
-            found.steps = found.steps or found.at  # it was made before, and the maker recorded the figure
+            found.steps = found.steps or found.at  # the artifact existed before, with recorded figures
         if state == kept.SUCCEEDED:
             made: Mapping[str, Any] = {}
-            with suppress(StoreError):  # a store elsewhere that does not answer now: its steps have the figure too
+            with suppress(StoreError):  # a remote store may not answer; the steps have the figure too
                 made = Store(self.settings.store).find(*found.made).about
             found.score = ranking.score(lines, self.planned.spec.rank, found.steps, made)
             found.beside = ranking.beside(lines, self.planned.spec.beside, found.steps, made)
 
     def _figures(self, run: str) -> bytes | None:
-        """Return the figures of a trial's last phase so far; None while they cannot be read."""
+        """Return the figures of the trial's last phase so far; None when unreadable."""
         found = self.result.trials[run]
         name, fingerprint = found.made
         if self.planned.trials[run].plan.job is None:
@@ -388,7 +397,7 @@ class SweepWork:
         if run not in self.journal.runs():
             return None
         op = find_run(self.journal, run)
-        # of a pod that was rented and is gone its key is gone, too: it is not asked
+        # The key of a rented pod is deleted with the pod, so the pod's address is not tried.
         op = op if op.is_live or registry.provider(self.settings, op.vendor).is_here else replace(op, address=None)
         for place in run_figures.places(op, self.settings, self.tell):
             if content := place(found.phase, "metrics.jsonl"):
@@ -400,7 +409,7 @@ class SweepWork:
         return sum(spend.spent(op, now, scale) for op in self.journal.ops(run=run) if op.rate)
 
     def _compare(self) -> None:
-        """Look at the trials that decide for their arms, and stop those that are behind."""
+        """Compare the deciding trial of each arm with the others, and stop the weaker trials."""
         if self.halving is None:
             return
         every_s = LOOK_S.get(self.settings.provider, LOOK_ELSEWHERE_S)
@@ -431,7 +440,7 @@ class SweepWork:
         self.result.write()
 
     def _leave(self) -> None:
-        """Detach the launches; what runs goes on."""
+        """Detach from the launches; the runs continue."""
         self.is_leaving = True
         for one in self.running.values():
             one.child.send_signal(signal.SIGINT)

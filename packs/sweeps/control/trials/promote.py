@@ -1,4 +1,4 @@
-"""The publication of what a trial of a sweep has made, under a tag."""
+"""Publication of a trial's artifact under a tag."""
 
 from infra.errors import UsageError
 from infra.names import check_name, match
@@ -8,9 +8,10 @@ from store.artifacts.artifacts import Store
 
 
 def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
-    """Point `<folder>/<tag>` to the artifact of a run; return that name.
+    """Point `<folder>/<tag>` to the artifact of a run; return the full name.
 
-    `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
+    run: the run's name, with or without the sweep's name, or a prefix. Raises UsageError when the run has not
+    succeeded.
     """
     plain = run.replace("/", ".", 1)
     prefix = plain if plain.startswith(f"{result.name}.") else f"{result.name}.{plain}"

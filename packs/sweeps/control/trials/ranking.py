@@ -1,7 +1,7 @@
-"""Figures of trials -> arms in the order of their scores, and how sure their differences are. Pure.
+"""Ranking of arms by the figures of their trials, with confidence intervals of the differences. Pure.
 
-A score is the mean over the last steps of a figure, or a figure of what was made; an arm's is the mean over its seeds.
-Differences are taken seed by seed, where both arms have it; their interval is Student's of 95 %.
+A trial's score is a figure of the artifact, or the mean of a step figure over the last steps; an arm's score is the
+mean over the seeds. Differences are paired by common seeds, with Student's 95 % confidence interval.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.errors import UsageError
 
-T_95 = (  # Student's distribution, by degrees of freedom from 1
+T_95 = (  # two-sided 95 % quantiles of Student's t, for 1 to 30 degrees of freedom
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
@@ -22,14 +22,14 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The figure by which arms are ranked."""
+    """Figure by which arms are ranked."""
 
     by: str = "loss"
-    """A figure of `metrics.jsonl`, or of the artifact that the last phase makes, such as `bits_per_byte`."""
+    """Figure of `metrics.jsonl`, or of the artifact of the last phase, such as `bits_per_byte`."""
     mode: str = "min"
-    """`min` or `max`: which is better."""
+    """`min` or `max`: the better direction."""
     last: float = 0.1
-    """A figure of the steps is the mean over this share of them, the last ones."""
+    """Share of the steps, counted from the end, over which a step figure is averaged."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -39,12 +39,15 @@ class Ranking:
 
     @property
     def sign(self) -> float:
-        """Return the factor by which a score is multiplied so that less is better."""
+        """Return 1.0, or -1.0 for `max`: after multiplication, lower scores are better."""
         return 1.0 if self.mode == "min" else -1.0
 
 
 def figure_at(lines: Lines, ranking: Ranking, steps: int, at: int) -> float | None:
-    """Return the mean of a figure over the last steps up to step `at` of `steps`; None while it has not come there."""
+    """Return the mean of the ranking figure over the window ending at step `at`; None before step `at`.
+
+    The window has `steps * ranking.last` steps, at least one. Also returns None when the window lacks the figure.
+    """
     if not lines or lines[-1]["step"] < at:
         return None
     first = at - max(1, round(steps * ranking.last))
@@ -53,16 +56,16 @@ def figure_at(lines: Lines, ranking: Ranking, steps: int, at: int) -> float | No
 
 
 def score(lines: Lines, ranking: Ranking, steps: int, made: Mapping[str, Any]) -> float | None:
-    """Return the score of a trial that has ended: what `made` says of its artifact, else the mean of its last steps."""
+    """Return the score of a finished trial: the artifact's figure in `made`, else the mean over the last steps."""
     if isinstance(made.get(ranking.by), (int, float)):
         return float(made[ranking.by])
     return figure_at(lines, ranking, steps, steps)
 
 
 def beside(lines: Lines, names: Sequence[str], steps: int, made: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return other figures of a trial that has ended, by name: of what was made, else the mean of the last half.
+    """Return additional figures of a finished trial by name: from the artifact, else the mean over the last half.
 
-    Of a figure that has a number for each layer, there are as many; a figure that it has not is left out.
+    A per-layer figure has one value per layer. Missing figures are omitted.
     """
     found: dict[str, list[float]] = {}
     for name in names:
@@ -75,7 +78,7 @@ def beside(lines: Lines, names: Sequence[str], steps: int, made: Mapping[str, An
 
 
 def student(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of the width of Student's interval of 95 %; nan for a single value."""
+    """Return the mean and the half-width of Student's 95 % confidence interval; nan for a single value."""
     middle = statistics.fmean(values)
     if len(values) < 2:
         return middle, math.nan
@@ -84,16 +87,19 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmDifference:
-    """The difference between an arm and another one."""
+    """Difference between the scores of two arms."""
 
     mean: float
     half: float
-    """Half of the interval; nan where there is one pair only."""
+    """Half-width of the confidence interval; nan for a single pair."""
     pairs: int
 
     @property
     def verdict(self) -> str:
-        """Return the conclusion; `better` and `worse` are for the caller, who knows which way is better."""
+        """Return "one seed", "no difference" or "different".
+
+        The caller knows the better direction and turns "different" into better or worse.
+        """
         if math.isnan(self.half):
             return "one seed"
         return "no difference" if abs(self.mean) <= self.half else "different"
@@ -101,27 +107,27 @@ class ArmDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """An arm, as far as its trials have come."""
+    """Results of an arm so far."""
 
     name: str
     scores: Mapping[int | None, float]
-    """Scores by seed of the trials that have run to their end."""
+    """Scores of the finished trials, by seed."""
     wanted: int
     """Number of trials of the arm."""
 
     @property
     def mean(self) -> float | None:
-        """Return the mean over its seeds; None when no trial has run to its end."""
+        """Return the mean over the finished seeds; None without a finished trial."""
         return statistics.fmean(self.scores.values()) if self.scores else None
 
     @property
     def half(self) -> float:
-        """Return half of the interval of the mean."""
+        """Return the half-width of the mean's confidence interval; nan for fewer than two seeds."""
         return student(list(self.scores.values()))[1] if self.scores else math.nan
 
 
 def ranked(arms: Sequence[ArmResult], ranking: Ranking) -> list[ArmResult]:
-    """Return the arms, the best first; those that lack seeds come after those that do not."""
+    """Return the arms from best to worst; arms with a larger share of missing seeds come later."""
 
     def key(one: ArmResult) -> tuple[float, float]:
         mean = math.inf if one.mean is None or math.isnan(one.mean) else ranking.sign * one.mean
@@ -131,7 +137,7 @@ def ranked(arms: Sequence[ArmResult], ranking: Ranking) -> list[ArmResult]:
 
 
 def difference(one: ArmResult, other: ArmResult) -> ArmDifference | None:
-    """Return `one` - `other`, seed by seed; None where they have no seed in common."""
+    """Return `one` - `other`, paired by seed; None without a common seed."""
     both = [seed for seed in one.scores if seed in other.scores]
     if not both:
         return None

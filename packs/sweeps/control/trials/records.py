@@ -1,6 +1,6 @@
-"""A sweep as it was asked for: trials, their arms and seeds, how they are compared, what they may cost.
+"""Specification of a sweep: trials with arms and seeds, ranking, early stopping, and limits. Light to import.
 
-An arm is one way of doing it: a learning rate, say. A trial is an arm with one seed, and one run. Light to import.
+An arm is a choice of settings, for example a learning rate. A trial is a run of an arm with a single seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,35 +16,35 @@ MOST_TRIALS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """One run of a sweep."""
+    """Trial of a sweep, executed as a run."""
 
     run: str
-    """Name of the run: `<sweep>.<arm>`, and `-seed-<n>` where an arm has several."""
+    """Name of the run: `<sweep>.<arm>`, followed by `-seed-<n>` when the arm has several seeds."""
     arm: str
     spec: LaunchSpec
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the job."""
+    """Environment variables of the job."""
     pod: str = ""
-    """The pod of the configuration that it was dealt to; "" = any."""
+    """Described pod that the trial is assigned to; "" means any."""
     devices: str = ""
-    """The GPUs of that pod that it uses, such as `0,1`; "" = all."""
+    """GPUs of the pod that the trial uses, such as `0,1`; "" means all."""
     asked: Mapping[str, str] = field(default_factory=dict)
-    """The settings that distinguish its arm, by name, as the table shows them."""
+    """Settings that distinguish the arm, by name, as shown in the table."""
 
     @property
     def seed(self) -> int | None:
-        """Return the seed of its training."""
+        """Return the seed of the training."""
         return self.spec.seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStop:
-    """Successive halving, asynchronous: see `packs.sweeps.control.halving`."""
+    """Asynchronous successive halving: see `packs.sweeps.control.halving`."""
 
     first: float = 0.25
-    """Share of the steps after which arms are compared for the first time."""
+    """Share of the steps before the first comparison of arms."""
     factor: int = 2
-    """One trial in this many goes on, and is compared again after this many times the steps."""
+    """Inverse of the share of trials that continue; also the ratio between the steps of successive comparisons."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first < 1:
@@ -55,26 +55,26 @@ class EarlyStop:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """All trials of a sweep, and what holds for them together."""
+    """All trials of a sweep, and their common settings."""
 
     name: str
     trials: Mapping[str, SweepTrial]
-    """Trials by the names of their runs, in the order in which they start."""
+    """Trials by run name, in starting order."""
     about: str = ""
     pods: Sequence[PodEntry] = ()
-    """The pods that a configuration describes; () = whatever the provider has."""
+    """Pods described by a configuration; () means any pods of the provider."""
     num_pods: int | None = None
-    """Number of pods that work at once; None = as many as there are own machines."""
+    """Number of pods in use at once; None means as many as own machines are available."""
     hours: tuple[float, float] = (0.0, 0.0)
-    """Shortest and longest time for which pods are taken, or each run its machine, in hours; 0 = what plans say."""
+    """Shortest and longest rental time in hours, of the pods or of each run's machine; 0 means the time from plans."""
     rank: Ranking = Ranking()
     early_stop: EarlyStop | None = None
     beside: Sequence[str] = ()
-    """Figures that are shown beside the one that arms are ranked by, of what was made or of the steps."""
+    """Figures shown beside the ranking figure, from the artifact or from the steps."""
     against: str = ""
-    """The arm that all others are compared with; "" = the best."""
+    """Arm that all others are compared with; "" means the best."""
     spend_limit: str = ""
-    """US dollars for all trials together, as typed."""
+    """Limit for all trials together in US dollars, as typed."""
 
     @property
     def arms(self) -> dict[str, list[SweepTrial]]:
@@ -86,24 +86,24 @@ class SweepSpec:
 
     @property
     def gpu_hours(self) -> float:
-        """Return the GPU-hours of the described pods, or of the machines of the runs, for the shorter of its times."""
+        """Return the GPU-hours of the described pods, or of the runs' machines, for the shortest time."""
         gpus = [one.gpu_count for one in self.pods] or [one.spec.num_gpus for one in self.trials.values()]
         return sum(gpus) * self.hours[0]
 
     @property
     def idle_pods(self) -> list[str]:
-        """Return the pods that are described and have no trial."""
+        """Return the described pods without a trial."""
         used = {one.pod for one in self.trials.values()}
         return [one.name for one in self.pods if one.name not in used]
 
 
 def shown(run: str, sweep: str) -> str:
-    """Return a trial's name for people, `rates/lr-3e-4`; as a run and a folder it is `rates.lr-3e-4`."""
+    """Return a trial's display name, such as `rates/lr-3e-4` for the run `rates.lr-3e-4`."""
     return f"{sweep}/{run[len(sweep) + 1 :]}" if run.startswith(f"{sweep}.") else run
 
 
 def check_arms(where: str, spec: SweepSpec) -> SweepSpec:
-    """Return the sweep. Raises UsageError when it has no trial, too many, or an arm to compare with that is none."""
+    """Return the sweep unchanged. Raises UsageError for no trials, too many trials, or an unknown `against` arm."""
     if not spec.trials:
         raise UsageError(f"{where}: it holds no trials")
     if len(spec.trials) > MOST_TRIALS:

@@ -1,7 +1,7 @@
-"""The results of a sweep's trials, in a folder that outlives every process: `<var>/sweeps/<name>/`.
+"""Results of a sweep's trials, in a folder independent of any process: `<var>/sweeps/<name>/`.
 
-`sweep.json` is written whole at each change; `<run>.jsonl` holds the figures of a trial that has ended. A sweep that is
-typed again goes on from there. The JSON of a version is read by that version and later ones.
+`sweep.json` is rewritten at each change; `<run>.jsonl` holds the figures of a finished trial. A repeated sweep
+continues from these files. Later versions must read the JSON of earlier versions.
 """
 
 import json
@@ -25,46 +25,46 @@ OF_SWEEP = {"name": str, "about": str, "rank": dict, "against": str, "provider":
             "saved_micro_usd": int}  # fmt: skip
 OF_TRIAL = {"run": str, "arm": str, "asked": dict, "flags": dict, "env": dict, "pod": str, "state": str, "reason": str,
             "steps": int, "at": int, "beside": dict, "micro_usd": int, "phase": str, "made": list}  # fmt: skip
-OVER = (SUCCEEDED, STOPPED, SKIPPED)  # nothing is left to do for such a trial
+OVER = (SUCCEEDED, STOPPED, SKIPPED)  # states of trials without remaining work
 
 
 @dataclass
 class TrialResult:
-    """One trial, as far as it has come."""
+    """State and results of a trial so far."""
 
     run: str
     arm: str
     seed: int | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of its launch."""
+    """Flags of the trial's launch."""
     env: Mapping[str, str] = field(default_factory=dict)
     pod: str = ""
     state: str = WAITING
     reason: str = ""
     seconds: float | None = None
-    """Seconds that its steps took, as its pod reported."""
+    """Seconds spent in the steps, as reported by the pod."""
     steps: int = 0
-    """Steps of its last phase in total."""
+    """Total number of steps of the last phase."""
     at: int = 0
-    """The step that it has reached."""
+    """Last step reached."""
     score: float | None = None
     beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Other figures by name; a figure by layer has one value for each."""
+    """Additional figures by name; a per-layer figure has one value per layer."""
     micro_usd: int = 0
     phase: str = ""
     made: tuple[str, str] = ("", "")
-    """Name and fingerprint of its last artifact."""
+    """Name and fingerprint of the trial's last artifact."""
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether the trial needs no more work."""
         return self.state in OVER
 
 
 @dataclass
 class SweepResult:
-    """All trials, and how they are compared."""
+    """Results of all trials, with the ranking settings."""
 
     name: str
     folder: Path
@@ -75,35 +75,35 @@ class SweepResult:
     limit_micro_usd: int | None
     trials: dict[str, TrialResult]
     beside: Sequence[str] = ()
-    """Figures that are shown beside the one that arms are ranked by."""
+    """Figures shown beside the ranking figure."""
     saved_s: float = 0.0
-    """Seconds of steps that early stops have saved, as far as can be told."""
+    """Estimated seconds of steps saved by early stopping."""
     saved_micro_usd: int = 0
 
     def write(self) -> None:
-        """Keep all of it."""
+        """Write `sweep.json` atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         said = {**asdict(self), "version": VERSION, "trials": [asdict(one) for one in self.trials.values()]}
         del said["folder"]
         replace_file(self.folder / "sweep.json", json.dumps(said, indent=1).encode())
 
     def keep_lines(self, run: str, content: bytes) -> None:
-        """Keep the figures of a trial, which its pod takes along."""
+        """Store the figures of a trial, because the pod's copy ends with the pod."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{run}.jsonl", content)
 
     def lines(self, run: str) -> list[dict[str, Any]]:
-        """Return the figures of a trial that has ended."""
+        """Return the stored figures of a finished trial."""
         return jsonl_log.read(self.folder / f"{run}.jsonl")
 
 
 def folder_of(name: str, settings: Settings) -> Path:
-    """Return the folder of a sweep of that name."""
+    """Return the results folder of the sweep with this name."""
     return settings.homes.parent / "sweeps" / name
 
 
 def load(name: str, settings: Settings) -> SweepResult:
-    """Return the results of a sweep so far. Raises UsageError when there is none of that name."""
+    """Load the results of a sweep. Raises UsageError for an unknown sweep, an unreadable file or a wrong version."""
     folder = folder_of(name, settings)
     path = folder / "sweep.json"
     if not path.is_file():
@@ -130,13 +130,13 @@ def _trial(said: Any) -> TrialResult:
 
 
 def _check(said: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Raise Unreadable for a value of another kind than the tables that are made of it take."""
+    """Raise Unreadable for a value of an unexpected type, which would break the result tables."""
     for key in kinds.keys() & said.keys():
         outside.typed(said, key, kinds[key])
 
 
 def kept(settings: Settings) -> list[SweepResult]:
-    """Return the sweeps that are on record, the one that changed last first; what cannot be read is left out."""
+    """Return all readable stored sweeps, most recently changed first."""
     found = sorted(folder_of("", settings).glob("*/sweep.json"), key=_changed_at, reverse=True)
     results = []
     for path in found:
@@ -153,14 +153,14 @@ def _changed_at(path: Path) -> float:
 
 
 def same(one: TrialResult, other: TrialResult) -> bool:
-    """Return whether two trials ask for the same."""
+    """Return whether two trials have the same run name, flags and variables."""
     return (one.run, dict(one.flags), dict(one.env)) == (other.run, dict(other.flags), dict(other.env))
 
 
 def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> SweepResult:
-    """Return the sweep with what an earlier time has come to of the trials that ask for the same.
+    """Return the new sweep with the results of identical finished trials from an earlier sweep of this name.
 
-    `lost`: the trials that have something left to make, whatever was said of them.
+    lost: runs with a missing artifact; a succeeded trial among them runs again.
     """
     if not (new.folder / "sweep.json").is_file():
         return new
@@ -178,5 +178,5 @@ def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> S
 
 
 def flags_of(spec: Any) -> dict[str, Any]:
-    """Return the flags of a launch as JSON has them."""
+    """Return the flags of a launch as JSON values."""
     return dict(json.loads(json.dumps(given(spec), default=str)))

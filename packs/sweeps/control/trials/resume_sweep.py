@@ -1,10 +1,10 @@
-"""A sweep that goes on without whoever typed it: what would begin it again is kept beside its results.
+"""Resumption of sweeps after the death of their process, from a command stored beside the results.
 
-    at work   the process that begins its runs holds the lease `sweep:NAME`, so that there is one
-    left      that process has died without a word (killed, a closed terminal, a boot): the supervisor begins the same
-              command again, which goes on where it was
+    at work   the process that starts the runs holds the lease `sweep:NAME`, so each sweep has at most one process
+    left      the process died without cleanup (killed, closed terminal, reboot): the supervisor repeats the command,
+              which continues with the missing runs
 
-Where the supervisor cannot (a sweep on this machine, one that was left long ago), `status` names the command.
+`status` shows the command for the other sweeps: sweeps on this machine, and sweeps abandoned long ago.
 """
 
 import contextlib
@@ -32,25 +32,25 @@ from store import local_files, outside
 
 LEASE = "sweep:"
 COMMAND = "command.json"
-STOP_S = 60.0  # for a sweep that was told to stop
+STOP_S = 60.0  # time for a sweep process to stop
 POLL_S = 0.1
-RECENT_S = 900.0  # since its last write, when none of its processes lives: nothing is rented for a sweep of last week
+RECENT_S = 900.0  # since the last write, without live rows: older sweeps are not resumed, to avoid unexpected rentals
 
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """The command that started a sweep."""
+    """Command to start or resume a sweep."""
 
     name: str
     words: tuple[str, ...]
     """Arguments of `inv`, with the answers to all questions."""
     typed: str
-    """The command as it was typed."""
+    """The command as typed by the user."""
     is_here: bool
-    """True if its runs are on this machine, and end with it."""
+    """True if the runs are on this machine, and end with the machine."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the sweep's folder."""
+        """Write the command into the sweep's folder, readable by the user only."""
         folder.mkdir(parents=True, exist_ok=True)
         said = {"words": self.words, "typed": self.typed, "is_here": self.is_here}
         local_files.replace(folder / COMMAND, json.dumps(said).encode(), 0o600)
@@ -58,7 +58,7 @@ class SweepCommand:
 
 @contextlib.contextmanager
 def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
-    """Hold the lease of the process at work on a sweep. Raises UsageError while another process has it."""
+    """Hold the lease of a sweep's process. Raises UsageError while a different process holds the lease."""
     try:
         lease = journal.leases.take(f"{LEASE}{command.name}")
     except Held:
@@ -69,12 +69,12 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     command.write(kept.folder_of(command.name, settings))
     try:
         yield
-    finally:  # a sweep that stops by itself has said how to resume it
+    finally:  # Released also after an error: the sweep has then printed the resume command.
         journal.leases.release(lease)
 
 
 def left(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
-    """Return by name the sweeps whose process has died, with the commands that go on with them."""
+    """Return the abandoned sweeps by name, with their resume commands."""
     found = {}
     for lease in sorted(journal.leases.abandoned()):
         if lease.startswith(LEASE) and (command := _read(lease.removeprefix(LEASE), settings)):
@@ -83,9 +83,11 @@ def left(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
 
 
 def due(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
-    """Return those of the sweeps that were left which go on by themselves: lately, or while something of it lives.
+    """Return the abandoned sweeps to resume automatically.
 
-    A pod that was rented for it is to be given back, also when all its runs are over.
+    A sweep is due while a pod rented for it is alive, because the pod must be released even after the last run. An
+    unfinished sweep is also due while a run of the sweep is alive, or within `RECENT_S` seconds of the last write.
+    Sweeps on this machine are never due.
     """
     found, rows = {}, journal.ops(live=True)
     for name, command in left(journal, settings).items():
@@ -101,7 +103,7 @@ def due(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
 
 
 def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
-    """Begin the process of a sweep that was left again, and wait for its end: it goes on with what is missing."""
+    """Restart the process of a due sweep and wait for the end; do nothing if the sweep is not due."""
     command = due(journal, settings).get(name)
     if command is None:
         return
@@ -114,13 +116,16 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
 
 
 def known(journal: Journal, settings: Settings) -> list[str]:
-    """Return the names of the sweeps that a process is at work on, or was when it died."""
+    """Return the names of the sweeps with a living process or an abandoned lease."""
     held = [one.removeprefix(LEASE) for one in journal.leases.held() if one.startswith(LEASE)]
     return sorted({*held, *left(journal, settings)})
 
 
 def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
-    """End the process at work on a sweep, for good; return the live rows of its runs and its pods."""
+    """Stop the process of a sweep for good; return the live rows of the sweep's runs and pods.
+
+    Sends SIGINT, then SIGKILL after `STOP_S` seconds, and releases an abandoned lease.
+    """
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
     if holder := journal.leases.holder(lease):
@@ -140,12 +145,12 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
 
 
 def is_at_work(journal: Journal) -> bool:
-    """Return whether a living process is at work on a sweep."""
+    """Return whether a living process works on a sweep."""
     return any(one.startswith(LEASE) for one in journal.leases.held())
 
 
 def how_to_go_on(journal: Journal, settings: Settings, results: Sequence[str]) -> dict[str, str]:
-    """Return by name, of these sweeps, what to type for those that nobody goes on with."""
+    """Return the resume commands of the abandoned sweeps in `results`, except sweeps resumed automatically."""
     carried = due(journal, settings)
     return {name: one.typed for name, one in left(journal, settings).items() if name in results and name not in carried}
 
@@ -155,7 +160,7 @@ def _read(name: str, settings: Settings) -> SweepCommand | None:
         said = outside.load(kept.folder_of(name, settings) / COMMAND)
         return SweepCommand(name, tuple(map(str, said["words"])), str(said["typed"]), bool(said["is_here"]))
     except (FileNotFoundError, outside.Unreadable, KeyError, TypeError):
-        return None  # its files were removed
+        return None  # the files were removed
 
 
 def _result(name: str, settings: Settings) -> SweepResult | None:
@@ -166,10 +171,10 @@ def _result(name: str, settings: Settings) -> SweepResult | None:
 
 
 def inv(words: Sequence[str]) -> list[str]:
-    """Return the command line of another process of ours."""
+    """Return the command line for a separate `inv` process."""
     return [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words]
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return a command of ours as it is typed."""
+    """Return the command as the user would type it."""
     return shlex.join(["./inv", *words])
