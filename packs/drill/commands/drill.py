@@ -1,4 +1,4 @@
-"""The command `inv drill`: the plan with its price, the question, the drill, its report."""
+"""The command `inv drill`: show the plan and price, ask for confirmation, run the drill and report the findings."""
 
 import time
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class DrillFlags(Questions, Output):
     )  # fmt: skip
 
 
-# `speed`: the work of a drill takes its real time, which must not use up its limits.
+# `speed`: the work of a drill takes real time, which must not exhaust the drill's limits in a faster rehearsal.
 @command(record=DrillFlags, world=BEGIN, speed=20.0, rents=True, example="inv drill --provider runpod --spend-limit 3")
 def drill(spec: DrillFlags) -> None:
     """Test what a vendor promises, on rented machines.
@@ -95,7 +95,7 @@ def drill(spec: DrillFlags) -> None:
 def plant(
     wanted: Sequence[Difference], planned: Planned, journal: Journal, settings: Settings, is_json: bool
 ) -> None:  # fmt: skip
-    """Drill once for each difference; exit 5 when one is not found."""
+    """Run a drill per planted difference. Exit with code 5 if a drill misses its difference."""
     world, found = attach.find(rehearsal_world.base()), []
     for one in wanted:
         render.say(f"planted: {one.name}: {one.about}")
@@ -122,7 +122,7 @@ def plant(
 
 
 def show_plan(planned: Planned, settings: Settings) -> None:
-    """Show what is rented, what it costs, and what ends it."""
+    """Show the machines, the expected and maximum cost, and the limits."""
     offers_table.show_offers(planned.request, planned.offers)
     machines, most = count(len(planned.trials), "machine"), in_usd(planned.most_micro_usd)
     render.say(f"{machines}, some minutes each: about {in_usd(planned.expected_micro_usd)}, {most} at most")
@@ -142,7 +142,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
 def show(findings: Sequence[ClauseResult]) -> None:
     rows = [("clause", "", "expected", "seen")]
     told = ""
-    for one in findings:  # why a trial was given up is long, and true of many clauses
+    for one in findings:  # The reason of a failed trial is long and repeats for many clauses.
         is_same = one.state == UNREACHED and one.seen == told
         rows.append((one.clause, one.state, one.expected, "for the same reason" if is_same else one.seen))
         told = one.seen
@@ -150,7 +150,7 @@ def show(findings: Sequence[ClauseResult]) -> None:
 
 
 def leave(report: DrillReport) -> None:
-    """Exit 5 when a promise is broken, 1 when the drill could not try all of them."""
+    """Exit with code 5 for a broken promise, or with code 1 if the drill could not test every clause."""
     if broken := report.of(BROKEN):
         raise Exit(f"inv drill: {report.vendor} differs from what Slipway relies on: {', '.join(broken)}", code=5)
     if missed := report.of(UNREACHED):

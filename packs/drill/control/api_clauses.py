@@ -1,4 +1,7 @@
-"""The clauses about single APIs: spot, each self-deletion, 429, boots, names of GPUs, the price of disks. Pure."""
+"""Drill clauses about single vendor APIs: spot, self-deletion, rate limits, boot, GPU names and disk prices.
+
+All functions are pure and return `ClauseResult` records.
+"""
 
 from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
@@ -19,12 +22,12 @@ from packs.drill.control.readings import (
 )  # fmt: skip
 
 MONTH_S = 730 * 3600.0
-# What RunPod charges for the disk of a running container, in micro-USD: runpod/docs, pods/pricing.mdx, August 2026.
+# RunPod's disk price of a running container, in micro-USD per GB-month: runpod/docs, pods/pricing.mdx, August 2026.
 GB_MONTH_MICRO_USD = 100_000
 
 
 def slices(seen: Evidence) -> ClauseResult:
-    """Find whether a slice of a GPU (MIG) is told from a whole one."""
+    """Find whether the catalog names GPU slices (MIG) differently from whole GPUs."""
     expected = "a slice of a GPU has another name than the whole one"
     if not seen.of("catalog"):
         return finding("slices", UNREACHED, expected, lost(seen, WORKER))
@@ -36,7 +39,7 @@ def slices(seen: Evidence) -> ClauseResult:
 
 
 def boot(seen: Evidence) -> ClauseResult:
-    """Find whether a machine boots, or bills without ever being of use."""
+    """Find whether the worker reaches the state "running"."""
     trial, expected = seen.trial(WORKER), "the machine boots"
     if not trial or not trial.pod_id:
         return finding("boot", UNREACHED, expected, lost(seen, WORKER))
@@ -55,7 +58,10 @@ def boot(seen: Evidence) -> ClauseResult:
 
 
 def spot(seen: Evidence) -> ClauseResult:
-    """Find whether a spot machine is in the listing that its life and its absence are proven by."""
+    """Find whether a spot machine is listed within `LAG_S`, with the trial's token, at no more than the bid.
+
+    Slipway takes the listing as proof of life or deletion, so the listing has to be complete.
+    """
     trial, expected = seen.trial(SPOT), "a spot machine is listed as any other, with its token, and costs its bid"
     made = seen.create(trial) if trial else None
     if not trial:
@@ -81,7 +87,7 @@ def spot(seen: Evidence) -> ClauseResult:
 
 
 def self_deletes(seen: Evidence) -> list[ClauseResult]:
-    """Find for each request by which a pod deletes itself whether it does so alone."""
+    """Return a finding per self-delete request of the vendor: whether the request alone deletes the pod."""
     expected, tried = "the pod deletes itself by this request alone", {one.name: one for one in seen.self_deletes}
     is_enough = any(one.is_gone for one in seen.self_deletes)
     found = []
@@ -97,7 +103,7 @@ def self_deletes(seen: Evidence) -> list[ClauseResult]:
 
 
 def throttle(seen: Evidence) -> ClauseResult:
-    """Find whether a vendor that refuses a request to rent for its rate serves it after a pause."""
+    """Find whether the vendor serves a create request after earlier attempts failed with status 429."""
     expected = "a request to rent that is answered with 429 is served after a pause"
     is_served = any(not one.error for one in seen.of("create"))
     words = f"{count(seen.throttled, 'request')} refused, {'then served' if is_served else 'none served'}"
@@ -105,19 +111,19 @@ def throttle(seen: Evidence) -> ClauseResult:
 
 
 def refusal(seen: Evidence) -> ClauseResult:
-    """Find whether a refusal to rent says that nothing was rented, in words that we know."""
+    """Report refused create requests whose error message is not in Slipway's table of known refusals."""
     words = f"{count(len(seen.unknown_refusals), 'answer')} that we do not know, the first {seen.unknown_refusals[0]!r}"
     return finding("refusal", BROKEN, "a refusal to rent is one that our table has", words)
 
 
 def spot_in_v2(seen: Evidence) -> ClauseResult:
-    """Find whether REST v2 lists a spot machine: its absence there then proves that it is gone."""
+    """Find whether REST v2 lists a spot machine, which would make absence from REST v2 a proof of deletion."""
     words = "it does" if seen.spot_in_v2 else "it does not; GraphQL, which rented it, does"
     return finding("spot in v2", KEPT if seen.spot_in_v2 else REFUSED, "REST v2 alone lists the spot machine", words)
 
 
 def disk_price(seen: Evidence) -> ClauseResult:
-    """Find whether the disk costs what the vendor's price list says."""
+    """Find whether the billed disk cost stays within the vendor's price list."""
     said, state = [], KEPT
     for trial in seen.trials:
         told = [one.disk_micro_usd for one in seen.of("billed", trial.pod_id) if one.disk_micro_usd is not None]
@@ -132,5 +138,5 @@ def disk_price(seen: Evidence) -> ClauseResult:
 
 
 def tells_disk(seen: Evidence) -> bool:
-    """Return whether a bill has told the price of the disk."""
+    """Return whether any bill contains a disk cost."""
     return any(one.disk_micro_usd is not None for one in seen.of("billed"))

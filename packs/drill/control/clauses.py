@@ -1,6 +1,7 @@
-"""The clauses of a drill: what our promises about money rest on, each a function of the evidence. Pure.
+"""Clauses of a vendor drill: pure functions for the vendor promises behind Slipway's cost limits.
 
-In: `Evidence`. Out: a `ClauseResult` for each clause: what was expected, what was seen, and whether that is the same.
+Each clause takes the evidence and returns a `ClauseResult` with the expected behavior, the observed behavior and a
+state such as kept or broken.
 """
 
 import math
@@ -28,11 +29,15 @@ from packs.drill.control.readings import (
     while_there,
 )  # fmt: skip
 
-DELETED_S = 120.0  # by the vendor's clock, from the answer to a deletion until the machine is off the listing
-FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that deletes itself is off the listing
-ANSWER_S = 3600.0  # likewise, within which a vendor answers what it is asked again and again
-OF_SPOT = ("spot", "spot in v2")  # clauses about the machine that was rented as spot
-# The verb from whose answers a clause is judged.
+# The limits below are seconds by the vendor's clock. Time from the answer to a deletion until the listing drops the
+# machine.
+DELETED_S = 120.0
+# Time from the end of the work until the listing drops a self-deleting pod.
+FAREWELL_S = 600.0
+# Time within which a vendor has to answer a repeated request.
+ANSWER_S = 3600.0
+OF_SPOT = ("spot", "spot in v2")  # clauses about the spot machine
+# Provider verb that supplies the evidence for each clause.
 ASKS = {
     "offer": "catalog", "token": "list", "listing": "list", "timer": "find", "timer before boot": "find",
     "spend limit": "find", "spot": "list",
@@ -43,7 +48,7 @@ Clause = Callable[[Evidence], ClauseResult]
 
 
 def judge(seen: Evidence) -> list[ClauseResult]:
-    """Return the result of every clause about this vendor, in the order of a pod's life."""
+    """Return the results of all applicable clauses, in the order of a pod's life."""
     vendor = seen.vendor
     has: dict[Clause, bool] = {
         timer: vendor.tells_limits or vendor.start_timer or vendor.time_limit, spend_limit: vendor.spend_limit,
@@ -64,7 +69,10 @@ def _api(seen: Evidence, name: str) -> str:
 
 
 def overdue(seen: Evidence, result: ClauseResult) -> ClauseResult:
-    """Return a result; broken where it is open because the vendor has not answered for an hour."""
+    """Mark an undecided result as broken if the vendor has left all calls unanswered for at least `ANSWER_S`.
+
+    Return the result unchanged if its state is neither UNREACHED nor UNTOLD.
+    """
     asked = unanswered(seen).get(ASKS.get(result.clause, ""), ())
     if result.state not in (UNREACHED, UNTOLD) or not asked or asked[-1].ended_at - asked[0].began_at < ANSWER_S:
         return result
@@ -73,7 +81,10 @@ def overdue(seen: Evidence, result: ClauseResult) -> ClauseResult:
 
 
 def unanswered(seen: Evidence) -> dict[str, list[VerbCall]]:
-    """Return the calls by their verbs, of verbs that have never been answered; a bill that is not told is none."""
+    """Return the calls per verb for verbs without any successful answer.
+
+    A bill without an amount counts as unanswered.
+    """
     found: dict[str, list[VerbCall]] = {}
     for verb in dict.fromkeys(ASKS.values()):
         if verb == "billed" and not seen.vendor.tells_bills:
@@ -85,8 +96,8 @@ def unanswered(seen: Evidence) -> dict[str, list[VerbCall]]:
 
 
 def offer(seen: Evidence) -> ClauseResult:
-    """Find whether an offer has one price while it is looked at and rented."""
-    trial = seen.trial(WORKER)  # of several offers that were tried, the one that it was rented from
+    """Find whether the price of an offer stays the same between catalog look-ups and renting."""
+    trial = seen.trial(WORKER)  # The worker's own offer; earlier offers may have failed.
     prices = [one.micro_usd for one in seen.of("catalog", trial.offer.offer_id if trial else "")]
     told = ", ".join("not on offer" if one is None else per_hour(one) for one in prices)
     expected = "the offer is listed again, at the same price"
@@ -97,7 +108,7 @@ def offer(seen: Evidence) -> ClauseResult:
 
 
 def price(seen: Evidence) -> ClauseResult:
-    """Find whether the pod costs what its offer said."""
+    """Find whether the pod costs at most the hourly price of its offer."""
     trial = seen.trial(WORKER)
     rates = list(dict.fromkeys(pod.micro_usd_per_hour for pod in seen.rows(trial) if is_up(pod.state))) if trial else []
     expected = f"the pod costs {per_hour(trial.rate)}, as its offer" if trial else "the pod costs what its offer said"
@@ -108,7 +119,7 @@ def price(seen: Evidence) -> ClauseResult:
 
 
 def token(seen: Evidence) -> ClauseResult:
-    """Find whether every listing that shows the pod shows our token."""
+    """Find whether every listing of the pod also shows the pod's token."""
     trial = seen.trial(WORKER)
     expected = "each listing that shows the pod shows its token"
     if not trial or not trial.pod_id:
@@ -124,11 +135,11 @@ def token(seen: Evidence) -> ClauseResult:
 
 
 def listing(seen: Evidence) -> ClauseResult:
-    """Find whether a new pod is listed in time, and in every listing from then on until somebody ends it."""
+    """Find whether a new pod is listed within `LAG_S` and stays in every listing until its deletion."""
     trial = seen.trial(WORKER)
     made = seen.create(trial) if trial else None
     expected = f"a new pod is in the listing within {duration(LAG_S)}"
-    if not trial or not made or made.error and not trial.pod_id:  # it may be there though its answer was an error
+    if not trial or not made or made.error and not trial.pod_id:  # The pod may exist although the create call failed.
         return finding("listing", UNREACHED, expected, lost(seen, WORKER))
     looks = [one for one in seen.of("list") if one.began_at >= made.ended_at and not one.error]
     first = next((one for one in looks if any(pod.pod_id == trial.pod_id for pod in one.pods)), None)
@@ -137,7 +148,7 @@ def listing(seen: Evidence) -> ClauseResult:
         state = BROKEN if last_s > LAG_S else UNREACHED
         return finding("listing", state, expected, f"not listed {duration(last_s)} after its creation")
     before = [one for one in looks if one.began_at < first.began_at]
-    missed_s = before[-1].began_at - made.ended_at if before else 0.0  # until then at least it was not shown
+    missed_s = before[-1].began_at - made.ended_at if before else 0.0  # start of the last listing without the pod
     shown_s = first.ended_at - made.ended_at
     words = f"shown after {duration(shown_s)}"
     missing, since = left_out(seen, trial, made.ended_at + LAG_S)
@@ -147,7 +158,10 @@ def listing(seen: Evidence) -> ClauseResult:
 
 
 def timer(seen: Evidence) -> ClauseResult:
-    """Find whether the vendor has armed the time limit that was asked for: as it tells, or by waiting for it."""
+    """Find whether the vendor has armed the requested time limit.
+
+    Read the limit that the vendor shows, or judge the TIMED machine if the vendor shows no limits.
+    """
     trial, vendor = seen.trial(WORKER), seen.vendor
     if not vendor.tells_limits:
         return _timer_by_waiting(seen)
@@ -171,7 +185,7 @@ def timer(seen: Evidence) -> ClauseResult:
 
 
 def timer_before_boot(seen: Evidence) -> ClauseResult:
-    """Find whether a machine that never boots has an end: the vendor shows one while it boots."""
+    """Find whether the vendor shows an end time during boot, so that a failed boot also ends."""
     trial, expected = seen.trial(WORKER), "the vendor shows an end before the boot is over"
     found = [pod for one in seen.of("find", trial.pod_id) for pod in one.pods] if trial and trial.pod_id else []
     if not found:
@@ -185,7 +199,7 @@ def timer_before_boot(seen: Evidence) -> ClauseResult:
 
 
 def spend_limit(seen: Evidence) -> ClauseResult:
-    """Find whether the vendor has armed the amount that was asked for."""
+    """Find whether the vendor has armed the requested spend limit."""
     trial, expected = seen.trial(WORKER), "the vendor shows the amount that was asked for"
     made = seen.create(trial) if trial else None
     rows = [pod for pod in seen.shown_limits(trial) if is_up(pod.state)] if trial else []
@@ -199,14 +213,14 @@ def spend_limit(seen: Evidence) -> ClauseResult:
 
 
 def key(seen: Evidence) -> ClauseResult:
-    """Find whether the key that was sent with the request opens the pod."""
+    """Find whether the SSH key of the create request opens the pod."""
     trial, expected = seen.trial(WORKER), "the pod lets in the key that was made for it"
     tried = seen.of("reach", trial.pod_id) if trial and trial.pod_id else []
     if not tried:
         return finding("key", UNREACHED, expected, lost(seen, WORKER))
     if any(not one.error for one in tried):
         return finding("key", KEPT, expected, "let in")
-    kind = tried[-1].error.partition(":")[0]  # its words name files and addresses
+    kind = tried[-1].error.partition(":")[0]  # The message is dropped because it contains files and addresses.
     return finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time by {kind}")
 
 
@@ -215,7 +229,7 @@ def machine(seen: Evidence) -> ClauseResult:
 
 
 def host_key(seen: Evidence) -> ClauseResult:
-    """Find whether a later connection meets the same host."""
+    """Find whether a second connection sees the same host key."""
     said = seen.ground.host_key
     return _seen_there(seen, "host key", "a second connection meets the host key of the first", said, "the same")
 
@@ -235,7 +249,7 @@ def checkpoint(seen: Evidence) -> ClauseResult:
 
 
 def self_end(seen: Evidence) -> ClauseResult:
-    """Find whether the pod deletes itself when its work is over."""
+    """Find whether the pod deletes itself after its work is over."""
     trial = seen.trial(WORKER)
     expected = f"the pod deletes itself within {duration(FAREWELL_S)} of its last step"
     if not trial or not trial.pod_id or seen.ground.log is None:
@@ -248,7 +262,7 @@ def self_end(seen: Evidence) -> ClauseResult:
 
 
 def lost_reply(seen: Evidence) -> ClauseResult:
-    """Find whether a machine is found by its token, and is one, when the answer to its request was lost."""
+    """Find whether a create request with a lost reply leaves exactly one machine, listed with the trial's token."""
     trial = seen.trial(STRAY)
     expected = "one request, one machine, found by its token"
     if not trial or not seen.creates:
@@ -265,7 +279,7 @@ def lost_reply(seen: Evidence) -> ClauseResult:
 
 
 def delete(seen: Evidence) -> ClauseResult:
-    """Find whether a deletion that was answered has an effect, by id and in the listing."""
+    """Find whether an answered deletion removes the machine from the listing in time and needs no second request."""
     most_s = DELETED_S + seen.vendor.late_s
     expected = f"the machine is off the listing within {duration(most_s)} of the answer"
     said = []
@@ -276,7 +290,7 @@ def delete(seen: Evidence) -> ClauseResult:
         gone = gone_at(seen, trial)
         needed = sum(one in asked for one in while_there(seen, trial))
         if not needed:
-            continue  # it had gone by itself
+            continue  # The pod had already deleted itself.
         again = f"; {needed} requests were sent" if needed > 1 else ""
         if gone is None or gone - asked[0].ended_at > most_s or again:
             last = [pod.state for pod in seen.rows(trial)]
@@ -290,7 +304,7 @@ def delete(seen: Evidence) -> ClauseResult:
 
 
 def bill(seen: Evidence) -> ClauseResult:
-    """Find whether the vendor bills at most what our ledger has counted."""
+    """Find whether the vendor bills no more than the ledger has counted."""
     said, state = [], KEPT
     expected = "the vendor bills no more than our ledger has counted"
     for trial in seen.trials:
@@ -306,7 +320,7 @@ def bill(seen: Evidence) -> ClauseResult:
 
 
 def nothing_left(seen: Evidence) -> ClauseResult:
-    """Find whether everything that the drill has rented is proven gone."""
+    """Find whether every machine of the drill is proven gone."""
     expected = "every machine of the drill is proven gone"
     left = [one for one in seen.trials if not one.is_gone]
     last = next((one for one in reversed(seen.of("list")) if not one.error), None)
@@ -325,7 +339,7 @@ CLAUSES: Sequence[Clause] = (
 
 
 def _timer_by_waiting(seen: Evidence) -> ClauseResult:
-    """Find whether a pod that nobody ended was ended by a timer that is not told: its vendor's or its container's."""
+    """Find whether a hidden timer of the vendor or the container ended the TIMED pod in time, without a deletion."""
     trial = seen.trial(TIMED)
     made = seen.create(trial) if trial else None
     expected = "a timer ends a pod that nobody else ends"
@@ -337,14 +351,17 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
         return finding("timer", BROKEN, expected, "it did not, and was deleted from here")
     after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
     shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
-    shown_s = max(shown, default=made.began_at) - made.began_at  # until then it lived; then nobody looked for a while
+    shown_s = max(shown, default=made.began_at) - made.began_at  # last listing of the pod
     is_kept = made.time_s - slack_s <= after_s and shown_s <= made.time_s + slack_s + seen.vendor.late_s
     words = f"listed after {duration(shown_s)}, not any more after {duration(after_s)}"
     return finding("timer", KEPT if is_kept else BROKEN, expected, words)
 
 
 def _limit_s(seen: Evidence, made: VerbCall, trial: Trial) -> float:
-    """Return the time limit of a request; where the vendor has no limit of money, that counts as time."""
+    """Return the effective time limit of a create request in seconds, 0.0 without limits.
+
+    For a vendor without spend limits, convert the spend limit to time at the price of the trial.
+    """
     limits = [] if made.time_s is None else [made.time_s]
     if made.spend_micro_usd is not None and not seen.vendor.spend_limit and trial.rate:
         limits.append(made.spend_micro_usd * 3600 / trial.rate)

@@ -1,6 +1,6 @@
-"""Ways in which a vendor may differ from its documents, one thing each: what a drill must find.
+"""Planted faults for rehearsed drills: each makes a simulated vendor break a documented promise.
 
-In: a name. Out: a plan of faults, in the words of `faults.Plan`, and the clause of the drill that it breaks.
+A `Difference` holds a fault plan in the format of `faults.Plan` and the clause expected to report the fault.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ OTHER_NAME = "gpu-1"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One difference. `about`: in words; `clause`: which finding is to name it."""
+    """A planted fault. `about` is the description; `clause` is the clause expected to report the fault."""
 
     name: str
     about: str
     clause: str
     faults: Mapping[str, Any]
-    trials: tuple[str, ...] = (TIMED, WORKER, STRAY)  # the machines of the drill that it takes to find it
-    vendors: tuple[str, ...] = tuple(VENDORS)  # those that can differ so
+    trials: tuple[str, ...] = (TIMED, WORKER, STRAY)  # trials needed to find the fault
+    vendors: tuple[str, ...] = tuple(VENDORS)  # vendors with the tested feature
 
 
 def _machine(trait: str, **more: Any) -> dict[str, Any]:
-    """Return a plan in which every machine has that trait."""
+    """Return a fault plan in which every machine has the trait."""
     return {"machines": [{"trait": trait, "count": None, **more}]}
 
 
 RUNPOD, WITH_SPOT, WITH_TIMER = ("runpod",), ("runpod", "lium"), ("lium", "shadeform")
-# An answer under a status of its own, in the words of no vendor's documents.
+# An error reply outside of every vendor's documentation.
 _ODD = {"error": {"code": "new_code", "message": "new rule"}, "error_code": "NEW_CODE", "detail": "new rule"}
-# Bills whose amount has another name than in the documents.
+# Bills with an undocumented name for the amount.
 _RENAMED = [
     {"vendor": vendor, "call": "billing", "kind": "error", "status": 200, "count": None, "body": body}
     for vendor, body in (("runpod", {"records": [{"amount": 0.5}]}), ("lium", {"total_cost": 0.5}))
@@ -88,7 +88,7 @@ DIFFERENCES: tuple[Difference, ...] = (
 
 
 def chosen(word: str, vendor: str) -> tuple[Difference, ...]:
-    """Return the difference of that name, or all of them that the vendor can have. Raises UsageError."""
+    """Return the named difference, or all differences of the vendor for `all`. Raise UsageError for an unknown name."""
     known = [one for one in DIFFERENCES if vendor in one.vendors]
     found = tuple(one for one in known if word in (one.name, "all"))
     if not found:

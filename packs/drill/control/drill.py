@@ -1,15 +1,18 @@
-"""A drill: the first contact with a vendor, whose promises are tried on machines of its own before work relies on them.
+"""A vendor drill: tests of a new vendor's promises on rented machines before real work depends on the vendor.
 
     planning.plan -> Drill.run -> Evidence -> packs.drill.control.clauses.judge -> Report
 
-In: a vendor with a key, an amount of money. Out: the evidence, and a journal in which everything is ended again. What
-rents, reaches, guards, saves and ends is the code of every launch; a recorder stands between it and the vendor. `inv
-drill` asks before it begins.
+A drill ends every rented machine, even after errors. Renting, connecting, guarding, saving and ending use the
+same code as a launch; `Watch` sits between that code and the vendor and records every call. `inv drill` asks for
+confirmation first.
 
-One machine after another, each of the cheapest offer: the worker is rented as by a launch, does a minute's work and
-ends as finished work does; the answer to the stray's request is thrown away; where a vendor does not show the timer
-that it has armed, one machine is left to it; where pods delete themselves, one is left to each request by which they
-do; and where a vendor has spot machines, one of those is rented and given back.
+The drill rents these machines in sequence, each from the cheapest offer:
+
+- TIMED, only for a vendor with a hidden timer: the drill leaves this machine to the timer.
+- WORKER is rented like a launch, works for a minute and ends like finished work.
+- STRAY: the drill discards the reply to the create request.
+- LEAVERS, only for a vendor with self-deleting pods: each machine tests the self-delete requests.
+- SPOT, only for a vendor with spot machines: the drill rents and returns this machine.
 """
 
 import contextlib
@@ -64,16 +67,20 @@ from packs.drill.control.planning import Planned, work_of
 from packs.drill.control.watch import Watch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 
-TIMER_S = 600.0  # time limit of the machine that is left to its vendor's timer
-WORK_S, LEAST_WORK_S = 900.0, 180.0  # time until the work has its verdict, by the vendor's clock and by ours
-DOUBLE_S = 30.0  # time for which listings are watched: for a second machine of one request, and for one left out
+TIMER_S = 600.0  # time limit of the TIMED machine
+# Deadline for the verdict of the work: `WORK_S` by the vendor's clock, at least `LEAST_WORK_S` of local time.
+WORK_S, LEAST_WORK_S = 900.0, 180.0
+# Time for which the drill polls listings to find a duplicate machine or a missing pod.
+DOUBLE_S = 30.0
 POLL_S, LEAST_POLL_S = 5.0, 0.2
-PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0  # with one deletion, likewise
-LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: delay of an answer, and of the processes of a rehearsal
+# Patience with a deletion: `PATIENCE_S` by the vendor's clock, at least `LEAST_PATIENCE_S` of local time.
+PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0
+# Observation delay in local time: replies in transit, or process start-up in a rehearsal.
+LATE_S, REHEARSED_LATE_S = 5.0, 60.0
 MOST_DELETIONS = 3
-CUT = "by the end of the connection"  # instead of the status of an answer
-ASK_AGAIN_S = 60.0  # by the vendor's clock, between two questions that were not answered
-# Makes one request of the pod's farewell, as its guard makes all of them, and prints what came of it.
+CUT = "by the end of the connection"  # answer text when the connection ends before a status arrives
+ASK_AGAIN_S = 60.0  # retry interval for unanswered calls, by the vendor's clock
+# Sends a farewell request from the pod with the guard's own code and prints the result.
 LEAVE = """
 import json, os, sys
 from infra.agent.job import Call
@@ -85,24 +92,25 @@ for words in farewell.attempt([Call(**json.loads(sys.argv[1]))], os.getpid()):
 
 @dataclass
 class Drill:
-    """One drill. `stages` of it may be called by nobody but `run`."""
+    """State of a drill. `run` is the only entry point; the stage methods are private."""
 
     planned: Planned
     settings: Settings
     journal: Journal
     tell: Say
-    is_light: bool = False  # the worker is held, and gets no work: all but log, checkpoint and self-end is tried
-    trials: tuple[str, ...] = ()  # only these machines; () = all that are planned
+    # Hold the worker without work; skips the clauses log, checkpoint and self-end.
+    is_light: bool = False
+    trials: tuple[str, ...] = ()  # trials to run; () = all planned trials
     watch: Watch = field(init=False)
-    runs: dict[str, str] = field(default_factory=dict)  # names of runs by trial
-    failures: dict[str, str] = field(default_factory=dict)  # likewise
-    has_ssh: bool = True  # False: an extension reaches its machines otherwise
+    runs: dict[str, str] = field(default_factory=dict)  # run name per trial
+    failures: dict[str, str] = field(default_factory=dict)  # failure message per trial
+    has_ssh: bool = True  # False for an extension without SSH
     ground: Ground = Ground()
     self_deletes: tuple[SelfDelete, ...] = ()
     creates: int | None = None
     spot_in_v2: bool | None = None
-    offer: Offer = field(init=False)  # the offer of the next machine
-    offers: dict[str, Offer] = field(default_factory=dict)  # the requested offers by trial
+    offer: Offer = field(init=False)  # offer for the next machine
+    offers: dict[str, Offer] = field(default_factory=dict)  # offer used per trial
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.planned.vendor)
@@ -117,7 +125,7 @@ class Drill:
         return self.planned.vendor.clock_scale
 
     def run(self) -> Evidence:
-        """Carry the drill out, and end all that it has rented whatever happens."""
+        """Run all planned trials, end every rented machine and return the evidence."""
         problems: list[str] = []
         with self.watch.listening():
             try:
@@ -133,7 +141,7 @@ class Drill:
             finally:
                 with finishing("the machines of the drill are being ended", self.tell):
                     problems += self._end_all()
-            with contextlib.suppress(SlipwayError):  # the watch records the failure, and the clauses judge it
+            with contextlib.suppress(SlipwayError):  # The watch records the failure for the clauses.
                 self.watch.list()
             self._await_answers()
         if problems:
@@ -141,7 +149,7 @@ class Drill:
         return self.evidence()
 
     def evidence(self) -> Evidence:
-        """Return the evidence so far."""
+        """Return the evidence collected so far."""
         can, theirs = self.planned.vendor.documented, self.planned.vendor
         vendor = Vendor(
             name=theirs.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,
@@ -158,7 +166,7 @@ class Drill:
             slices=tuple(self.watch.slices.values()), self_deletes=self.self_deletes, spot_in_v2=self.spot_in_v2,
         )  # fmt: skip
 
-    # The stages.
+    # Stages.
 
     def _begin_timed(self) -> None:
         limits, self.offers[TIMED] = replace(self.planned.limits, time_s=TIMER_S), self.offer
@@ -172,7 +180,7 @@ class Drill:
         if not self.is_light:
             self._await_verdict(op)
             self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
-        self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
+        self._poll(DOUBLE_S, lambda: False)  # Check that the pod stays listed.
         self._ask_bill(op)
         if self.planned.vendor.farewell and not self.is_light:
             self._await_absence(op, clauses.FAREWELL_S + self._late_s)
@@ -196,7 +204,10 @@ class Drill:
         self._ask_bill(op)
 
     def _delete_themselves(self) -> None:
-        """Have pods delete themselves, by one request each; one that was refused is tried by the next request too."""
+        """Test every self-delete request of the vendor on a pod.
+
+        A pod surviving one request also tests the next request.
+        """
         terms = terms_for(self.settings, self.planned.vendor, unchecked=True)
         leavers, op = list(LEAVERS), None
         for call in self.planned.vendor.farewell:
@@ -217,12 +228,15 @@ class Drill:
             self._end(op)
 
     def _leave(self, op: Op, call: Call) -> str:
-        """Make one request for its deletion on a pod; return the status of the answer, or what came instead."""
+        """Send a self-delete request from the pod.
+
+        Return the HTTP status, `CUT` if the connection ended first, or the exit code of a silent process.
+        """
         pod, way = sight.folder_of(op), self._way(op)
         try:
             done = way.run([way.python, "-c", LEAVE, json.dumps(asdict(call))], timeout_s=boot.COMMAND_S,
                            env={"PYTHONPATH": str(pod.code)})  # fmt: skip
-        except SlipwayError:  # the deletion of the pod cuts it
+        except SlipwayError:  # The pod's deletion closes the connection.
             return CUT
         return done.stdout.strip() or f"nothing: exit code {done.exited}"
 
@@ -232,14 +246,17 @@ class Drill:
         request = replace(self._request(SPOT), spot=True)
         op = self._rent(request, offer, self._hold(SPOT, self.planned.limits))
         self._poll(LAG_S + self._late_s, lambda: self._is_listed(op))
-        self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
-        with contextlib.suppress(SlipwayError):  # it is not known then
+        self._poll(DOUBLE_S, lambda: False)  # Check that the pod stays listed.
+        with contextlib.suppress(SlipwayError):  # On failure the value stays None.
             self.spot_in_v2 = self.watch.shows_spot(op.remote_id or "") if self._is_listed(op) else None
         self._end(op)
         self._ask_bill(op)
 
     def _await_answers(self) -> None:
-        """Ask again, for an hour at most, what the vendor has not answered at all; everything is ended by then."""
+        """Retry calls without any answer so far, for about an hour or until Ctrl-C.
+
+        All machines are already ended at this point.
+        """
         began_at = self.planned.vendor.now()
         pending = clauses.unanswered(self.evidence())
         if not pending:
@@ -255,7 +272,7 @@ class Drill:
 
     def _ask_again(self, verb: str) -> None:
         rented = [op for one in self.runs if (op := self._row(one)) and op.remote_id]
-        with contextlib.suppress(SlipwayError):  # recorded as well
+        with contextlib.suppress(SlipwayError):  # The watch records the failure.
             if verb == "catalog":
                 self.watch.look_at(self.offer, self.planned.request)
             elif verb == "list":
@@ -274,14 +291,18 @@ class Drill:
         with stage("wait for the vendor's timer", self.tell):
             self._await_absence(op, left_s)
 
-    # Parts of the trials.
+    # Helpers of the trials.
 
     def _start(self, word: str) -> Op:
-        """Return the worker at its work. Raises SlipwayError when none of the offers will do."""
-        terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=True), 0  # a slow disk is no promise
+        """Start the worker on the first working offer and return the operation.
+
+        Raise SlipwayError if every offer fails.
+        """
+        terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=True), 0  # a slow disk is acceptable
         for offer in self.planned.offers:
             self.offer, self.offers[WORKER], tried = offer, offer, tried + 1
-            for _ in range(min(tried, 2)):  # each twice: the first was looked at before anything was rented
+            # Later offers need two look-ups for the price comparison; the first offer was looked up before renting.
+            for _ in range(min(tried, 2)):
                 self.watch.look_at(offer, self.planned.request)
             try:
                 return self._held(WORKER, offer, terms) if self.is_light else self._launch(offer, word, terms)
@@ -296,7 +317,7 @@ class Drill:
         work = work_of(word).plan(self.settings, self._request(WORKER), self.planned.vendor, limits)
         assert work.job is not None
         secrets = job_environment.secrets_for(work.job.secrets, self.settings)
-        work = replace(work, target="")  # the same work at another vendor is another drill
+        work = replace(work, target="")  # Without a target, the work counts as new at every vendor.
         return street.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
 
     def _held(self, trial: str, offer: Offer, terms: Terms) -> Op:
@@ -304,7 +325,7 @@ class Drill:
         return street.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
 
     def _rent(self, request: Request, offer: Offer, job: Job) -> Op:
-        """Return a machine that is not waited for; as a launch, with a pause where the vendor asks for one."""
+        """Rent a machine without waiting for boot; pause and retry on a rate limit as a launch does."""
         throttling = Throttling(self.tell)
         while True:
             try:
@@ -317,7 +338,7 @@ class Drill:
         return self.watch.as_market
 
     def _guard(self, op: Op) -> str:
-        """Return what is wrong with the guard of a pod, "" when nothing is."""
+        """Return the problem with the guard of a pod, or "" if the guard is alive with the right token and limits."""
         try:
             said = sight.ask(op, self._way(op))["guard"]
         except SlipwayError as error:
@@ -329,7 +350,7 @@ class Drill:
         return "" if told == (op.token, mine.time_s, mine.spend_micro_usd) else f"it has other limits: {told}"
 
     def _machine(self, op: Op) -> str:
-        """Return what a pod has instead of the GPUs of its offer, "" when it has those."""
+        """Return the difference between the pod's GPUs and the GPUs of the offer, or "" if both match."""
         way = self._way(op)
         try:
             facts = host_memory.ask(way, way.python, "facts")
@@ -340,7 +361,7 @@ class Drill:
         return "" if is_same else f"{', '.join(found) or 'no GPU'} instead of {offer.num_gpus} x {offer.gpu}"
 
     def _host_key(self, op: Op) -> str | None:
-        """Return what a second connection to a pod has met, "" for the host key of the first; None without SSH."""
+        """Return the problem with a second SSH connection, "" for an unchanged host key, or None without SSH."""
         way = self.planned.vendor.reach(sight.pod_of(op))
         if not isinstance(way, Ssh):
             self.has_ssh = False
@@ -355,7 +376,7 @@ class Drill:
         return ""
 
     def _await_verdict(self, op: Op) -> None:
-        """Wait until the work is over. Raises SlipwayError when it has not succeeded in time."""
+        """Wait for the verdict of the work. Raise SlipwayError on a failure or after the deadline."""
         deadline = time.monotonic() + max(LEAST_WORK_S, WORK_S / self.scale)
         with stage("work", self.tell):
             while time.monotonic() < deadline:
@@ -379,15 +400,15 @@ class Drill:
         return folder.problem(found[0]) if found else f"the store has no {MANIFEST} of it"
 
     def _ask_bill(self, op: Op) -> None:
-        with contextlib.suppress(SlipwayError):  # an absent answer is recorded as well
+        with contextlib.suppress(SlipwayError):  # The watch records a missing answer.
             self.watch.billed(op.remote_id or "")
 
     def _await_absence(self, op: Op, within_s: float) -> None:
-        """Watch a pod leave by itself; within_s: by the vendor's clock."""
+        """Poll listings until a pod is gone or `within_s` seconds by the vendor's clock have passed."""
         self._poll(within_s, lambda: self._is_absent(op))
 
     def _is_absent(self, op: Op) -> bool:
-        with contextlib.suppress(SlipwayError):  # without an answer it is not known to be gone
+        with contextlib.suppress(SlipwayError):  # Without an answer, the pod does not count as gone.
             return all(not self._is_of(pod, op) for pod in self.watch.list())
         return False
 
@@ -399,13 +420,18 @@ class Drill:
         deadline = time.monotonic() + within_s / self.scale
         while time.monotonic() < deadline and not is_over():
             time.sleep(self._poll_s)
-            with contextlib.suppress(SlipwayError):  # the watch records the failure; the next look asks again
+            with contextlib.suppress(SlipwayError):  # The watch records the failure; the next poll retries.
                 self.watch.list()
 
     def _end(self, op: Op) -> Op:
-        """End a pod, by more than one deletion where one is not enough. Raises SlipwayError when it is not proven."""
+        """Delete a pod until the deletion is proven.
+
+        Raise SlipwayError after `MOST_DELETIONS` attempts. A machine without a known id gets further attempts until the
+        latest time at which the machine can appear.
+        """
         patience_s = max(LEAST_PATIENCE_S, PATIENCE_S / self.scale)
-        turns_up_by = time.monotonic() + self.planned.vendor.settle_s + patience_s  # if the machine exists at all
+        # Latest time at which a machine with a lost reply can appear.
+        turns_up_by = time.monotonic() + self.planned.vendor.settle_s + patience_s
         tries = 0
         while True:
             now, tries = self.journal.op(op.token), tries + 1
@@ -414,29 +440,29 @@ class Drill:
             except SlipwayError:
                 if tries >= MOST_DELETIONS and (now.remote_id or time.monotonic() > turns_up_by):
                     raise
-            with contextlib.suppress(SlipwayError):  # the next round tries again
-                # anything else with this token is ended too, such as the machine whose answer was lost
+            with contextlib.suppress(SlipwayError):  # The next round retries.
+                # Also end other machines of the same token, such as the machine with the lost reply.
                 reconcile(self.watch.as_market, self.journal)
             time.sleep(self._poll_s)
 
     def _end_all(self) -> list[str]:
-        """End whatever is left; return what could not be ended, in words."""
+        """End all live machines of the drill and return the error messages of failed deletions."""
         problems = []
         for op in [op for op in self.journal.ops(live=True) if op.run in self.runs.values()]:
             try:
                 self._end(op)
-            except Exception as error:  # an error about one machine must not keep the others from being ended
+            except Exception as error:  # An error on one machine must not stop the cleanup of the others.
                 problems.append(str(error))
         return problems
 
     def _try(self, trial: str, stage_of: Callable[[], None]) -> None:
         try:
             stage_of()
-        except SlipwayError as error:  # the clauses judge the failure
+        except SlipwayError as error:  # The clauses judge the failure.
             self.failures[trial] = str(error).removeprefix(f"{self.runs[trial]}: ")
             self.tell(f"{self.runs[trial]}: {self.failures[trial]}")
 
-    # Helpers.
+    # Small helpers.
 
     @property
     def _late_s(self) -> float:
@@ -470,5 +496,5 @@ class Drill:
 
 
 def call_name(call: Call) -> str:
-    """Return how a request by which a pod deletes itself is called: its method and path, without ids."""
+    """Return the name of a self-delete request: HTTP method and path without ids."""
     return f"{call.method} {re.sub(r'/[{][A-Z_]+[}]', '', urlsplit(call.url).path)}"

@@ -1,7 +1,7 @@
-"""The evidence of a drill: what was asked of the vendor and came back, and what was seen on the pod and in the store.
+"""Records of a vendor drill: calls to the vendor, observations on the pod and observations in the store.
 
-In: a drill, as it goes on. Out: records that `packs.drill.control.clauses` judge.
-Times are UTC epoch seconds by the vendor's clock, money is micro-dollars.
+The drill collects these records and `packs.drill.control.clauses` judges them. Times are UTC epoch seconds by the
+vendor's clock; amounts are micro-USD.
 """
 
 from collections.abc import Iterator
@@ -10,28 +10,28 @@ from dataclasses import dataclass, field
 from infra.records import Offer, Pod
 
 WORKER, STRAY, TIMED, SPOT = "worker", "stray", "timed", "spot"
-LEAVERS = ("leaver", "leaver-2")  # each deletes itself by one of the requests that its vendor has for that
+LEAVERS = ("leaver", "leaver-2")  # machines for the self-delete requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerbCall:
-    """One verb of a provider, and what came of it."""
+    """A call of a provider verb with result or error."""
 
     verb: str  # catalog, create, arm, find, list, delete, billed, reach
     began_at: float
     ended_at: float
-    word: str = ""  # the id or token that it was asked about; of create its token, of catalog the offer's id
-    pods: tuple[Pod, ...] = ()  # pods that create, find and list returned; of a listing only pods of the drill
-    micro_usd: int | None = None  # for catalog the price of that offer, for billed the bill
-    disk_micro_usd: int | None = None  # the part of a bill that is for the disk, where the bill tells it
-    time_s: float | None = None  # for create the requested time limit, for arm the requested end
+    word: str = ""  # argument: a pod id; for create the token, for catalog the offer id
+    pods: tuple[Pod, ...] = ()  # pods returned by create, find and list; for list only pods of the drill
+    micro_usd: int | None = None  # catalog: price of the offer; billed: amount of the bill
+    disk_micro_usd: int | None = None  # disk part of the bill; None if the bill does not show it
+    time_s: float | None = None  # create: requested time limit; arm: requested end
     spend_micro_usd: int | None = None
-    error: str = ""  # kind and message of the error; "" = it was answered
+    error: str = ""  # exception type and message; "" on success
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """The abilities of a vendor, as its documentation has them."""
+    """Documented abilities of a vendor, with the clock tolerances of the drill."""
 
     name: str
     time_limit: bool
@@ -42,47 +42,50 @@ class Vendor:
     start_timer: bool
     spot: bool
     tells_bills: bool
-    has_ssh: bool  # a machine is reached by SSH, so that its host key can be seen
-    self_deletes: tuple[str, ...]  # the requests by which a pod deletes itself, as `call_name` names them
+    has_ssh: bool  # True if SSH reaches the machine, which exposes the host key
+    self_deletes: tuple[str, ...]  # self-delete requests, named by `call_name`
     self_terminate: str
-    slack_s: float  # seconds by which its timers may be off, as far as can be measured here
-    late_s: float  # delay of observations from here: answers under way, a rehearsal's real processes
+    slack_s: float  # measurable error of the vendor's timers, in seconds
+    late_s: float  # observation delay, in seconds: replies in transit, process start-up in a rehearsal
     clock_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One pod of the drill. `name`: what it is for: WORKER, STRAY, TIMED, SPOT or one of LEAVERS."""
+    """A pod of the drill. `name` is the purpose: WORKER, STRAY, TIMED, SPOT or one of LEAVERS."""
 
     name: str
     token: str
     offer: Offer
     run: str = ""
     pod_id: str = ""
-    ledger_micro_usd: int = 0  # cost by the journal
-    is_gone: bool = False  # as the journal has it, which takes proof
-    failure: str = ""  # reason why it was given up early
+    ledger_micro_usd: int = 0  # cost recorded in the journal
+    is_gone: bool = False  # True if the journal has proof of deletion
+    failure: str = ""  # reason for an early end
 
     @property
     def rate(self) -> int:
-        """Return the price of its offer, per hour."""
+        """Return the price of the offer in micro-USD per hour."""
         return self.offer.micro_usd_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """Observations on the worker itself and in the store. None = not observed yet."""
+    """Observations on the worker and in the store.
 
-    machine: str | None = None  # "" = the GPUs that were offered
-    host_key: str | None = None  # result of a second connection: "" = the same host key
-    guard: str | None = None  # "" = alive, and armed with our token and limits
-    log: str | None = None  # "" = in the store
-    checkpoint: str | None = None  # "" = in the store, and whole
+    Each field is None before the observation, "" on success and a description of the problem otherwise.
+    """
+
+    machine: str | None = None  # the pod has the GPUs of the offer
+    host_key: str | None = None  # a second connection sees the same host key
+    guard: str | None = None  # the guard is alive and armed with the expected token and limits
+    log: str | None = None  # the log is in the store
+    checkpoint: str | None = None  # the checkpoint is in the store and complete
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A kind of GPU on offer that is a slice (MIG). `whole`: it counts as this whole GPU; "" = as none."""
+    """A GPU slice (MIG) on offer. `whole` is the whole GPU matched by the slice's catalog name, or ""."""
 
     kind: str
     whole: str
@@ -90,7 +93,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfDelete:
-    """A request by which a pod deletes itself, made on a pod. `answer`: its status, or what came instead."""
+    """Result of a self-delete request. `answer` is the HTTP status, or a description if no status arrived."""
 
     name: str
     answer: str
@@ -99,18 +102,16 @@ class SelfDelete:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that a drill has seen."""
+    """All observations of a drill."""
 
     vendor: Vendor
     asked: tuple[VerbCall, ...] = ()
     trials: tuple[Trial, ...] = ()
     ground: Ground = field(default_factory=Ground)
-    creates: int | None = None  # requests to rent that were sent for the stray, as the wire has them
-    throttled: int = 0  # requests to rent that were answered with 429
-    unknown_refusals: tuple[str, ...] = ()  # statuses and words of refusals to rent that no table of ours has
-    spot_in_v2: bool | None = (
-        None  # whether REST v2 alone lists the spot machine; None = one API lists all, or not tried
-    )
+    creates: int | None = None  # create requests sent for the stray trial
+    throttled: int = 0  # create requests rejected with status 429
+    unknown_refusals: tuple[str, ...] = ()  # status and message of refusals missing from Slipway's table
+    spot_in_v2: bool | None = None  # True if REST v2 alone lists the spot machine; None if untested
     slices: tuple[Slice, ...] = ()
     self_deletes: tuple[SelfDelete, ...] = ()
 
@@ -118,20 +119,20 @@ class Evidence:
         return next((one for one in self.trials if one.name == name), None)
 
     def of(self, verb: str, word: str = "") -> list[VerbCall]:
-        """Return the verbs of that name, about that id or token where one is given."""
+        """Return the calls of a verb, limited to an id or token if `word` is not empty."""
         return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
 
     def place(self, call: VerbCall) -> int:
-        """Return the index of a call among all that were made."""
+        """Return the index of a call in `asked`."""
         return next(number for number, one in enumerate(self.asked) if one is call)
 
     def create(self, trial: Trial) -> VerbCall | None:
         return next(iter(self.of("create", trial.token)), None)
 
     def shown_limits(self, trial: Trial) -> Iterator[Pod]:
-        """Yield the pod of a trial as the vendor answered for its id, oldest first: a listing may leave limits out.
+        """Yield the pod of a trial from all find calls, oldest first; listings may omit limits.
 
-        Where a boot resets the timer, only from the moment on at which it was set again.
+        For a vendor with timers that restart at boot, yield only results after the first arm call.
         """
         armed = self.of("arm", trial.pod_id) if self.vendor.resets_timer else []
         since = self.place(armed[0]) if armed else -1
@@ -139,12 +140,12 @@ class Evidence:
             yield from (pod for pod in one.pods if is_of(pod, trial) and self.place(one) > since)
 
     def rows(self, trial: Trial) -> Iterator[Pod]:
-        """Yield the pod of a trial as the vendor told it: by its id, and in listings, oldest first."""
+        """Yield the pod of a trial from all find and list calls, oldest first."""
         for one in self.asked:
             if one.verb in ("find", "list"):
                 yield from (pod for pod in one.pods if is_of(pod, trial))
 
 
 def is_of(pod: Pod, trial: Trial) -> bool:
-    """Return whether a row belongs to that trial: by its id, or by its token where the id is not known."""
+    """Return whether a listed pod belongs to the trial, by pod id or by token."""
     return bool(pod.pod_id) and pod.pod_id == trial.pod_id or pod.token == trial.token

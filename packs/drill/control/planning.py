@@ -1,6 +1,6 @@
-"""The plan of a drill: the machines that it rents, their offers and limits, and what they cost at most.
+"""Planning of a vendor drill: machines to rent, offers, limits and the maximum cost.
 
-In: a vendor, an amount of money. Out: `Planned`; nothing is rented yet.
+`plan` takes a vendor and a budget and returns `Planned`; planning rents no machines.
 """
 
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ from packs.jobs.control import job_file
 from packs.jobs.control.work import JobWork
 from store.artifacts.artifacts import Store
 
-# Time limit of each machine: a backstop, the drill itself takes minutes. It is no whole number of hours, so that a
-# vendor which arms whole hours in place of an exact end is found.
+# Time limit of each machine, as a backstop: a drill takes minutes. The fraction of an hour lets the drill detect
+# vendors that round an exact end to whole hours.
 LIMIT_S = 3.5 * 3600.0
-EXPECTED_S = 900.0  # time for which a machine exists, as a rule
-MOST_OFFERS = 3  # tried for the worker, where others are faster
+EXPECTED_S = 900.0  # typical lifetime of a machine
+MOST_OFFERS = 3  # number of offers to try for the worker if other customers take the first
 WORK = """python - <<'END'
 from slipway import checkpoint
 checkpoint.Saver("drill").save({{"word": "{word}"}}, 1)
@@ -36,13 +36,13 @@ END
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The machines that a drill would rent, and the most that they would cost."""
+    """Machines, offers and limits of a planned drill, with the expected and the maximum cost."""
 
     vendor: Market
     request: Request
     offers: tuple[Offer, ...]
     spot: tuple[Offer, ...]
-    """Offers of the spot machine; () = there is none on offer, or the vendor has none."""
+    """Offers for the spot machine; empty if the vendor has no spot machines or none on offer."""
     trials: tuple[str, ...]
     limits: Limits
     """Limits of each machine."""
@@ -61,7 +61,10 @@ class Planned:
 def plan(
     provider: str, gpu: str, cloud: str, spend_micro_usd: int, journal: Journal, settings: Settings, tell: Say
 ) -> Planned:  # fmt: skip
-    """Return what a drill would rent; nothing is rented yet. Raises UsageError, NoOffer, OutOfMoney, AuthError."""
+    """Return the planned machines of a drill, without renting.
+
+    Raise UsageError, NoOffer, OutOfMoney or AuthError.
+    """
     own, _ = own_providers(settings)
     if provider not in (*VENDORS, *own):
         raise UsageError(f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
@@ -88,7 +91,7 @@ def plan(
 
 
 def trials_of(vendor: Market, has_spot: bool) -> tuple[str, ...]:
-    """Return the machines that a drill of a vendor needs, in the order of renting them."""
+    """Return the trials for a drill of the vendor, in renting order."""
     can = vendor.documented
     is_timed = not can.tells_limits and (can.time_limit or can.start_timer)
     return (*([TIMED] if is_timed else []), WORKER, STRAY, *LEAVERS[: len(vendor.farewell)],
@@ -96,7 +99,7 @@ def trials_of(vendor: Market, has_spot: bool) -> tuple[str, ...]:
 
 
 def spot_offers(vendor: Market, request: Request) -> tuple[Offer, ...]:
-    """Return the cheapest spot offers, whatever an earlier drill has found; () where there are none."""
+    """Return the cheapest spot offers, or () without any. Ignore the results of earlier drills."""
     if not vendor.documented.spot:
         return ()
     wanted = replace(request, spot=True)
@@ -108,5 +111,5 @@ def spot_offers(vendor: Market, request: Request) -> tuple[Offer, ...]:
 
 
 def work_of(word: str) -> JobWork:
-    """Return the work of the worker, which prints that word and saves it as a checkpoint."""
+    """Return the worker's job, which prints the word and saves the word as a checkpoint."""
     return JobWork(file=job_file.of_command(WORK.format(word=word), None), envs=({},), secrets={})

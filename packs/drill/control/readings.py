@@ -1,4 +1,4 @@
-"""Readings of the evidence that several clauses share, and the record of a clause's result. Pure."""
+"""Shared pure helpers that read drill evidence for the clauses, and the result record of a clause."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from packs.drill.control.evidence import Evidence, Trial, VerbCall
 
 KEPT, BROKEN, UNTOLD, UNREACHED = "kept", "broken", "untold", "unreached"
 REFUSED = "refused"
-ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
+ROUNDED = 10_000  # micro-USD; tolerance for vendors that round to cents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,18 +14,18 @@ class ClauseResult:
     """The result of one clause."""
 
     clause: str
-    # KEPT, BROKEN; UNTOLD: the vendor does not say yet; UNREACHED: the drill did not come so far; REFUSED: this way is
-    # closed, and another one does the same, so that no promise is broken.
+    # KEPT, BROKEN, UNTOLD (no answer from the vendor yet), UNREACHED (the drill ended before the test) or REFUSED (this
+    # API fails but an alternative works, so no promise is broken).
     state: str
     expected: str
     seen: str
-    api: str = ""  # where it was tried, as `infra.providers.promises.abilities.api_of` names it
+    api: str = ""  # API of the test, as named by `infra.providers.promises.abilities.api_of`
 
 
 def left_out(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:
-    """Return how many listings between two that show a pod lack it, and how many there are, from that time on.
+    """Return the number of listings that omit a pod between two sightings, and the number of all listings in between.
 
-    Those after its first deletion do not count: it may be on its way out of a part of the listings.
+    Count only listings from `since` until the first delete call: some listings may already omit a pod under deletion.
     """
     deletes = seen.of("delete", trial.pod_id)
     until = seen.place(deletes[0]) if deletes else len(seen.asked)
@@ -37,22 +37,28 @@ def left_out(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:
 
 
 def gone_at(seen: Evidence, trial: Trial) -> float | None:
-    """Return when a listing lacked a pod that an earlier one, or its creation, had shown, and none has had it since."""
+    """Return the start time of the first listing without the pod, or None.
+
+    The pod must have been listed or deleted before, and no later listing may contain the pod.
+    """
     found = absent(seen, trial)
     return None if found is None else found.began_at
 
 
 def while_there(seen: Evidence, trial: Trial) -> list[VerbCall]:
-    """Return the deletions of a pod that were asked for before a listing lacked it, by their order.
+    """Return the delete calls that were sent before the first listing without the pod.
 
-    Their times are by the vendor's clock, which is known to the second: they cannot tell one from the next.
+    Compare call order, because the vendor's clock has a resolution of one second.
     """
     first, deletes = absent(seen, trial), seen.of("delete", trial.pod_id)
     return [one for one in deletes if first is None or seen.place(one) < seen.place(first)]
 
 
 def absent(seen: Evidence, trial: Trial) -> VerbCall | None:
-    """Return the first of the listings without a pod that an earlier one, or its creation, had shown."""
+    """Return the first listing after the last listing with the pod.
+
+    Listings before the create call do not count. Return None if the pod was neither listed nor deleted before.
+    """
     shown = [one for one in seen.of("list") if not one.error]
     has = [any(pod.pod_id == trial.pod_id for pod in one.pods) for one in shown]
     made = seen.create(trial)
@@ -66,7 +72,7 @@ def is_up(state: str) -> bool:
 
 
 def lost(seen: Evidence, name: str) -> str:
-    """Return why a trial has not come so far."""
+    """Return the reason why a trial produced no evidence."""
     trial = seen.trial(name)
     if trial is None:
         return f"the {name} was not rented"

@@ -1,7 +1,7 @@
-"""The reports of drills: one file for each, beside the journal, so that commands can say how much a vendor was tried.
+"""Stored reports of vendor drills, for commands that show the test state of a vendor.
 
-In: findings. Out: `<journal>-drills/<vendor>-<time>.json`, the newest of an account, and a line for people.
-`infra.providers.promises.drill_record` reads from the same files what an account's vendor can do.
+Each report is a file `<journal>-drills/<vendor>-<time>.json` beside the journal.
+`infra.providers.promises.drill_record` reads the abilities of an account's vendor from the same files.
 """
 
 import json
@@ -21,20 +21,20 @@ from store.packs import AccountNotes
 
 @dataclass(frozen=True, kw_only=True)
 class DrillReport:
-    """The findings of a drill. `at`: UTC epoch seconds."""
+    """The findings of a drill. `at` is in UTC epoch seconds."""
 
     vendor: str
-    account: str  # as `drill_record.account_of` names it
+    account: str  # account name from `drill_record.account_of`
     at: int
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]
-    counted_micro_usd: int  # cost of all its machines by our ledger
+    counted_micro_usd: int  # cost of all machines of the drill by the ledger
 
     def of(self, state: str) -> list[str]:
         return [one.clause for one in self.findings if one.state == state]
 
     def words(self, now: float) -> str:
-        """Return the report in one line. `now`: UTC epoch seconds."""
+        """Return a one-line summary. `now` is in UTC epoch seconds."""
         day = f"{_age(now - self.at)} ago ({time.strftime('%Y-%m-%d', time.gmtime(self.at))})"
         broken, kept = self.of(BROKEN), self.of(KEPT)
         said = f"{len(kept)} of {count(len(self.findings), 'clause')} kept"
@@ -45,7 +45,7 @@ class DrillReport:
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of an installation, in `folder`."""
+    """The drill reports of an installation, stored in `folder`."""
 
     folder: Path
 
@@ -54,18 +54,18 @@ class Reports:
         return Reports(folder_beside(journal))
 
     def save(self, report: DrillReport) -> Path:
-        """Write a report down; return where."""
+        """Write a report to disk and return the path."""
         path = self.folder / f"{self.stem(report.vendor, report.at)}.json"
         write_durably(path, json.dumps(asdict(report), indent=1) + "\n", 0o600)
         return path
 
     @staticmethod
     def stem(vendor: str, at: int) -> str:
-        """Return the common stem of the names of a drill's files."""
+        """Return the file name stem of a drill: vendor and UTC time."""
         return f"{vendor}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
 
     def newest(self, vendor: str, account: str) -> DrillReport | None:
-        """Return the last report on an account with a vendor that can be read."""
+        """Return the newest readable report of an account with a vendor, or None."""
         for path in sorted(self.folder.glob(f"{vendor}-{STAMP}.json"), reverse=True):
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
@@ -74,13 +74,13 @@ class Reports:
                 if report.account == account:
                     return report
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
-                continue  # one that is damaged is as good as none
+                continue  # Skip a damaged report.
         return None
 
     def cite(self, accounts: Mapping[str, str], now: float) -> list[str]:
-        """Return the last drill of each account, its age and result, a line each; the others share the last line.
+        """Return a line per drilled account with age and result, and a last line for accounts without a drill.
 
-        accounts: by vendor.
+        `accounts` maps vendors to accounts; `now` is in UTC epoch seconds.
         """
         found = {vendor: self.newest(vendor, account) for vendor, account in accounts.items()}
         never = [vendor for vendor, one in found.items() if one is None]
@@ -89,7 +89,7 @@ class Reports:
 
 
 def notes(settings: Settings, vendors: Iterable[str], now: float) -> AccountNotes:
-    """Return the newest drill of each account; null in the document where an account was never drilled."""
+    """Return the newest drill of each account as text lines and as a document with null for a missing drill."""
     reports = Reports.beside(settings.state_file)
     accounts = {vendor: account_of(vendor, settings) for vendor in vendors}
     newest = {vendor: reports.newest(vendor, account) for vendor, account in accounts.items()}

@@ -1,8 +1,7 @@
-"""The watch over a provider: it does what the provider does, and notes what was asked and what came back.
+"""A recording proxy around a provider: forwards every call and records arguments and results for the drill.
 
-In: a `Market`, by its own client. Out: the same verbs, and the notes of a drill. Requests to rent are counted on the
-wire where the client is one of ours; an extension's wire is its own. The watch can drop the answer to one request for
-a machine, after the request was sent.
+For built-in clients the proxy counts create requests on the wire; an extension's traffic is not visible. The proxy can
+discard the reply to a create request after sending the request.
 """
 
 import contextlib
@@ -20,25 +19,25 @@ from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 from packs.drill.control.evidence import Slice, VerbCall
 
-CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
-THROTTLED = 429  # nothing was done: the vendor counts before it acts
+CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # path suffixes of the vendors' create requests
+THROTTLED = 429  # Vendors check the rate before they act, so 429 means no machine.
 
 
 class AnswerLost(Exception):
-    """The answer came, and the drill has thrown it away."""
+    """Raised in place of a create reply that the drill discards."""
 
 
 class Watch:
-    """A provider that is watched. What it does not note it leaves to the provider."""
+    """A recording proxy around a `Market`. Unrecorded attributes are forwarded to the provider."""
 
     def __init__(self, market: Market) -> None:
         self._market = market
         self._ids: set[str] = set()
         self._is_renting = False
         self.is_losing = False
-        """True if the answer to the next request for a machine is thrown away."""
+        """True to discard the reply to the next create request."""
         self.asked: list[VerbCall] = []
-        self._last: tuple[int, Exchange] | None = None  # the last exchange, and the number of the verb that it is of
+        self._last: tuple[int, Exchange] | None = None  # last HTTP exchange with the index of its verb in `asked`
         self.tokens: set[str] = set()
         self.creates = 0
         self.throttled = 0
@@ -54,12 +53,12 @@ class Watch:
 
     @property
     def _api(self) -> JsonApi | None:
-        """Return the client's connection; None for an extension, which talks to its vendor by itself."""
+        """Return the client's JSON API connection, or None for an extension with its own connection."""
         return getattr(self._market, "api", None)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Watch the traffic within this block."""
+        """Record the client's HTTP traffic within this block."""
         api = self._api
         if api is None:
             yield
@@ -74,7 +73,7 @@ class Watch:
         return self._market.offers(request)
 
     def look_at(self, offer: Offer, request: Request) -> int | None:
-        """Return the price of that offer as it is now; None when it is not on offer any more."""
+        """Return the current price of the offer in micro-USD per hour, or None if the offer is gone."""
         found = self._noting("catalog", offer.offer_id, lambda: self._market.catalog(request))
         for kind, ours in dict.fromkeys((one.instance_type or one.gpu, one.gpu) for one in found):
             if gpus.is_slice(kind):
@@ -92,7 +91,7 @@ class Watch:
         try:
             pod = self._noting("create", token, lambda: self._create(request, offer, token, limits), **about)
         except Unclear as error:
-            # An answer that says no, in words from which we cannot tell whether anything was rented.
+            # A rejection in unknown words, which does not tell whether a machine was rented.
             if error.reply is not None and 400 <= error.reply.status < 500:
                 self.unknown_refusals.append(f"{error.reply.status}: {error.reply.said}")
             raise
@@ -104,7 +103,7 @@ class Watch:
 
     def _create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         pod = self._market.create(request, offer, token, limits)
-        if self._api is None:  # otherwise the answer is counted, and lost, on the wire
+        if self._api is None:  # Built-in clients count and discard the reply on the wire.
             self.creates += 1
             if self.is_losing:
                 self.is_losing = False
@@ -112,12 +111,12 @@ class Watch:
         return pod
 
     def find(self, pod: str) -> Pod | None:
-        """Find a pod; what the listing says at that moment is noted as well, and steers nobody."""
+        """Find a pod by id and record a listing at the same time; the listing does not affect the result."""
         seen = self._noting("find", pod, lambda: look_up(self._market, pod, spot=False))
         if seen:
             self._ids.add(seen.pod_id)
             self._keep([seen])
-        with contextlib.suppress(SlipwayError):  # recorded by `list`; what was found stands
+        with contextlib.suppress(SlipwayError):  # `list` records the failure; the find result stays valid.
             self.list()
         return seen
 
@@ -141,7 +140,7 @@ class Watch:
         return amount
 
     def _told(self, name: str) -> "Sequence[Any]":
-        """Return the values of that name in the records of the last answer: what a bill tells beside its total."""
+        """Return the values of a field in the records of the last bill, beside the total."""
         verb, exchange = self._last or (-1, None)
         body = exchange.reply.content if exchange and verb == len(self.asked) - 1 else None
         records = body.get("records") if isinstance(body, dict) else None
@@ -151,7 +150,7 @@ class Watch:
         return cast(Transport, WatchedTransport(self._market.reach(pod), self, pod.pod_id))
 
     def note(self, verb: str, word: str, error: str, began_at: float) -> None:
-        """Note a verb of a pod's; of many that went well the first is enough."""
+        """Record a call about a pod; record only the first success per verb and pod."""
         if error or not any((one.verb, one.word, one.error) == (verb, word, "") for one in self.asked):
             self.asked.append(
                 VerbCall(verb=verb, word=word, error=error, began_at=began_at, ended_at=self._market.now())
@@ -187,7 +186,7 @@ class Watch:
 
 
 class WatchedTransport:
-    """The way to a pod, watched: whether we are let in, and by whom."""
+    """A recording proxy around the transport to a pod: records successful and failed connections."""
 
     def __init__(self, way: Transport, watch: Watch, pod_id: str) -> None:
         self._way, self._watch, self._pod_id = way, watch, pod_id
