@@ -1,6 +1,6 @@
-"""The section of the pack's reference about the job files of the examples: machine, hours and cost, as far as known.
+"""Reference section about the example job files: machine, hours and cost of each file.
 
-In: examples/jobs, the catalogue of prices that comes along, the estimates of plans. Out: lines. Nobody is asked.
+The estimates use examples/jobs, the bundled price catalog and the plan estimates; no vendor is queried.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from packs.jobs.control import job_file, machines, training
 from packs.jobs.control.flags import JobCostFlags
 
 FOLDER = ROOT / "examples" / "jobs"
-ROWS = (  # a file, the words that it is launched with, and those that make it small enough for this machine
+ROWS = (  # file, words of the launch command, words for a small job on this machine
     ("smoke_test.yaml", "", ""),
     ("train.yaml", "-e STAGE=2", "-e MODEL=examples/jobs/profiles/toy.yaml -e STAGE=2"),
     ("train.yaml", "-e STAGE=3", "-e MODEL=examples/jobs/profiles/toy.yaml -e STAGE=3"),
@@ -41,7 +41,7 @@ catalogue of prices; spot machines cost less. A ? is not known: a job of your ow
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """The estimate for a job file."""
+    """The estimated machine, hours and cost of a job file; None for unknown values."""
 
     machine: str
     hours: float | None
@@ -49,7 +49,7 @@ class JobEstimate:
 
 
 def lines() -> list[str]:
-    """Return the lines of the section, as Markdown."""
+    """Return the section as Markdown lines."""
     rows = []
     for file, words, small in ROWS:
         found = estimate(file, tuple(words.split()[1::2]))
@@ -70,7 +70,7 @@ def lines() -> list[str]:
 
 
 def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
-    """Return the machine of a job file, and what the phases of a training take there."""
+    """Return the machine of a job file; for a training, also the estimated hours and cost on that machine."""
     file = job_file.load(FOLDER / name)
     task = file.tasks[0]
     if not training.is_training(file):

@@ -1,4 +1,4 @@
-"""The flags of a user job: the command without a job file, and values left open by a job file."""
+"""Flags of a user's own job: the command or script without a job file, the work folder, secrets and cost estimates."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ ESTIMATES = "Estimates"
 
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
-    """A user job, other than a Slipway training."""
+    """Flags of a job that is not a Slipway training."""
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
     script: str = flag(
@@ -26,7 +26,7 @@ class JobFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class JobCostFlags:
-    """A job whose cost is estimated."""
+    """Flags that select a job for a cost estimate."""
 
     stage: str = flag("", "estimate: stage of the 1.58-bit training: 1, 1.9, 2, 3 or a sum of them", group=ESTIMATES)
     job: str = flag("", "estimate: dlm, another job of examples/jobs, or the file of a job", group=ESTIMATES)

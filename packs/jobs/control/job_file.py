@@ -1,7 +1,7 @@
-"""A job file, read strictly: YAML of SkyPilot's tasks -> `JobFile`.
+"""Strict parser for job files: a YAML task in SkyPilot's format -> `JobFile`.
 
-In: a path. Out: what the file says, checked as far as the file alone tells; every error names its line. A file with
-`run`, `setup` or `resources` is a job; one with flags only is a file of flags, and no business of this module's.
+The parser makes all checks without a provider; each error names the line. A file with `run`, `setup` or
+`resources` is a job. Files with only flags are handled elsewhere.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from packs.jobs.control.schema import Resources, Storage, TaskFile
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables that tell a task who and where it is
+RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables set by Slipway for each task
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
 TORCHRUN = """gpus=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))
@@ -33,7 +33,7 @@ exec torchrun --standalone --nproc-per-node=$gpus {0}
 """
 MOST_NODES = 1000
 MOST_NAME = 60
-FLAGS = {  # flags of launch, with the keys of a job file that mean the same
+FLAGS = {  # flags of launch with the equivalent keys of a job file
     "gpu": "resources.accelerators", "num-gpus": "resources.accelerators", "nodes": "num_nodes",
     "use-spot": "resources.use_spot", "cpus": "resources.cpus", "memory": "resources.memory",
     "disk-size": "resources.disk_size", "max-price": "resources.max_hourly_cost", "run-name": "name", "cmd": "run",
@@ -44,11 +44,11 @@ FLAGS = {  # flags of launch, with the keys of a job file that mean the same
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file, folder or bucket that a task wants at a path of its own."""
+    """A file, folder or bucket mounted at a path of the task."""
 
     path: str
     source: str
-    """A folder or file of this machine, or an address; "" = an empty bucket."""
+    """A local file or folder, or a URL; "" for an empty bucket."""
     mode: str
     name: str = ""
     store: str = ""
@@ -57,37 +57,37 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class JobTask:
-    """One document of a job file."""
+    """One YAML document of a job file: a task."""
 
     name: str = ""
     workdir: Path | None = None
     num_nodes: int = 1
     resources: Resources = Resources()
     envs: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables of the task; None = whoever launches it must give the value."""
+    """Environment variables of the task; None marks a value to supply at launch."""
     secrets: Mapping[str, str | None] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     setup: str = ""
     run: str = ""
     environment: str = ""
     train: Mapping[str, Any] | None = None
-    """Flags of a launch, where the work is a training of ours."""
+    """Flags of a launch, for a Slipway training."""
     said: TaskFile = TaskFile()
     document: YamlDocument = YamlDocument({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """A job: its tasks, which run one after the other."""
+    """A job: a list of tasks to run in order."""
 
     where: str
-    """The file, as errors name it."""
+    """File name for error messages."""
     name: str
     tasks: tuple[JobTask, ...]
 
 
 def belongs(key: str) -> str:
-    """Return in words which kind of file has this key, and what that lacks; "" for a key of neither."""
+    """Return a hint about the right kind of file for a top-level key, or "" for an unknown key."""
     if key in schema.IN_SERVICE:
         return "it stands under `service:` in the file of a service, which is started with: inv serve.up FILE"
     if key in typing.get_type_hints(TaskFile):
@@ -96,7 +96,7 @@ def belongs(key: str) -> str:
 
 
 def of_command(text: str, workdir: Path | None) -> JobFile:
-    """Return the job of one command line: `--cmd`. Raises UsageError."""
+    """Return a job with a single shell command (`--cmd`). Raise UsageError for an empty command."""
     if not text.strip():
         raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
     task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
@@ -104,7 +104,10 @@ def of_command(text: str, workdir: Path | None) -> JobFile:
 
 
 def of_script(script: Path, workdir: Path | None) -> JobFile:
-    """Return the job of one Python file under torchrun: `--script`. Raises UsageError."""
+    """Return a job for a Python file under torchrun (`--script`).
+
+    Raise UsageError for a missing file or a file outside of the work folder.
+    """
     if not script.expanduser().is_file():
         raise UsageError(f"--script: there is no file {script}")
     sent = folder("--workdir", workdir or script.expanduser().absolute().parent)
@@ -117,7 +120,7 @@ def of_script(script: Path, workdir: Path | None) -> JobFile:
 
 
 def load(path: Path) -> JobFile:
-    """Return the job. Raises UsageError, with the line."""
+    """Read and check a job file. Raise UsageError with the line number."""
     try:
         documents = strict_yaml.documents(path)
     except FileNotFoundError:
@@ -183,7 +186,7 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
 
 
 def _convert(path: Path, document: YamlDocument) -> TaskFile:
-    """Return the record of a document. Raises UsageError."""
+    """Return a YAML document as a `TaskFile`. Raise UsageError for unknown keys, wrong types or invalid characters."""
     import msgspec
 
     if not isinstance(document.said, dict):
@@ -290,7 +293,7 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
             raise fail(f"{wanted}: source is empty: write what is to be there", *at)
         if source and "://" not in source:
             local = _path(path, source)
-            if local.exists() and not (local.is_dir() or local.is_file()):  # opening a pipe would wait for ever
+            if local.exists() and not (local.is_dir() or local.is_file()):  # Opening a named pipe would block.
                 raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)
             try:
                 list(local.iterdir()) if local.is_dir() else local.open("rb").close()
@@ -310,7 +313,7 @@ def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]
 
 
 def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
-    """Return the variables of a section, each as it was written."""
+    """Return the variables of a section with the text of each value as written in the file."""
     said = document.said.get(section) or {}
     return {
         str(name): None if value is None else document.texts.get((section, name), str(value))
@@ -319,12 +322,12 @@ def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
 
 
 def _path(file: Path, text: str) -> Path:
-    """Return a path of this machine, from the folder that the command is typed in, as SkyPilot takes it."""
+    """Return an absolute local path. Relative paths start at the working directory of the command, as in SkyPilot."""
     return Path(text).expanduser().absolute()
 
 
 def folder(where: str, path: Path) -> Path:
-    """Return the folder, resolved. Raises UsageError that begins with `where`."""
+    """Return the resolved folder. Raise UsageError, prefixed with `where`, if the folder is missing or a file."""
     found = path.expanduser().absolute()
     if not found.exists():
         raise UsageError(f"{where}: there is no folder {path}")
@@ -334,7 +337,7 @@ def folder(where: str, path: Path) -> Path:
 
 
 def _name(where: str, text: str | None) -> str:
-    """Return a name as SkyPilot takes it: letters, digits, and . _ - between them."""
+    """Return a valid job name, "" for None. The rules are SkyPilot's; raise UsageError for a violation."""
     if text is None:
         return ""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:
@@ -345,6 +348,6 @@ def _name(where: str, text: str | None) -> str:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """Return a suggestion of what was meant, in words."""
+    """Return a suggestion for a misspelled word: the closest known word, or the list of known words."""
     found = difflib.get_close_matches(word, list(known), 1)
     return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"

@@ -1,7 +1,7 @@
-"""A job file that is understood -> the steps of a job, and the folders that go along with the code.
+"""Conversion of a parsed job file into job steps and folders to send.
 
-In: the tasks with the values of their variables. Out: for each task a step that sets up, once per pod, and a step that
-runs, on all nodes at once; `infra.agent.shell` carries them out.
+A task becomes a setup step, run once per pod, and a run step, run on all nodes at once. `infra.agent.shell` executes
+the steps.
 """
 
 import hashlib
@@ -24,31 +24,36 @@ from packs.jobs.control.job_file import JobFile, JobTask, Mount
 from packs.jobs.control.machines import recovery_of
 
 RUN = "run"
-ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering
-ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and money do
+ALONE = ("-u",)  # extra Python arguments of a step on all nodes: unbuffered output
+ALWAYS = 1000  # restarts for a job without its own limit; the time and spend limits still apply
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The files that are sent along, and where each task finds them."""
+    """The files to send with a job, and the paths at which each task finds the files."""
 
     carried: tuple[Carried, ...]
     workdirs: tuple[str, ...]
-    """The folder of each task beside the code; "" where it has none."""
+    """The sent work folder of each task; "" for a task without one."""
     mounts: tuple[tuple[tuple[str, str, str], ...], ...]
-    """The mounts of each task, as in `Script.mounts`."""
+    """The mounts of each task, in the format of `Script.mounts`."""
     kept: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """The kept folders of each task, as in `Script.kept`."""
+    """The persistent folders of each task, in the format of `Script.kept`."""
     planned: tuple[PlannedMount, ...] = ()
-    """The folders and files that are sent, one for each path at which a task finds them."""
+    """The sent folders and files, one entry per target path."""
 
 
 def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearsed: bool = False) -> Layout:
-    """Return the files to send, each of which is inspected. Raises UsageError where nothing of a folder can be sent.
+    """Inspect the work folders and mounts of a job and return the files to send.
 
-    is_own: the machine is somebody's own, or this one. anyway: what the user has named to be sent although it looks
-    like a secret, or lies in a hidden folder of the home. is_rehearsed: the pod is one of a rehearsal, whose job sees
-    absolute paths that this machine does not have.
+    Args:
+        file: The job.
+        is_own: True if the job runs on this machine or on a machine of the user.
+        anyway: Paths to send despite a finding of the secret scan or a hidden folder in the home directory.
+        is_rehearsed: True for a rehearsed pod; the job may then use absolute mount paths.
+
+    Raises:
+        UsageError: If a mount is invalid or a folder contains no files to send.
     """
     carried: list[Carried] = []
     workdirs, mounts, kept = [], [], []
@@ -69,7 +74,8 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
             _check_paths(file, task, is_rehearsed)
         mounts.append(tuple(_mount(file, one, name_of) for one in copied))
         kept.append(tuple(_kept(file, one) for one in task.mounts if one.mode == "MOUNT_CACHED"))
-    weights = {one.name: shipment.weigh(Path(one.source), one.file, one.anyway) for one in carried}  # before renting
+    # Raises before any machine is rented.
+    weights = {one.name: shipment.weigh(Path(one.source), one.file, one.anyway) for one in carried}
     at = [(name, path) for task in mounts for name, _, path in task]
     sent = [*((name, "") for name in workdirs if name), *at]
     by_name = {one.name: one for one in carried}
@@ -88,7 +94,7 @@ def _planned(one: Carried, at: str, weight: shipment.SendWeight, anyway: Sequenc
 
 
 def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
-    """Raise UsageError for a mount at an absolute path where the job cannot have a root of its own."""
+    """Raise UsageError for a mount at an absolute path if the job cannot have a root file system of its own."""
     outside = [one for one in task.mounts if one.path.startswith("/")]
     for one in outside:
         where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
@@ -106,7 +112,7 @@ def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
 
 
 def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
-    """Return the name of a folder that is kept in the store, and its path. Raises UsageError."""
+    """Return name and path of a folder kept in the store between runs. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.source:
         raise UsageError(f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
@@ -131,9 +137,10 @@ def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
 def steps_of(
     file: JobFile, layout: Layout, envs: Sequence[Mapping[str, str]], withheld: Sequence[str], is_own: bool, launch: str
 ) -> tuple[Step, ...]:  # fmt: skip
-    """Return the steps. `withheld`: variables of ours that the tasks did not ask for.
+    """Return the steps of all tasks.
 
-    `launch` tells this launch from the next one of the same file, which runs again what this one has run.
+    `withheld` lists Slipway variables that no task requested. `launch` identifies this launch, so that a new launch of
+    the same file executes the run steps again.
     """
     found = []
     for number, task in enumerate(file.tasks):
@@ -162,7 +169,7 @@ def steps_of(
 
 
 def stamps(one: Carried) -> list[Any]:
-    """Return stamps that change when a folder does."""
+    """Return the name, sizes and modification times of the files, as a cheap change detector."""
     root = Path(one.source)
     names = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
     return [one.name, [[name, seen.st_size, seen.st_mtime_ns] for name, seen in names.items()]]

@@ -1,7 +1,7 @@
-"""The kind of work `job`: the seam between a launch of the core and job files.
+"""The work kind `job`: connects `inv launch` and `inv cost` to job files.
 
-In: the flags of `inv launch` and `inv cost`, the path of a file. Out: the commands of a user as work of a launch, or a
-training whose flags stand in the file; estimates, variables and findings of such files.
+A job file, `--cmd` or `--script` becomes either the user's own commands or a Slipway training with flags from the file.
+This module also provides estimates, variables and lint findings of job files.
 """
 
 import os
@@ -27,14 +27,14 @@ from packs.jobs.control.job_file import JobFile
 from packs.jobs.control.work import JobWork
 
 JOBS = ROOT / "examples" / "jobs"
-STAGES = "train"  # the job of the stages of 1.58 bits
-OF_JOBS = {"dlm": "dlm_train"}  # other words for jobs of the examples
+STAGES = "train"  # name of the job with the 1.58-bit stages
+OF_JOBS = {"dlm": "dlm_train"}  # aliases for example jobs
 S = TypeVar("S", bound=LaunchSpec)
 
 
 @dataclass(frozen=True)
 class AskedJob(AskedWork):
-    """The job of a line."""
+    """The job of a command line."""
 
     file: JobFile
 
@@ -43,13 +43,13 @@ class AskedJob(AskedWork):
 
 
 class OwnCommands(AskedJob):
-    """Commands of the user's own."""
+    """A job with the user's own commands."""
 
     def applied(self, spec: S, settings: Settings, tell: Say) -> S:
         return spec
 
     def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
-        """Return the resolved launch. Its secrets are then in the environment of this process and of its keeper."""
+        """Return the resolved launch and export the secrets to the environment of this process for the run's keeper."""
         secrets = resolve.secrets_of(spec.of(JobFlags).secret, os.environ)
         resolved = resolve.understand(spec, self.file, secrets, settings)
         assert isinstance(resolved.work, JobWork)
@@ -59,7 +59,7 @@ class OwnCommands(AskedJob):
 
 @dataclass(frozen=True)
 class TrainingFile(AskedJob):
-    """A training of ours whose flags stand in a job file."""
+    """A Slipway training with flags from a job file."""
 
     is_tag_typed: bool
 
@@ -76,7 +76,7 @@ class TrainingFile(AskedJob):
 
 
 class JobFiles(WorkKind):
-    """Job files, `--cmd` and `--script`."""
+    """The work kind of job files, `--cmd` and `--script`."""
 
     def asked(self, spec: LaunchSpec, file: str) -> AskedWork | None:
         typed = spec.of(JobFlags)
@@ -114,7 +114,7 @@ class JobFiles(WorkKind):
 
 
 def _file_of(job: str) -> Path:
-    """Return the file of a job: a path, or the name of one of the examples. Raises UsageError."""
+    """Return the path of a job: a YAML path, or the name of an example job. Raise UsageError for an unknown name."""
     known = {path.stem: path for path in sorted(JOBS.glob("*.yaml"))}
     if Path(job).suffix in (".yaml", ".yml"):
         return Path(job)

@@ -1,7 +1,7 @@
-"""Keys of a job file that are allowed and fail later, above all under SkyPilot: lines with what to write instead.
+"""Linter for job and service files: finds valid keys and commands that fail at run time, mainly under SkyPilot.
 
-In: a YAML file of a job or a service. Out: findings by line. What is refused anyway is one of them.
-Source: SkyPilot's guides on distributed training and on Ray.
+Each finding has a line number and suggests a replacement. Errors of the parser are reported as findings too. Source:
+SkyPilot's guides on distributed training and on Ray.
 """
 
 import re
@@ -30,7 +30,10 @@ LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
 
 
 def lint(path: Path) -> list[FileFinding]:
-    """Return what is to be mended, by line. Raises UsageError for a file that is no job's, OSError."""
+    """Return the findings of a file, ordered by line.
+
+    Raise UsageError for a file without job or service keys, and OSError for an unreadable file.
+    """
     documents = strict_yaml.documents(path)
     if not any(isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said)
                for one in documents):  # fmt: skip
@@ -54,7 +57,7 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
         words_of = text.splitlines() if isinstance(text, str) else []
         begins = document.line(key)
         if words_of and words_of[0].strip() not in written[begins - 1]:
-            begins += 1  # a block begins below its key
+            begins += 1  # A block scalar begins on the line below the key.
         for line, words in enumerate(words_of, begins):
             if words.lstrip().startswith("#"):
                 continue

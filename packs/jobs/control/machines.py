@@ -1,7 +1,7 @@
-"""The machine that a task asks for: its `resources`, as flags of a launch that mean the same.
+"""Translation of a task's `resources` into machine requests with the same meaning as the flags of a launch.
 
-In: `Resources`, and what was typed, which outweighs them. Out: one `Wish` for each way in which the task can be
-satisfied, and in words what has no effect where it is to run: nothing is left out in silence.
+Flags override the file. The result has one `Wish` per acceptable alternative, and notes about keys without effect on
+the selected provider.
 """
 
 import re
@@ -28,37 +28,41 @@ RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "inst
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """One way in which a task can be satisfied."""
+    """An acceptable alternative for the machine of a task."""
 
     provider: str
-    """Provider; "" = any."""
+    """The provider; "" accepts any provider."""
     machine: MachineSpec
     pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """All ways in which a task can be satisfied, with notes about them."""
+    """All acceptable alternatives for the machine of a task, with notes for the user."""
 
     wishes: tuple[Wish, ...]
     is_ordered: bool
-    """True if the first that can be had is taken; else the cheapest is."""
+    """True to take the first available alternative; False to take the cheapest."""
     notes: tuple[str, ...] = ()
 
 
 def ours() -> tuple[str, ...]:
-    """Return the providers that `infra` may name; an engine is named by --provider alone."""
+    """Return the provider names accepted by `infra`. Engines are excluded: only --provider selects an engine."""
     return tuple(name for name in known() if name not in packs.engines())
 
 
 def provider_of(task: JobTask, where: str) -> str:
-    """Return the provider that the file names for all of the task, "" where it names none, or several."""
+    """Return the single provider in the file for the task, or "" for none or several."""
     found = {_place(one, where, task)[0] for one in _alternatives(task.resources)}
     return found.pop() if len(found) == 1 else ""
 
 
 def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
-    """Return the wishes of a task. `provider`: as typed, "" where nobody typed one. Raises UsageError."""
+    """Return the alternatives of a task.
+
+    `typed` holds the machine flags and `provider` the --provider flag, "" without one. Raise UsageError for invalid
+    resources, or if no alternative is left.
+    """
     notes: list[str] = []
     found: list[Wish] = []
     for one in _alternatives(task.resources):
@@ -95,7 +99,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
 
 
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
-    """Return the number of failures that lead to a restart, and the exit codes that always do."""
+    """Return the maximum number of restarts after errors, and the exit codes for unconditional restarts."""
     said = task.resources.job_recovery
     if not isinstance(said, Recovery):
         return 0, ()
@@ -104,7 +108,7 @@ def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
 
 
 def _alternatives(said: Resources) -> Iterator[Resources]:
-    """Yield each, with what stands above them all."""
+    """Yield each entry of `any_of` or `ordered`, merged over the common resources."""
     several = said.any_of or said.ordered
     above = replace(said, any_of=None, ordered=None)
     if not several:
@@ -116,7 +120,7 @@ def _alternatives(said: Resources) -> Iterator[Resources]:
 
 
 def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, str]:
-    """Return provider, region, zone and pool, "" for any. Raises UsageError for a cloud that nobody knows."""
+    """Return provider, region, zone and pool, each "" for any. Raise UsageError for an unknown cloud."""
     line = f"{where}: line {task.document.line('resources', 'infra')}"
     if said.infra and (said.cloud or said.region or said.zone):
         raise UsageError(f"{line}: infra and cloud, region or zone exclude each other")
@@ -133,7 +137,10 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
 
 
 def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str, int]]:
-    """Return `--gpu` and `--num-gpus` of each way: equal numbers are one set, those of a list keep their order."""
+    """Return (`--gpu`, `--num-gpus`) pairs for the accelerators.
+
+    A mapping yields one set of GPU kinds per GPU count; a list keeps each entry and the order.
+    """
     asked = said.accelerators
     if asked is None:
         return [("", 0)]
@@ -172,7 +179,7 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
 
 
 def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: JobTask) -> dict[str, Any]:
-    """Return the requested values by field of `MachineSpec`."""
+    """Return the requested values by `MachineSpec` field name."""
     line = task.document.line
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
@@ -200,7 +207,10 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
 
 
 def _amount(said: str | int | float, where: str) -> int:
-    """Return `16`, `16+`, `500GB` or `1TB`, in GB or pieces, rounded up. Raises UsageError."""
+    """Return an amount such as `16`, `16+`, `500GB` or `1TB` as a whole number of GB or units, rounded up.
+
+    Raise UsageError for other text or zero.
+    """
     found = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\s*(gb|gi|g|tb|ti|t)?\+?", str(said).strip().lower())
     if not found or not int(found[1]) + int(found[2] or 0):
         raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+ or 500GB")
@@ -209,7 +219,7 @@ def _amount(said: str | int | float, where: str) -> int:
 
 
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
-    """Return the keys of the task without effect where it is to run, and why, in words."""
+    """Return one note per key of the task that has no effect on the selected provider, with the reason."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
     alternatives: Sequence[Resources] = list(_alternatives(task.resources))
 

@@ -1,8 +1,8 @@
-"""A job of the user's own: a job file and flags -> the `ResolvedLaunch` that a training comes to as well.
+"""Resolution of a user's own job: a job file, `--cmd` or `--script`, together with flags, becomes a `ResolvedLaunch`.
 
     load -> provider_of -> understand      then flows.runs.launch: prepare -> check -> start
 
-In: the path of a job file, or `--cmd`. Out: requests, limits, and `JobWork`, which makes the plan.
+The result holds the requests, the limits and a `JobWork`, which makes the plan.
 """
 
 import os
@@ -35,7 +35,7 @@ NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY
 
 
 def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
-    """Return the job that was asked for; None for phases of ours. Raises UsageError."""
+    """Return the requested job, or None if the user launches Slipway phases. Raise UsageError for conflicting flags."""
     if script:
         if cmd or path:
             raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
@@ -56,7 +56,10 @@ def load(path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
 
 
 def provider_of(file: JobFile, spec: LaunchSpec) -> str:
-    """Return the provider: as typed, else as the file says, "" where nobody says. Raises UsageError."""
+    """Return the provider of the --provider flag or of the file, "" for none or several.
+
+    Raise UsageError if only the file names a machine of the user.
+    """
     if spec.provider:
         return spec.provider
     named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
@@ -69,7 +72,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 def understand(
     spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings
 ) -> launch.ResolvedLaunch:  # fmt: skip
-    """Return the launch that the job means. Raises UsageError for an impossible one, with the line."""
+    """Return the resolved launch of a job. Raise UsageError for an impossible job, with the line number."""
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
         raise UsageError(
@@ -126,10 +129,10 @@ def understand(
 def values_of(
     file: JobFile, given: Mapping[str, str], secret: set[str], settings: Settings
 ) -> tuple[tuple[Mapping[str, str], ...], dict[str, str]]:
-    """Return the plain variables of each task, and the secrets of all. Raises UsageError for one without a value.
+    """Return the plain variables of each task, and the secrets of all tasks.
 
-    What was typed outweighs the file. A variable that is declared without a value, or as a secret, is also looked for
-    among the settings' keys, in .env and, for secrets, in the shell.
+    Values on the command line override the file. A missing value falls back to the settings' keys, to .env and, for
+    secrets, to the shell. Raise UsageError for a variable without a value.
     """
     ours = job_environment.secrets(settings)
     written = read_dotenv(ROOT / ".env")
@@ -176,7 +179,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
 
 
 def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
-    """Return the wishes of all tasks, which run on the same machines. Raises UsageError."""
+    """Return the machine alternatives shared by all tasks. Raise UsageError if two tasks ask for different machines."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
     found = [machines.wishes(one, typed, provider, vendor.is_rented, file.where) for one in said]
@@ -191,7 +194,10 @@ def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Pr
 
 
 def with_number(machine: MachineSpec) -> MachineSpec:
-    """Return the machine with `H100:8` as a kind and a number, which tells the job how many GPUs it has."""
+    """Return the machine with `H100:8` split into GPU kind and number; the number tells the job about its GPUs.
+
+    Return the machine unchanged for a set with different numbers.
+    """
     pairs = gpus.read_set(machine.gpu, machine.num_gpus)
     numbers = {number for _, number in pairs}
     if len(numbers) != 1:
@@ -200,10 +206,9 @@ def with_number(machine: MachineSpec) -> MachineSpec:
 
 
 def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
-    """Return the part of a request that applies to an unrented machine, and notes about the rest.
+    """Return the part of a request that applies to an unrented machine, and notes about GPUs missing here.
 
-    What only vendors offer is left out, which the file's notes have told; on this one, GPUs that are not there, too,
-    which is told here.
+    Vendor-only keys are dropped; the notes of `machines.wishes` already report these keys.
     """
     plain = replace(machine, use_spot=False, disk_size="", max_price="", network="", region="", instance_type="",
                     cloud="", country="", city="", min_upload_mbps=0, min_download_mbps=0)  # fmt: skip
@@ -217,7 +222,7 @@ def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[st
 
 
 def secrets_of(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets of `--secret`. Raises UsageError, which does not repeat a value."""
+    """Return the secrets of the `--secret` flags. Raise UsageError for an invalid flag, without the value."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")

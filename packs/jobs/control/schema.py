@@ -1,4 +1,4 @@
-"""The keys of a job file, as SkyPilot 0.14 writes a task; `job_file` reads them, `meaning` says what they come to."""
+"""Schema of a job file: the keys of a SkyPilot 0.14 task. `job_file` parses the file with these records."""
 
 import types
 import typing
@@ -18,7 +18,7 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The machine that a task needs; `16+` means at least 16."""
+    """The machine of a task; `16+` means at least 16."""
 
     infra: str | None = None
     cloud: str | None = None
@@ -49,7 +49,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """A folder or a bucket at a path of the task."""
+    """A folder or bucket that is mounted at a path of the task."""
 
     name: str | None = None
     source: str | list[str] | None = None
@@ -62,17 +62,17 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class SlipwayTaskKeys:
-    """Keys of a task that SkyPilot does not have."""
+    """Slipway's extensions to SkyPilot's keys."""
 
     environment: str = ""
-    """`train`: the task runs with the packages that Slipway's own trainings have, PyTorch among them."""
+    """`train` runs the task with the packages of Slipway's own trainings, including PyTorch."""
     train: dict[str, Any] | None = None
-    """Instead of `run`: flags of `inv launch`, whose training is the work; `$NAME` in them is one of `envs`."""
+    """Flags of `inv launch` for a Slipway training, in place of `run`; `$NAME` refers to a variable in `envs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFile:
-    """One document of a job file as it stands."""
+    """One document of a job file, before checks of the values."""
 
     name: str | None = None
     workdir: str | dict[str, str] | None = None
@@ -85,7 +85,7 @@ class TaskFile:
     run: str | None = None
     config: dict[str, Any] | None = None
     slipway: SlipwayTaskKeys = SlipwayTaskKeys()
-    # Keys of SkyPilot that are refused: `REFUSED` says what to do instead.
+    # Unsupported SkyPilot keys; `REFUSED` names the alternative.
     managed_secrets: Any = None
     volumes: Any = None
     volume_mounts: Any = None
@@ -98,9 +98,9 @@ class TaskFile:
     api_server_access: Any = None
 
 
-JOB_KEYS = ("run", "setup", "resources", "slipway")  # a file with one of them is a job
+JOB_KEYS = ("run", "setup", "resources", "slipway")  # any of these keys identifies a job file
 IN_SERVICE = ("readiness_probe", "replica_policy", "replicas", "load_balancing_policy", "tls")
-"""Keys of the section `service`, which other files than a service's do not have."""
+"""Keys of the section `service`, found only in service files."""
 REFUSED = {
     "service": "this describes a service; start it with: inv serve.up FILE",
     "pool": "pools of workers are SkyPilot's; start a sweep instead: inv sweep FILE",
@@ -133,7 +133,7 @@ NO_EFFECT_RESOURCES = {
 
 
 def inner(hint: Any) -> type | None:
-    """Return the record among the types of a hint, or None."""
+    """Return the dataclass inside a type hint, or None."""
     parts = [hint]
     while parts:
         one = parts.pop()
@@ -145,5 +145,5 @@ def inner(hint: Any) -> type | None:
 
 
 def is_mapping_of_records(hint: Any) -> bool:
-    """Return whether the values of a mapping, whose keys are anybody's, are records."""
+    """Return True for a mapping type with arbitrary keys, such as `dict[str, Storage]`."""
     return any(typing.get_origin(one) is dict for one in (hint, *typing.get_args(hint)))

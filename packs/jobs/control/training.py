@@ -1,4 +1,4 @@
-"""A job file whose work is a training of ours: `slipway.train` holds flags of a launch -> the launch.
+"""Job files that describe a Slipway training: `slipway.train` holds flags of a launch.
 
     name: train
     resources: {accelerators: H100:4, use_spot: true}
@@ -6,8 +6,8 @@
     slipway:
       train: {phase: $STAGE, profile: $MODEL}
 
-In: a job file, and what was typed, which outweighs it. Out: the record of a launch, whose work is planned as that of
-any other training. The machine is asked for in SkyPilot's words, as every job file does.
+Flags on the command line override the file. The result is a `LaunchSpec`, planned like any other training; the machine
+comes from SkyPilot's `resources` as in every job file.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ TRUTHS = {"true": True, "false": False}
 
 
 def is_training(file: JobFile) -> bool:
-    """Return whether the work is a training of ours."""
+    """Return True if any task of the file is a Slipway training."""
     return any(task.train is not None for task in file.tasks)
 
 
 def variables(file: JobFile, settings: Settings) -> dict[str, str]:
-    """Return the variables of the file, as they were typed or as it says. Raises UsageError for one without a value."""
+    """Return the variables of the file with `-e` overrides. Raise UsageError for a variable without a value."""
     _check_known(str(file.where), file.tasks[0].envs, settings.given)
     envs, _ = resolve.values_of(file, settings.given, set(), settings)
     written = file.tasks[0].envs
@@ -50,9 +50,10 @@ def variables(file: JobFile, settings: Settings) -> dict[str, str]:
 def _with_model(
     file: str, written: Mapping[str, str | None], values: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of a job file; a MODEL of the hub becomes INIT, and MODEL the profile that the file names.
+    """Return the variables with a MODEL from the hub moved to INIT; MODEL then falls back to the profile in the file.
 
-    written: as the file has them; values: with what was typed. Raises UsageError where INIT names another model.
+    `written` holds the file's values and `values` the values with overrides. Raise UsageError if the user sets both a
+    hub MODEL and an INIT.
     """
     model = of_hub(values.get("MODEL", ""))
     if not model or "INIT" not in written:
@@ -64,7 +65,7 @@ def _with_model(
 
 
 def _check_known(file: str, known: Mapping[str, object], given: Mapping[str, str]) -> None:
-    """Raise UsageError for a variable of these names that a job file of a training does not have."""
+    """Raise UsageError if the user sets a known training variable missing from the job file."""
     for name in (*FLAGS, *SIZES, *OF_FILES):
         if name in given and name not in known:
             there = OF_FILES.get(name, "")
@@ -73,7 +74,7 @@ def _check_known(file: str, known: Mapping[str, object], given: Mapping[str, str
 
 
 def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
-    """Return the launch. `spec`: what was typed. Raises UsageError, with the line."""
+    """Return the launch of a training file. `spec` holds the typed flags. Raise UsageError with the line number."""
     task = file.tasks[0]
     if len(file.tasks) > 1:
         raise UsageError(f"{file.where}: a training is one task; its phases are a sum, such as `phase: base+sft`")
@@ -96,12 +97,12 @@ def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
 
 
 def work_spec(file: JobFile, spec: S, settings: Settings) -> S:
-    """Return the training without its machine. `spec`: what was typed. Raises UsageError, with the line."""
+    """Return the training without a machine. `spec` holds the typed flags. Raise UsageError with the line number."""
     return replace(spec, **_of_training(file, spec, variables(file, settings)))
 
 
 def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields that the file gives and nobody typed. Raises UsageError, with the line."""
+    """Return the fields set by the file and not overridden by a flag. Raise UsageError with the line number."""
     task = file.tasks[0]
     where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"
     own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
@@ -113,7 +114,7 @@ def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> 
 
 
 def _filled(where: str, said: Any, values: Mapping[str, str]) -> Any:
-    """Return the same with `$NAME` and `${NAME}` replaced by the file's variables. Raises UsageError."""
+    """Replace `$NAME` and `${NAME}` with the file's variables, recursively. Raise UsageError for an unknown name."""
     if isinstance(said, Mapping):
         flags = files.known(LaunchSpec)
         return {key: _typed(flags.get(str(key).replace("_", "-")), _filled(f"{where}.{key}", value, values))
@@ -132,7 +133,7 @@ def _filled(where: str, said: Any, values: Mapping[str, str]) -> Any:
 
 
 def _typed(flag: Any, value: Any) -> Any:
-    """Return the text of a variable as a number or a truth, where the flag is one."""
+    """Convert the text of a variable to the flag's number or boolean type; return other values unchanged."""
     if flag is None or flag.is_many or flag.kind is str or not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The work of a user's own job, as a launch takes it: its steps, files, variables and secrets become a plan."""
+"""The work of a user's own job: turns steps, files, variables and secrets into the plan of a launch."""
 
 import time
 from collections.abc import Mapping
@@ -22,37 +22,37 @@ from packs.jobs.control.job_file import JobFile
 
 @dataclass(frozen=True, kw_only=True)
 class JobWork:
-    """The work of a user's own job, with its variables and secrets."""
+    """A user's own job with variables and secrets."""
 
     file: JobFile
     envs: tuple[Mapping[str, str], ...]
-    """Variables of each task that are not secret."""
+    """Plain environment variables of each task."""
     secrets: Mapping[str, str] = field(repr=False)
-    """Secret variables of all tasks."""
+    """Secret environment variables of all tasks."""
     notes: tuple[str, ...] = ()
     name: str = ""
-    """Name of the run, where one was typed."""
+    """Name of the run from the --run-name flag; "" without the flag."""
     made: str = ""
     send_anyway: tuple[str, ...] = ()
-    """Files and mounts that the user has named to be sent all the same."""
+    """Files and mounts that the user sends despite a scan finding."""
     typed: MachineSpec = MachineSpec()
-    """The machine that was asked for by flags, which override the file."""
+    """The machine from command line flags, which override the file."""
 
     @property
     def stem(self) -> str:
-        """Return the name of the run, in front of a number."""
+        """Return the name of the run without a number."""
         return self.file.name.lower()
 
     def draft(self, request: Request, settings: Settings) -> Request:
-        """Return the request as it is: a job says itself which machine it needs."""
+        """Return the request unchanged, because the job file already describes the machine."""
         return request
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return the job and what goes along with it. How long it takes is known once the same job has run.
+        """Return the job and the files to send. The duration is unknown until the same job has run once.
 
-        Raises UsageError.
+        Raise UsageError for invalid mounts or keys.
         """
         is_own = not vendor.fleeting or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own, self.send_anyway, bool(settings.rehearsal))
@@ -82,14 +82,14 @@ class JobWork:
         return estimates.of_plan(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
-        """Return the keys of the file for an engine, and those that have no effect, in words. Raises UsageError."""
+        """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for several tasks."""
         if len(self.file.tasks) > 1:
             raise UsageError(f"{self.file.where}: with --provider {taker.name} a job has one task, since each would "
                              "get its own machine; launch them one at a time")  # fmt: skip
         return taker.job_keys(self.file.tasks[0].document.said, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
-        """Return the planned actions, in words."""
+        """Return descriptions of the planned actions for the user."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]
