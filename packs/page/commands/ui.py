@@ -1,4 +1,4 @@
-"""The command `inv ui`: it becomes the server of the page, in the environment that has one."""
+"""The command `inv ui`: replaces its process with the page server, in the environment `ui`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ def ui(spec: UiFlags) -> None:
     page, and nothing else.
     """
     settings = context.settings()
-    with open_journal(settings):  # which says what is wrong with it
+    with open_journal(settings):  # opening reports journal errors before the server starts
         pass
     words = ["-m", "packs.page.views"]
     words += [] if spec.port is None else ["--port", str(spec.port)]

@@ -1,1 +1,1 @@
-"""The page of `inv ui`: what the commands show, live in a browser of this machine."""
+"""The page of `inv ui`: a live view of the commands' data, in a local browser."""

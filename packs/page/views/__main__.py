@@ -1,6 +1,6 @@
 """The server of `inv ui`: `python -m ui [--port N] [--allow-acts] [--open]`, in the environment `ui`.
 
-It listens on loopback only, prints a link that can be opened once, and ends with Ctrl-C.
+The server listens on loopback only, prints a one-time link and ends with Ctrl-C.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from packs.page.views.access import Gate
 from packs.page.views.page_context import PageContext
 from store import credentials
 
-RENEW_S = 10.0  # a new link is printed at most that often
-USUAL, TRIES = 7331, 20  # the port, and how many are tried
+RENEW_S = 10.0  # minimum seconds between two printed links
+USUAL, TRIES = 7331, 20  # default port, and number of ports to try
 
 
 def main() -> None:
-    """Serve the page until Ctrl-C."""
+    """Parse the flags, then export the page or serve the page until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="ui")
     parser.add_argument("--port", type=int)
     parser.add_argument("--export", default="")
@@ -74,7 +74,10 @@ def main() -> None:
 
 
 def listen(port: int | None) -> socket.socket:
-    """Return a socket that listens on loopback: on that port; without one, on the usual one or one of the next."""
+    """Return a listening loopback socket on the port, or without a port on the first free port from `USUAL` on.
+
+    Exit with an error message if no port is available.
+    """
     asked = range(USUAL, USUAL + TRIES) if port is None else (port,)
     why = ""
     for one in asked:

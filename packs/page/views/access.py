@@ -1,12 +1,12 @@
-"""Access to the page and to its acts, decided for each request before anything else handles it.
+"""Access control for the page: decides for each request, before any other handler, whether the request may pass.
 
-In: the method, path and headers of a request. Out: "" where it may pass, else why not. A page that anybody's browser
-can reach on loopback must not be readable by other pages that are open in it, or by other users of the machine:
+The server listens on loopback, which every browser and user of the machine can reach. The checks keep other web pages
+and other users of the machine out:
 
-- a request names this server as its host, else some name was made to lead here (DNS rebinding);
-- it comes from this page or from none, as `Origin` and `Sec-Fetch-Site` say;
-- it carries the cookie that was given for the one-time token which stood in the terminal;
-- an act carries a header besides, which no form and no other page can send without being allowed to.
+- `Host` must name this server, against DNS rebinding.
+- `Origin` and `Sec-Fetch-Site` must name this page or no page; a request that changes state must have an `Origin`.
+- The session cookie must match. The cookie is handed out for the one-time token that the terminal shows.
+- An action also needs a custom header, which forms cannot send and other pages cannot send without CORS permission.
 """
 
 import hmac
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 ACT_HEADER = "slipway-act"
 SAFE = ("GET", "HEAD")
-OPEN_PATHS = ("/", "/api/session")  # and what is below /static: these hold no data of the user
+OPEN_PATHS = ("/", "/api/session")  # together with paths below /static; these paths serve no user data
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
@@ -31,7 +31,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class TurnedAway:
-    """The refusal of a request, with its status and reason."""
+    """A refused request: HTTP status and reason."""
 
     status: int
     why: str
@@ -39,7 +39,7 @@ class TurnedAway:
 
 @dataclass
 class Gate:
-    """The one door of the page. `hosts`: what a browser may call this server, as `name:port`."""
+    """The access check of the page. `hosts` lists the accepted `Host` values, as `name:port`."""
 
     hosts: tuple[str, ...]
     acts_allowed: bool = False
@@ -49,16 +49,16 @@ class Gate:
 
     @property
     def cookie(self) -> str:
-        """Return the name of the cookie. Cookies do not know ports, so that two pages would share one."""
+        """Return the cookie name. The name contains the port because browsers share cookies between ports of a host."""
         return f"slipway_ui_{self.hosts[0].rpartition(':')[2]}"
 
     @property
     def token(self) -> str:
-        """Return the token that can be exchanged now."""
+        """Return the current one-time token; "" after use."""
         return self._token
 
     def exchange(self, token: str) -> str | None:
-        """Return the cookie's value for the token, None where it is not, or no longer, the one that counts."""
+        """Consume the one-time token and return the session cookie's value, or None for a wrong or used token."""
         with self._turn:
             if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
                 return None
@@ -66,9 +66,9 @@ class Gate:
             return self._session
 
     def renew(self) -> bool:
-        """Make a new token where none is left; return whether there was none.
+        """Create a new token if the current token was used; return whether a token was created.
 
-        A token that nobody has used stays: any program of this machine can ask for a new one.
+        Keep an unused token, because any local program can trigger a renewal.
         """
         with self._turn:
             if self._token:
@@ -79,7 +79,7 @@ class Gate:
     def refuse(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
     ) -> TurnedAway | None:
-        """Return the refusal of a request, None where it may pass. `headers`: by their names in lower case."""
+        """Return the refusal of a request, or None to let the request pass. Header names are in lower case."""
         if headers.get("host", "").lower() not in self.hosts:
             return TurnedAway(
                 421, "this server answers only under its own address; type the one that inv ui has printed"
@@ -104,5 +104,5 @@ class Gate:
 
 
 def _is_link(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Return whether somebody follows a link to the front page, which holds nothing by itself."""
+    """Return True for a followed link to the front page, which contains no user data."""
     return method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"

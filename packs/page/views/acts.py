@@ -1,7 +1,7 @@
-"""The acts of the page, where they are allowed: end a run, resume one, scale a service. It asks before each.
+"""Actions of the page, if enabled: end a run, resume a run or scale a service, each after a confirmation.
 
-An act takes two requests: the first is answered by a question and a word, the second brings that word back. So nothing
-is done by one request that went astray, and what is done is what the question said.
+An action takes two requests. The first request returns a question and a one-time word, and the second request sends the
+word back. A single stray request therefore has no effect, and the action matches the confirmed question.
 """
 
 import secrets
@@ -22,14 +22,14 @@ from infra.runs.lookup import find_run
 from packs.page.views.page_context import PageContext
 from serve.processes import controller_client
 
-WORD_S = 60.0  # time in which an answer to the question counts
-SOON_S = 2.0  # an act that fails within this time is answered by its error
+WORD_S = 60.0  # seconds for which a confirmation stays valid
+SOON_S = 2.0  # seconds within which a failure is returned as the response
 MOST_REPLICAS = 64
 
 
 @dataclass(frozen=True)
 class ActQuestion:
-    """A question before an act, the time until which an answer counts, and the act itself."""
+    """A pending confirmation: question, equivalent command, expiry time (monotonic) and the action."""
 
     words: str
     command: str
@@ -39,14 +39,17 @@ class ActQuestion:
 
 @dataclass
 class Acts:
-    """The acts of the page, one after the other."""
+    """The pending actions of the page."""
 
     context: PageContext
     asked: dict[str, ActQuestion] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the question of an act; or, given its word, begin it. Raises SlipwayError."""
+        """Return the question of an action, or start the confirmed action for a word.
+
+        Raise UsageError for an unknown action or an expired word, and SlipwayError if the action is impossible.
+        """
         if word := str(said.get("word", "")):
             return self._begin(word)
         act = str(said.get("act", ""))
@@ -78,7 +81,7 @@ class Acts:
         try:
             question.do()
             self.context.tell(f"{question.command}: done")
-        except Exception as error:  # it stands among the notes, too
+        except Exception as error:  # The error also appears among the page's notes.
             problems.append(str(error) or type(error).__name__)
             self.context.tell(f"{question.command}: {problems[0]}")
 
@@ -134,7 +137,7 @@ def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:
 
 
 def _name(said: Mapping[str, Any]) -> str:
-    """Return the name that an act is about: nothing is meant by default."""
+    """Return the target name of an action. Raise UsageError without a name; actions have no default target."""
     name = said.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError("an act names what it is about")

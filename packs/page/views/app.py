@@ -1,9 +1,9 @@
-"""The page as an ASGI application: files, views as JSON and as streams of what has changed, the exchange of the token.
+"""The ASGI application of the page: static files, views as JSON or as event streams, and the token exchange.
 
-GET  /                     the page, which holds nothing of anybody
-POST /api/session          {"token": ...} -> the cookie
+GET  /                     the page without user data
+POST /api/session          {"token": ...} -> the session cookie
 GET  /api/VIEW?...         the parts of a view
-GET  /api/VIEW?...&live=1  the same as server-sent events: all parts, then those that have changed
+GET  /api/VIEW?...&live=1  the same as server-sent events: first all parts, then changed parts
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from store import outside
 from store.manifest import StoreError
 
 STATIC = Path(__file__).parent / "static"
-BEAT_S = 15.0  # seconds without news after which a line is sent, so that a browser that has gone is noticed
+BEAT_S = 15.0  # keep-alive interval of a silent stream in seconds, to detect closed browsers
 MOST_BODY_BYTES = 1 << 20
-LOOK_ENDS = b'data: {"part":"","value":null}\n\n'  # a browser draws what belongs together at once
+LOOK_ENDS = b'data: {"part":"","value":null}\n\n'  # end marker: the browser draws all parts of a look together
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 Expired = Callable[[], None]
 
 
 class Guarded:
-    """The gate before everything else."""
+    """Middleware that runs the access check before any route and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self.app, self.gate = app, gate
@@ -71,7 +71,7 @@ class Guarded:
 
 
 def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
-    """Return the application. `expired` is called when somebody comes with a link that no longer counts."""
+    """Return the application. `expired` is called for each session request with a wrong or used token."""
 
     async def front(request: Request) -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
@@ -140,7 +140,7 @@ def make(context: PageContext, gate: Gate, expired: Expired = lambda: None) -> A
 
 
 async def _json(request: Request) -> Mapping[str, Any]:
-    """Return the object that a request carries. Raises HTTPException 400 where it carries none that can be read."""
+    """Return the JSON object in the body of a request. Raise HTTPException 400 for an oversized or invalid body."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -158,18 +158,18 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 def _look(view: View, context: PageContext, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
-    """Return a status and the parts of a view; what is wrong is a part of its own."""
+    """Return HTTP status and parts of a view; an error becomes the part `error`."""
     try:
         return 200, view.look(context, asked)
     except (SlipwayError, StoreError, OSError) as error:
         return 400, {"error": str(error)}
-    except Exception as error:  # a page that shows nothing would hide what happened
+    except Exception as error:  # Show the error on the page rather than an empty page.
         traceback.print_exc()
         return 500, {"error": f"{type(error).__name__}: {error}"}
 
 
 async def _changes(view: View, context: PageContext, asked: ViewQuery, request: Request) -> AsyncIterator[bytes]:
-    """Yield each part when it is new; a comment now and then when there is no news."""
+    """Yield changed parts of a view as server-sent events, and a keep-alive comment after `BEAT_S` without changes."""
     known: dict[str, bytes] = {}
     silent_s = 0.0
     while not await request.is_disconnected():
@@ -184,7 +184,7 @@ async def _changes(view: View, context: PageContext, asked: ViewQuery, request: 
 
 
 def _pieces(view: View, context: PageContext, asked: ViewQuery, known: dict[str, bytes]) -> list[bytes]:
-    """Return the events that tell what has changed since `known`, which is brought up to date."""
+    """Return the events for parts that differ from the hashes in `known`, and update `known`."""
     _, parts = _look(view, context, asked)
     if "error" not in parts:
         parts = {"error": "", **parts}

@@ -1,7 +1,7 @@
-"""Talking to a model from the page: a service, or a model of the store that is served on this machine meanwhile.
+"""Chat with a model from the page: a running service, or a stored model served on this machine.
 
-In: a model's name and the conversation. Out: what its engine streams, as OpenAI's protocol has it. One model of the
-store is served at a time, by a process of ours that ends with the page, or when another one is asked for.
+The answer stream follows OpenAI's protocol. At most one stored model is served at a time; the child process ends with
+the page or when the user selects a different model.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ SERVICE = "service "
 
 
 def models(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return whom one can talk to: services, then the models of the store."""
+    """Return the models for a chat: services first, then models of the store."""
     with context.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in service_rows.every(journal)]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
@@ -51,19 +51,19 @@ VIEW = View(models)
 
 @dataclass(frozen=True)
 class Answerer:
-    """A model that answers, and how it is reached."""
+    """The endpoint of a model."""
 
     url: str
     key: str
     name: str
-    """Name of the model there; "" = the first in its list."""
+    """Model name at the endpoint; "" selects the first listed model."""
     certfile: str = ""
-    """Certificate by which a service is known; "" = plain HTTP."""
+    """File with the trusted certificate of a service; "" for plain HTTP."""
 
 
 @dataclass
 class ServedHere:
-    """The model of the store that is served now."""
+    """The stored model currently served on this machine."""
 
     name: str
     url: str
@@ -73,14 +73,17 @@ class ServedHere:
 
 @dataclass
 class Talks:
-    """The conversations of the page."""
+    """The chat backend of the page: finds endpoints and runs the local model server."""
 
     context: PageContext
     _local: ServedHere | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, model: str) -> Answerer:
-        """Return the place where a model answers. Raises SlipwayError."""
+        """Return the endpoint of a model; start the local server for a stored model.
+
+        Raise SlipwayError if the service has no address or the model cannot be served.
+        """
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
             with self.context.journal() as journal:
@@ -97,7 +100,7 @@ class Talks:
             return Answerer(self._local.url, self._local.key, "model")
 
     def close(self) -> None:
-        """End the model that is served."""
+        """Stop the local model server."""
         local, self._local = self._local, None
         if local is None:
             return
@@ -123,7 +126,7 @@ class Talks:
         return ServedHere(model, f"http://{LOOPBACK}:{port}", key, child)
 
     async def ready(self, url: str) -> None:
-        """Wait until a model of ours answers. Raises SlipwayError when it does not."""
+        """Wait until the local model server answers. Raise SlipwayError on exit of the server or after `BEGIN_S`."""
         async with httpx.AsyncClient(trust_env=False) as client:
             for _ in range(int(BEGIN_S / POLL_S)):
                 local = self._local
@@ -137,12 +140,12 @@ class Talks:
                     if (await client.get(f"{url}/health")).status_code == 200:
                         return
                 except httpx.HTTPError:
-                    pass  # it does not listen yet
+                    pass  # The server does not listen yet.
                 await asyncio.sleep(POLL_S)
         raise SlipwayError(f"the model has not answered within {BEGIN_S:.0f} s")
 
     async def answer(self, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Yield the events of an answer as its engine sends them; what is wrong is an event as well."""
+        """Yield the server-sent events of an answer; an error becomes the last event."""
         try:
             partner = await asyncio.to_thread(self.find, str(asked.get("model", "")))
             await self.ready(partner.url)

@@ -1,7 +1,7 @@
-"""The page as one file that needs no server: `inv ui --export DIR` writes it, any browser opens it, offline.
+"""Export of the page as one file that any browser opens offline: `inv ui --export DIR`.
 
-In: the context. Out: `index.html`, which holds the style, the modules and what each view shows now. Modules cannot be
-loaded from a file beside them without a server, so they stand in the page, and import each other by name.
+The written `index.html` contains the style, the modules and the current content of each view. Browsers do not load
+modules from local files, so the modules are embedded and import each other through an import map.
 """
 
 import base64
@@ -24,7 +24,7 @@ IMPORT = re.compile(r'((?:from|import) )"(\.\.?/[^"]+)"')
 
 
 def write(context: PageContext, folder: Path) -> Path:
-    """Write the page into a folder; return its path."""
+    """Write the page into a folder and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     path.write_text(document(kept(context)), encoding="utf-8")
@@ -32,7 +32,7 @@ def write(context: PageContext, folder: Path) -> Path:
 
 
 def kept(context: PageContext) -> dict[str, Any]:
-    """Return the content of each view, by its name and the query of the page."""
+    """Return the current content of each view, by view name and query."""
     found: dict[str, Any] = {"about": {"acts_allowed": False, "is_export": True}}
     for name in ALONE:
         found[name] = _look(context, name, {})
@@ -48,7 +48,7 @@ def kept(context: PageContext) -> dict[str, Any]:
 
 
 def document(shown: dict[str, Any]) -> str:
-    """Return the whole page."""
+    """Return the page as HTML with embedded style, modules and content."""
     modules = {path.relative_to(STATIC).as_posix(): path.read_text(encoding="utf-8") for path in STATIC.rglob("*.js")}
     imports = {f"slipway/{name}": _url(_named(name, text)) for name, text in modules.items()}
     page = (STATIC / "index.html").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def document(shown: dict[str, Any]) -> str:
 
 
 def _named(module: str, text: str) -> str:
-    """Return a module whose imports go by name, and not by where it stands."""
+    """Replace relative imports of a module with names of the import map."""
 
     def name(found: re.Match[str]) -> str:
         inside = (STATIC / module).parent / found[2]
@@ -78,7 +78,7 @@ def _url(text: str) -> str:
 
 
 def _inside(value: Any) -> str:
-    """Return JSON that may stand in an element: nothing in it ends that."""
+    """Return JSON that is safe inside a script element: `<` is escaped."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

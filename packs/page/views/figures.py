@@ -1,7 +1,7 @@
-"""The figures of runs in columns, read as they grow, and given out in as few points as a screen can show.
+"""Column storage for training metrics, read incrementally and downsampled for charts.
 
-In: the bytes of a `metrics.jsonl`, piece by piece. Out: for a figure the means of as many stretches as are asked for,
-each with its lowest and highest value, so that no spike is lost. A run of 100,000 steps takes some megabytes.
+Input is the growing content of a `metrics.jsonl`. `thin` returns the mean, minimum and maximum of each bucket of lines,
+so spikes survive downsampling. A run of 100,000 steps takes a few megabytes.
 """
 
 import math
@@ -16,24 +16,24 @@ import msgspec
 
 from trainer.reporting.jsonl_log import LINE_BYTES, MOST
 
-OVERLAP = 256  # bytes that are read again, to see that it is still the same file
+OVERLAP = 256  # overlap of consecutive reads in bytes, to detect a rewritten file
 BY = ("step", "time", "tokens")  # possible horizontal axes
 NO_FIGURES = ("step", "tokens", "at")
 DIGITS = 5
-PIECE = 1 << 16  # bytes of lines that are decoded together: what they hold stays in the processor's cache
-MOST_SHAPES = 8  # of one file; lines of any other are read one by one
+PIECE = 1 << 16  # bytes of lines per decoding batch; a batch fits into the processor's cache
+MOST_SHAPES = 8  # shapes per file; further shapes are decoded line by line
 PLAIN: dict[type, type] = {int: float, float: float, str: str, bool: bool, type(None): type(None)}
 
 
 @dataclass
 class FigureColumn:
-    """One figure, where a line has it: the numbers of those lines, and its values."""
+    """A metric: values, and the numbers of the lines with a value."""
 
-    rows: range | array = range(0)  # a range while no line is left out, which is half the memory
-    values: array = field(default_factory=lambda: array("f"))  # seven digits, of which five are shown
+    rows: range | array = range(0)  # a range without gaps, which halves the memory; an array after the first gap
+    values: array = field(default_factory=lambda: array("f"))  # 32-bit floats hold seven digits; the page shows five
 
     def add(self, first: int, values: Sequence[float]) -> None:
-        """Take in the values of the lines from `first` on."""
+        """Append the values of consecutive lines, starting at line number `first`."""
         new = range(first, first + len(values))
         if not self.values:
             self.rows = new
@@ -47,7 +47,7 @@ class FigureColumn:
 
 @dataclass(frozen=True)
 class LineShape:
-    """The names that a line has, and what decodes lines that have these and no others."""
+    """The field names of a line, and a decoder that rejects lines with other fields."""
 
     names: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -55,13 +55,13 @@ class LineShape:
 
 
 def shape_of(found: dict[str, Any]) -> LineShape | None:
-    """Return the shape of a line of plain values, None of any other."""
+    """Return the shape of a line, or None for nested values or invalid field names."""
     if any(type(value) not in PLAIN for value in found.values()) or not all(map(str.isidentifier, found)):
         return None
     kinds = {name: PLAIN[type(value)] for name, value in found.items()} | {"step": int, "tokens": int}
     try:
         one = msgspec.defstruct("Line", list(kinds.items()), forbid_unknown_fields=True, gc=False)
-    except (TypeError, ValueError):  # a name that Python keeps for itself
+    except (TypeError, ValueError):  # A field name is a reserved Python keyword.
         return None
     numbers = tuple(name for name, kind in kinds.items() if kind in (int, float))
     return LineShape(tuple(kinds), numbers, msgspec.json.Decoder(one))
@@ -69,20 +69,20 @@ def shape_of(found: dict[str, Any]) -> LineShape | None:
 
 @dataclass
 class FigureTable:
-    """The figures of one phase of one run."""
+    """The metrics of a phase of a run."""
 
     steps: array = field(default_factory=lambda: array("q"))
     tokens: array = field(default_factory=lambda: array("q"))
     at: array = field(default_factory=lambda: array("d"))
     columns: dict[str, FigureColumn] = field(default_factory=dict)
     peaks: dict[str, None] = field(default_factory=dict)
-    """The peak that MFU is a share of, in words."""
+    """Distinct descriptions of the peak performance behind MFU, in order of appearance."""
 
     shapes: dict[tuple[str, ...], "LineShape"] = field(default_factory=dict)
-    """The kinds of lines that this file has had."""
+    """Known line shapes of this file by field names."""
 
     def add(self, text: bytes) -> None:
-        """Take in whole lines. One that is no record of a step is left out, as `inv report` does."""
+        """Append complete lines. Skip lines that are not step records, as `inv report` does."""
         begin = 0
         while begin < len(text):
             end = text.rfind(b"\n", begin, begin + PIECE) + 1 or text.find(b"\n", begin) + 1 or len(text)
@@ -100,7 +100,10 @@ class FigureTable:
             self._add_one(lines[0])
 
     def _add_alike(self, text: bytes, shape: "LineShape") -> bool:
-        """Take in lines of one shape, for a fifth of the work that they are one by one. False: not all are."""
+        """Append lines of the same shape as a batch, which costs a fifth of decoding line by line.
+
+        Return False without changes if any line has a different shape or an invalid value.
+        """
         if len(text) > LINE_BYTES:
             return False
         try:
@@ -134,7 +137,7 @@ class FigureTable:
         return True
 
     def _add_one(self, line: bytes) -> None:
-        """Take in a line by itself; others like it are then taken in together."""
+        """Append a single line and remember the line's shape for batch decoding."""
         if len(line) > LINE_BYTES:
             return
         try:
@@ -164,22 +167,22 @@ class FigureTable:
                 column.add(row, (value,))
 
     def along(self, by: str, row: int) -> float:
-        """Return the position of a line on the axis: its step, its tokens, or the hours since the first line."""
+        """Return the axis position of a line: step, tokens, or hours since the first line."""
         if by == "time":
             return (self.at[row] - self.at[0]) / 3600.0
         return float((self.tokens if by == "tokens" else self.steps)[row])
 
     def row_at(self, at: float) -> int:
-        """Return the line that was written last before that time; -1 before the first."""
+        """Return the last line written at or before a time, or -1 before the first line."""
         return bisect_right(self.at, at) - 1
 
 
 @dataclass
 class GrowingFigures:
-    """A file that grows somewhere, read from where the last reading ended.
+    """Incremental reader of a growing metrics file.
 
-    `read`: bytes from an offset on; b"" where there is nothing more. A run that is begun again writes the file anew
-    from its checkpoint on: the last bytes that were read are read again, and where they differ, all is.
+    `read` returns the bytes from an offset to the end. A resumed run rewrites the file from its checkpoint, so each
+    read includes the last `OVERLAP` bytes again; if these bytes have changed, the reader starts over.
     """
 
     read: Callable[[int], bytes]
@@ -188,10 +191,10 @@ class GrowingFigures:
     last: bytes = b""
     part: bytes = b""
     version: int = 0
-    """Version of the table, which changes whenever the table does."""
+    """Version number of the table; increases with every change."""
 
     def grow(self) -> FigureTable:
-        """Read what there is now; return the table."""
+        """Read new bytes and return the table."""
         back = len(self.last)
         new = self.read(self.offset - back)
         if new[:back] != self.last:
@@ -214,7 +217,11 @@ class GrowingFigures:
 def thin(
     table: FigureTable, name: str, *, most: int, by: str = "step", since: float = -math.inf, until: float = math.inf
 ) -> dict[str, list[float]]:
-    """Return at most so many points of a figure: `x`, `mean`, `low` and `high` of stretches of as many lines each."""
+    """Downsample a metric to at most `most` points.
+
+    Split the lines between `since` and `until` (positions on the axis `by`) into buckets of equal size. Return lists of
+    `x` (end of each bucket), `mean`, `low` and `high`; the lists are empty for an unknown metric.
+    """
     found: dict[str, list[float]] = {"x": [], "mean": [], "low": [], "high": []}
     column = table.columns.get(name)
     if column is None:

@@ -1,8 +1,7 @@
-"""The data that all views share: the settings, the current journal, and looks at runs that are not repeated needlessly.
+"""Shared data of all views: settings, journal access, and cached queries of runs and artifacts.
 
-A look at pods asks their vendors and their machines. Those of this machine are looked at each second; where a run is
-on another one, every few seconds, however many browsers are open. A store of this machine is looked at each second,
-any other every few minutes.
+Queries of pods contact vendors and machines, so the results are cached independently of the number of browsers: about
+one second for local runs and a local store, several seconds for remote runs, minutes for a remote store.
 """
 
 import threading
@@ -20,17 +19,17 @@ from store import credentials
 from store.artifacts.artifacts import Store
 from store.manifest import Artifact
 
-HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # largest age of a look
-ENDED = 200  # runs that have ended, and are shown
+HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # maximum cache age in seconds: local, remote, remote store
+ENDED = 200  # maximum number of ended runs on the page
 MOST_NOTES = 50
 T = TypeVar("T")
 
 
 class Fresh(Generic[T]):
-    """A value that is made again when it is older than it says it may be; whoever asks meanwhile waits for it."""
+    """A cached value with an expiry time. Concurrent callers wait during a recomputation."""
 
     def __init__(self, make: Callable[[], tuple[T, float]]) -> None:
-        """Take what makes it: that returns the value, and for how many seconds it is good."""
+        """Store `make`, which returns the value and the number of seconds until expiry."""
         self._make = make
         self._turn = threading.Lock()
         self._until = -1.0
@@ -38,7 +37,7 @@ class Fresh(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Tell whether it was made before, so that it is soon there."""
+        """Return True if a value was computed before, so that `get` is likely to be fast."""
         return self._value is not None
 
     def get(self) -> T:
@@ -56,9 +55,9 @@ class PageContext:
     settings: Settings
     acts_allowed: bool = False
     notes: list[str] = field(default_factory=list)
-    """Messages about what could not be read, and about acts; newest last."""
+    """Messages about read errors and actions; newest last."""
     kept: dict[Any, Any] = field(default_factory=dict)
-    """Values that views keep between two looks, by keys of their own."""
+    """Cached values of views, by view-specific keys."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -66,33 +65,33 @@ class PageContext:
         self._artifacts: Fresh[list[Artifact]] = Fresh(self._look_at_store)
 
     def journal(self) -> Journal:
-        """Open the journal; for a `with`."""
+        """Open the journal as a context manager."""
         return Journal.open(self.settings.state_file)
 
     def runs(self) -> list[PodView]:
-        """Return all that is live and the last that ended, newest first, as a look of just now has it."""
+        """Return all live runs and the last ended runs, newest first, at most a few seconds old."""
         return self._runs.get()
 
     def artifacts(self) -> list[Artifact]:
-        """Return the artifacts of the store, by their names. Raises StoreError."""
+        """Return the artifacts of the store, from the cache. Raise StoreError."""
         return self._artifacts.get()
 
     def tell(self, words: str) -> None:
-        """Keep what was said for the page, once."""
+        """Add a message for the page unless the last message is the same."""
         with self._turn:
             if not self.notes or self.notes[-1] != words:
                 self.notes.append(words)
                 del self.notes[:-MOST_NOTES]
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """Return the value under a key, made where it is not there."""
+        """Return the cached value of a key; compute the value on a cache miss."""
         with self._turn:
             if key not in self.kept:
                 self.kept[key] = make()
             return self.kept[key]
 
     def keep_for(self, version: Any, key: Any, make: Callable[[], T]) -> T:
-        """Return the value under a key, made again where it was made for another version of what it depends on."""
+        """Return the cached value of a key; recompute the value if `version` has changed."""
         found: tuple[Any, T] | None = self.kept.get(key)
         if found is None or found[0] != version:
             found = self.kept[key] = (version, make())

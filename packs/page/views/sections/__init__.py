@@ -1,4 +1,4 @@
-"""The views of the page, by the names under which a browser asks for them."""
+"""The views of the page by API name."""
 
 import shlex
 from typing import Any
@@ -9,7 +9,7 @@ from packs.page.views.sections.ask import View, ViewQuery
 
 
 def about(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the facts that the page needs before it shows anything."""
+    """Return global facts for the page: whether actions are allowed, rehearsal state and store."""
     return {"acts_allowed": context.acts_allowed, "is_rehearsal": bool(context.settings.rehearsal),
             "store": shlex.quote(context.settings.store)}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The views of what work has made: data and its reports, sweeps, and the report of a run as a page."""
+"""Views of results: datasets with reports, sweeps, and run reports as HTML pages."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ UNDER_WAY = ("running", "detached")
 
 
 def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the artifacts of the store, with what their makers said of them."""
+    """Return the artifacts of the store with the plain metadata of their makers."""
     store, rows = Store(context.settings.store), []
     for one in context.artifacts():
         plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
@@ -28,7 +28,7 @@ def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the groups of runs on record, the one that changed last first, with each run as it is now."""
+    """Return the recorded run groups, most recently changed first, with the current state of each run."""
     views = {view.run: view for view in context.runs()}
     found = []
     for group in run_groups.on_record(context.settings).values():
@@ -46,7 +46,10 @@ DATA, SWEEPS = View(data), View(sweeping)
 
 
 def report(context: PageContext, asked: ViewQuery) -> str:
-    """Return the page that `inv report` would write, of one run, or of two side by side. Raises SlipwayError."""
+    """Return the HTML report of one run, or of two runs side by side, as `inv report` writes it.
+
+    Raise SlipwayError for an unknown run.
+    """
     words = asked.words("run")[:2] or [""]
     with context.journal() as journal:
         stories = [story_of(one, journal, context.settings, context.tell) for one in words]
@@ -54,7 +57,7 @@ def report(context: PageContext, asked: ViewQuery) -> str:
 
 
 def data_report(context: PageContext, asked: ViewQuery) -> str:
-    """Return the report of shards that lies beside them. Raises StoreError where there is none."""
+    """Return the HTML report beside the shards. Raise StoreError without a report."""
     name = asked.word("name")
     store = Store(context.settings.store)
     found = store.check(name)
@@ -66,7 +69,7 @@ def data_report(context: PageContext, asked: ViewQuery) -> str:
 
 
 def _report_of(store: Store, one: Artifact) -> Path | None:
-    """Return the report of an artifact of this machine; of a store elsewhere none is fetched."""
+    """Return the report file of an artifact in a local store, or None. Reports of remote stores are not downloaded."""
     if one.problem or credentials.kind(store.uri) != "":
         return None
     folder = store.path(one.name, one.fingerprint)

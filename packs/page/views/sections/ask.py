@@ -1,4 +1,4 @@
-"""The query of a browser to a view, and the view itself."""
+"""Query parameters of a view request, and the record of a view."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,32 +8,35 @@ from typing import Any
 from infra.errors import UsageError
 from packs.page.views.page_context import PageContext
 
-EVERY_S = 0.7  # interval between looks, while somebody reads
+EVERY_S = 0.7  # seconds between two looks of a stream
 
 
 @dataclass(frozen=True)
 class ViewQuery:
-    """The words after the question mark of a request."""
+    """The query parameters of a request."""
 
     query: Mapping[str, str]
 
     def word(self, name: str) -> str:
-        """Return a word, "" where there is none."""
+        """Return a parameter, or "" if absent."""
         return self.query.get(name, "")
 
     def words(self, name: str) -> list[str]:
-        """Return the words of a list, each once."""
+        """Return the distinct entries of a comma-separated list."""
         return list(dict.fromkeys(filter(None, self.word(name).split(","))))
 
     def choice(self, name: str, known: Sequence[str]) -> str:
-        """Return one of the words that are known, the first by default. Raises UsageError."""
+        """Return a parameter with fixed values, the first by default. Raise UsageError for an unknown value."""
         said = self.word(name) or known[0]
         if said not in known:
             raise UsageError(f"{name} is {said!r}; known: {', '.join(known)}")
         return said
 
     def number(self, name: str) -> float:
-        """Return a bound; without one there is none: infinity, or for `since` less than all. Raises UsageError."""
+        """Return a bound as a float. Without a value, return -inf for `since` and inf otherwise.
+
+        Raise UsageError for text and NaN.
+        """
         said = self.word(name)
         if not said:
             return -math.inf if name == "since" else math.inf
@@ -46,7 +49,7 @@ class ViewQuery:
         return found
 
     def count(self, name: str, usual: int, most: int) -> int:
-        """Return a whole number from 0 to `most`. Raises UsageError."""
+        """Return a non-negative integer, `usual` if absent, capped at `most`. Raise UsageError for other text."""
         said = self.word(name)
         if not said:
             return usual
@@ -57,7 +60,7 @@ class ViewQuery:
 
 @dataclass(frozen=True)
 class View:
-    """A view: what it shows, in parts by name. Parts that have not changed are not sent again."""
+    """A view: a function that returns named parts. Streams send only changed parts."""
 
     look: Callable[[PageContext, ViewQuery], dict[str, Any]]
     every_s: float = EVERY_S

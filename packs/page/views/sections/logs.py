@@ -1,4 +1,4 @@
-"""The view of logs: the last lines of a run's steps, or those that hold a text, as they come."""
+"""View of logs: the last lines of a run's steps or of a service, optionally filtered by a search text."""
 
 import io
 from pathlib import Path
@@ -17,12 +17,12 @@ from packs.page.views.sections.ask import View, ViewQuery
 from serve.processes import controller_process
 
 LINES, MOST_LINES = 400, 5000
-MOST_BYTES = 32 << 20  # bytes at the end of a log that are searched
+MOST_BYTES = 32 << 20  # bytes at the end of a log that are read
 HERE_S = 0.5
 
 
 def shown(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the last lines of a run's logs, or of a service's requests. Raises UsageError."""
+    """Return the last log lines of a run or a service. Raise UsageError for an unknown run, service or file."""
     if asked.word("service"):
         return _of_service(context, asked)
     with context.journal() as journal:
@@ -46,7 +46,7 @@ VIEW = View(shown)
 
 
 def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
-    """Return the last lines of all these together: all of them, or those that hold what is searched for."""
+    """Return the last lines over all files, only matches if a search text is given, and the number of such lines."""
     words, most = asked.word("search").casefold(), asked.count("lines", LINES, MOST_LINES)
     lines: list[tuple[str, int, str]] = []
     total = 0
@@ -60,7 +60,7 @@ def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
 
 
 def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
-    """Bring the logs home, at most so often; return them in the order of the steps."""
+    """Download the logs, rate-limited by the cache, and return the log files in step order."""
     folder = RunHome.of(op.run, context.settings.homes).pod.logs
 
     def bring() -> tuple[None, float]:
@@ -74,7 +74,7 @@ def _brought(context: PageContext, op: Op, journal: Journal) -> list[Path]:
 
 
 def _of_service(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the requests of a service, or what its controller says."""
+    """Return the last lines of a service's request log or controller log. Raise UsageError."""
     with context.journal() as journal:
         names = [one.name for one in service_rows.every(journal)]
     name, file = asked.word("service"), asked.word("file") or "requests"

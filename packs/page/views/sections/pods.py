@@ -1,4 +1,4 @@
-"""The views of what bills: pods with their ends, what was spent, and what is offered now."""
+"""Views of costs: live pods with their ends, past spending and current offers."""
 
 import time
 from typing import Any
@@ -14,13 +14,13 @@ from packs.page.views.page_context import Fresh, PageContext
 from packs.page.views.sections.ask import View, ViewQuery
 from packs.page.views.sections.runs import row
 
-OFFERS_S = 60.0  # largest age of offers: each look asks every vendor
+OFFERS_S = 60.0  # cache age of offers; each look queries every vendor
 BILLS_S = 300.0
 MOST_OFFERS = 500
 
 
 def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the pods there are now, their cost per hour, and who ends them when."""
+    """Return the live pods, their cost per hour, and the owner of each pod."""
     now = time.time()
     with context.journal() as journal:
         owners = {op.run: {"owner_kind": op.owner_kind, "owner": op.owner} for op in journal.ops(live=True)}
@@ -31,7 +31,7 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the ledger: by day, run, vendor and month, the forecast against the bill, and the budget."""
+    """Return the ledger by day, run, vendor and month, with quoted and billed amounts and the spend cap."""
     found = context.keep(("spending",), lambda: Fresh(lambda: _spent(context))).get()
     now, lines = time.time(), found.lines
     paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
@@ -62,7 +62,7 @@ def money(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def offered(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the offers now, by price."""
+    """Return the current offers, cheapest first, from the cache."""
     return context.keep(("offers",), lambda: Fresh(lambda: (_offers(context), OFFERS_S))).get()
 
 
@@ -78,7 +78,7 @@ def _spent(context: PageContext) -> tuple[spending.Spending, float]:
 
 
 def _most(rate: int, left_s: float | None) -> int | None:
-    """Return the most that a pod may still cost until its limit, None where it has none."""
+    """Return the maximum further cost of a pod until its time limit, in micro-USD; None without a limit."""
     return None if left_s is None else round(rate * left_s / 3600)
 
 

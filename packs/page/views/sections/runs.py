@@ -1,4 +1,4 @@
-"""The views of runs: the list, and the curves of those that are chosen, laid over each other."""
+"""Views of runs: the list of runs, and the overlaid metric curves of selected runs."""
 
 import math
 import shlex
@@ -25,19 +25,21 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
 
-MOST_RUNS = 50  # laid over each other
-MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows
+MOST_RUNS = 50  # maximum number of overlaid runs
+# Maximum points per metric over all runs, more than any screen resolves.
+MOST_POINTS = 6000
 LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
-READ_S = 1.0  # of runs that nobody has looked at yet, in one look of a stream: 100,000 steps take half a second
+# Time budget for unread runs per look of a stream; 100,000 steps take half a second.
+READ_S = 1.0
 FIRST = ("loss", "reward", "right", "greedy", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm",
          "data_share")  # fmt: skip
 GPU_EVERY_S = 1.0
-ROUNDED_S = 1.0  # the journal has whole seconds
+ROUNDED_S = 1.0  # resolution of journal times in seconds
 
 
 def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return all runs, newest first: what `inv status` shows."""
+    """Return all runs, newest first, with the data of `inv status`."""
     now, views = time.time(), context.runs()
     with context.journal() as journal:
         services = {op.run: op.service for op in journal.ops() if op.service}
@@ -48,7 +50,10 @@ def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
 
 
 def row(view: PodView, now: float) -> dict[str, Any]:
-    """Return one run for the page. Money in US dollars as text, times as UTC epoch seconds, None = not known."""
+    """Return the fields of a run for the page.
+
+    Amounts are US dollars as text, times are UTC epoch seconds, and None marks an unknown value.
+    """
     record, machine = _told(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
     steps = [
@@ -94,12 +99,12 @@ def row(view: PodView, now: float) -> dict[str, Any]:
 
 
 def _scaled(seconds: float | None, view: PodView) -> float | None:
-    """Return seconds of the machine by the clock that counts the run's cost."""
+    """Convert seconds of the machine's clock to the clock that measures cost; the two differ in a rehearsal."""
     return None if seconds is None else seconds * view.clock_scale
 
 
 def _told(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record of the step that runs; of a run that has ended, the last one that has a loss."""
+    """Return the record of the running step. For an ended run, return the last record with a loss curve."""
     record = current_record(progress)
     if record.get("kind") == "progress":
         return record
@@ -117,22 +122,22 @@ def _share(step: Mapping[str, Any]) -> float | None:
 
 @dataclass
 class FigureSource:
-    """The source of the figures of one run."""
+    """Metrics and samples of a run, with cached readers per phase."""
 
     run: str
     token: str
     is_live: bool
     phases: dict[str, Mapping[str, Any]]
-    """Configuration of each phase, in order."""
+    """Configuration by phase, in order."""
     growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
     said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
 
 
 def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return the curves of the runs that are chosen: a part for each, their recipes' difference, and their marks."""
+    """Return the curves of the selected runs: a part per run, the configuration differences and the marks."""
     with context.journal() as journal:
         chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
-        version = journal.version()  # without news of any run, none is looked up again
+        version = journal.version()  # an unchanged version lets cached sources and marks stay valid
         sources = [source_of(context, one, journal, version) for one in chosen if one]
         views = {one.run: one for one in context.runs()} if sources else {}
         told = {one.run: marks_of(context, one, journal, version, views.get(one.run)) for one in sources}
@@ -149,7 +154,7 @@ def curves(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
             continue
         growing = figures_of(context, one, phase)
         if news and not growing.is_made and time.monotonic() > enough:
-            unread += 1  # the next look goes on
+            unread += 1  # The next look continues.
             continue
         news += not growing.is_made
         table, grown = growing.get()
@@ -197,7 +202,7 @@ def _usual(journal: Journal) -> str:
 
 
 def source_of(context: PageContext, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
-    """Return the source of a run's figures. Raises UsageError when there is no such run."""
+    """Return the metric source of a run, from the cache. Raise UsageError for an unknown run."""
     if run == story.FOREGROUND:
         phases = {
             name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
@@ -215,7 +220,7 @@ def _found(context: PageContext, op: Op) -> FigureSource:
 
 
 def figures_of(context: PageContext, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
-    """Return the figures of a phase, which are read as far as they have come."""
+    """Return the cached metrics of a phase, which grow with the file."""
     if phase not in source.growing:
         source.growing[phase] = Fresh(_reader(context, source, phase))
     return source.growing[phase]
@@ -232,7 +237,7 @@ def _reader(context: PageContext, source: FigureSource, phase: str) -> Any:
 
 
 def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
-    """Return a reader of a run's file from an offset on, and the time for which its result is good."""
+    """Return a function that reads a run's file from an offset, and the validity of its result in seconds."""
     if source.token == story.FOREGROUND:
         return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
     with context.journal() as journal:
@@ -254,7 +259,7 @@ def _bytes_of(context: PageContext, source: FigureSource, phase: str, file: str)
 
 
 def _of_ended(context: PageContext, op: Op, phase: str, file: str) -> Any:
-    def read(offset: int) -> bytes:  # once: what it holds is kept in columns, which take a tenth of it
+    def read(offset: int) -> bytes:  # Called once; the columns keep the content at a tenth of the size.
         places = run_figures.places(op, context.settings, context.tell)
         return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
@@ -271,7 +276,7 @@ def _of_file(path: Path, offset: int) -> bytes:
 
 
 def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict[str, Any]]:
-    """Return the model's text at its last steps."""
+    """Return the model's sampled texts of the last steps, at most `SHOWN_SAMPLES`."""
     if phase not in source.said:
         read, good_s = _bytes_of(context, source, phase, "samples.jsonl")
 
@@ -285,22 +290,22 @@ def said_by(context: PageContext, source: FigureSource, phase: str) -> list[dict
 def marks_of(
     context: PageContext, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
 ) -> list[timeline.Mark]:
-    """Return the events of a run with their times; [] of what was trained in the foreground."""
+    """Return the events of a run with times; [] for foreground training."""
     if source.token == story.FOREGROUND:
         return []
 
     def make() -> list[timeline.Mark]:
         return timeline.marks_of(journal.op(source.token), view, journal)
 
-    if source.is_live:  # its checkpoints are in no journal
+    if source.is_live:  # The journal does not record checkpoints of a live run.
         return make()
     return context.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
-    """Return a mark with its place along the bottom, None where it does not fall into these figures.
+    """Return a mark with a position on the axis; `x` is None outside of the table's time range.
 
-    A checkpoint that does not fall into them belongs to another phase: None.
+    Return None for a checkpoint outside of the range, which belongs to a different phase.
     """
     is_within = bool(table.at) and table.at[0] - ROUNDED_S <= at <= table.at[-1] + 60.0
     if not is_within and kind == timeline.SAVED:
@@ -310,7 +315,10 @@ def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> di
 
 
 def _busiest(context: PageContext, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:
-    """Return the last phase of the first run that has begun to tell of itself: the one that somebody wants to see."""
+    """Return the last phase with metrics of the first run, as the default phase to show.
+
+    Without metrics, return the last known phase, or "".
+    """
     for name in phases[::-1]:
         if sources and name in sources[0].phases and figures_of(context, sources[0], name).get()[0].steps:
             return name

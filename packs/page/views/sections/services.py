@@ -1,4 +1,4 @@
-"""The view of services: replicas, requests per second, percentiles, the queue, the last quarter of an hour."""
+"""View of services: replicas, requests per second, latency percentiles and queue over the last 15 minutes."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ SPAN_S, EACH_S = 900.0, 10.0
 
 
 def listed(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
-    """Return each service as its controller saw it last, with the figures of its last requests."""
+    """Return each service in the controller's last observed state, with request statistics."""
     with context.journal() as journal:
         names = [one.name for one in service_rows.every(journal)]
         found = service_view.look(names, context.settings, journal, True)
@@ -26,7 +26,10 @@ VIEW = View(listed)
 
 
 def history(context: PageContext, name: str, now: float) -> dict[str, list[float | None]]:
-    """Return figures of stretches of ten seconds: hours before now as `x`, requests per second, seconds to the end."""
+    """Return request statistics in buckets of ten seconds.
+
+    `x` is in hours relative to now, `qps` in requests per second, and `p50` and `p95` are latencies in seconds.
+    """
     places = controller_process.Places.of(context.settings, name)
     count = int(SPAN_S / EACH_S)
     first = (now // EACH_S - count) * EACH_S

@@ -1,4 +1,4 @@
-// Acts: a button that asks, shows the command that would do the same, and does it when the answer is yes.
+// Action buttons: ask for confirmation, show the equivalent command and run the action.
 
 import { h } from "./dom.js";
 import { post } from "./live.js";

@@ -1,4 +1,4 @@
-// The frame: which view is shown, the theme, the keys.
+// Frame of the page: view selection, theme and keyboard shortcuts.
 
 import { h } from "./dom.js";
 import { ask, KEPT, onAlive, post } from "./live.js";

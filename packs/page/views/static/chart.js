@@ -1,4 +1,4 @@
-// A line chart on a canvas: several series over one axis, marks, a cross under the pointer or the arrow keys, a zoom.
+// Line chart on a canvas: series over a common axis, marks, a crosshair for pointer and arrow keys, and zoom.
 
 import { duration, h, moment, number } from "./dom.js";
 
@@ -29,7 +29,7 @@ export function smooth(values, weight) {
 }
 
 export class Chart {
-  // options: title, unit, factor, fromZero, words(x) for the bottom, zoomed(since, until), tall
+  // options: title, unit, factor, fromZero, words(x) formats the horizontal axis, zoomed(since, until), tall
   constructor(options) {
     this.options = options;
     this.series = [];
@@ -90,13 +90,13 @@ export class Chart {
     if (!seen.length) return null;
     seen.sort((a, b) => a - b);
     let low = seen[0], high = seen[seen.length - 1];
-    if (seen.length > 200 && !isLog) { // a few outliers do not press all the rest flat
+    if (seen.length > 200 && !isLog) { // clip outliers so that the other values stay readable
       const cut = seen[Math.floor(seen.length * 0.997)];
       high = Math.min(high, cut + 0.25 * (cut - low));
     }
     if (isLog) return { first, last: Math.max(last, first + 1e-9), low: Math.log10(low), high: Math.log10(high) + 0.02, factor, isLog };
     if (this.options.fromZero) low = Math.min(0, low);
-    // Values that differ by rounding alone, such as the mean of a constant, have no spread: no number lies between them.
+    // Values that differ only by rounding, such as the mean of a constant, have zero spread: no float lies between them.
     const spread = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)) ? high - low : 0;
     const margin = 0.05 * spread || 0.05 * Math.abs(high) || 1;
     return { first, last: Math.max(last, first + 1e-9), low: this.options.fromZero ? low : low - margin, high: high + margin, factor };
@@ -157,7 +157,7 @@ export class Chart {
       if (!one.x.length) continue;
       const tint = css(`--s${one.index % COLORS}`);
       pen.fillStyle = pen.strokeStyle = tint;
-      if (this.series.length <= 6) { // what lies between the lowest and the highest of a stretch
+      if (this.series.length <= 6) { // band between minimum and maximum of each bucket
         pen.globalAlpha = 0.14;
         pen.beginPath();
         one.x.forEach((at, i) => pen.lineTo(x(at), y(one.high[i])));
@@ -230,7 +230,7 @@ function line(pen, x1, y1, x2, y2) {
   pen.stroke();
 }
 
-function mark(pen, kind, x, y) { // told apart by shape as well as by colour
+function mark(pen, kind, x, y) { // marks differ in shape and color
   pen.beginPath();
   if (kind === "save") pen.rect(x - 3, y - 3, 6, 6);
   else if (kind === "lost") { pen.moveTo(x - 5, y - 4); pen.lineTo(x + 5, y - 4); pen.lineTo(x, y + 5); }

@@ -1,4 +1,4 @@
-// Elements, and the forms of numbers, times and amounts. Nothing here knows of a view.
+// DOM helpers and formatters for numbers, times and amounts; independent of views.
 
 import { typed } from "./page.js";
 
@@ -23,7 +23,7 @@ export function s(name, props = {}, ...inner) {
   return made;
 }
 
-const late = new Map(); // for a place in which something is pressed: what it shows once that is let go
+const late = new Map(); // pending content by element, drawn after the pointer is released
 for (const name of ["pointerup", "pointercancel", "keyup"]) addEventListener(name, () => setTimeout(drawLate));
 
 function drawLate() {
@@ -32,8 +32,8 @@ function drawLate() {
   for (const [place, [key, make]] of found) put(place, key, make);
 }
 
-// Puts what `make` returns into `place`, and leaves it alone where nothing has changed: focus, selection and scrolling
-// stay. What is pressed stays until it is let go; a button that was replaced meanwhile would miss its click.
+// Replaces the content of `place` with the result of `make` if `key` has changed; otherwise focus, selection and scroll
+// position stay. A pressed element is replaced after its release, because a replaced button would miss the click.
 export function put(place, key, make) {
   late.delete(place);
   if (place.matches(":active")) return late.set(place, [key, make]);
@@ -77,7 +77,7 @@ export const usd = (text) => (text === null || text === undefined ? "" : `${Numb
 export const moment = (at) => (at ? new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC" : "");
 export const percent = (share) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(1)} %`);
 
-export function ago(at, scale = 1) { // scale: of the clock of a rehearsal
+export function ago(at, scale = 1) { // scale: clock scale of a rehearsal
   return at ? `${duration(Math.max(0, Date.now() / 1000 - at) * scale)} ago` : "";
 }
 
@@ -93,7 +93,7 @@ export function spark(values) {
   return s("svg", { class: "spark", viewBox: "0 0 96 22", "aria-hidden": "true" }, s("polyline", { points: points.join(" ") }));
 }
 
-// A table whose headings are `[title, kind]`; kind is "number", "wrap" or nothing. Rows are lists of cells.
+// Creates a table. Headings are `[title, kind]`; kind is "number", "wrap" or absent. Rows are lists of cells.
 export function table(headings, rows, label) {
   const kinds = headings.map((one) => (Array.isArray(one) ? one[1] : ""));
   const titles = headings.map((one) => (Array.isArray(one) ? one[0] : one));

@@ -1,7 +1,7 @@
-// A view's parts, kept up to date by server-sent events.
+// Parts of a view, updated by server-sent events.
 
 const held = document.getElementById("kept");
-export const KEPT = held && JSON.parse(held.textContent); // of a page that was exported: what each view showed then
+export const KEPT = held && JSON.parse(held.textContent); // exported page: content of each view at export time
 
 function exported(name, query) {
   if (name === "curves") return laid(query.runs.split(",").filter(Boolean), query);
@@ -33,7 +33,7 @@ export class Live {
     this.source = new EventSource(`/api/${name}?${words}`);
     this.source.onmessage = (event) => {
       const { part, value } = JSON.parse(event.data);
-      if (part === "") changed(this.parts); // the end of a look, whose parts are drawn together
+      if (part === "") changed(this.parts); // end of a look; draws all parts together
       else if (value === null) delete this.parts[part];
       else this.parts[part] = value;
     };

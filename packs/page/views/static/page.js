@@ -1,6 +1,6 @@
-// The page around a view: where it is, where it goes, its command and its title. Views and the frame both build on it.
+// Shared page state for views and frame: route, navigation, equivalent command and title.
 
-export const about = {}; // what the server says of itself
+export const about = {}; // global facts from the server
 
 export function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -15,10 +15,10 @@ export function go(name, query = {}, replace = false) {
     return;
   }
   history.replaceState(null, "", to);
-  dispatchEvent(new Event("hashchange")); // replaceState sends none
+  dispatchEvent(new Event("hashchange")); // replaceState does not fire hashchange
 }
 
-// The same command for a terminal, which sees the rehearsal, or its store, only when it is told to.
+// Returns the command for a terminal; in a rehearsal the command needs --rehearse or the rehearsal's store.
 export function typed(words) {
   if (!words || !about.is_rehearsal) return words;
   return /^inv (chat|ckpt|shard)/.test(words) ? `SLIPWAY_STORE=${about.store} ./${words}` : `${words} --rehearse`;

@@ -1,4 +1,4 @@
-// A conversation with a service or a model of the store: streamed, stopped, asked again.
+// View of a chat with a service or a stored model: stream, stop and retry answers.
 
 import { empty, h, put } from "../dom.js";
 import { Live } from "../live.js";

@@ -1,4 +1,4 @@
-// The curves of the runs that are chosen, laid over each other, with what differs between them.
+// View of the overlaid curves of selected runs, with their configuration differences.
 
 import { actButton } from "../act.js";
 import { along, Chart, color } from "../chart.js";

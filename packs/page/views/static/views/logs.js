@@ -1,4 +1,4 @@
-// Logs that follow, with a search that the server does over all of them.
+// View of live logs; the search runs on the server.
 
 import { empty, h, put } from "../dom.js";
 import { Live } from "../live.js";

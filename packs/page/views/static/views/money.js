@@ -1,11 +1,11 @@
-// Pods and who ends them, what was spent, and what can be rented.
+// Views of costs: live pods with their owners, past spending and current offers.
 
 import { actButton } from "../act.js";
 import { ago, card, duration, empty, h, moment, put, s, size, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
 import { about, command, typed } from "../page.js";
 
-// A view of one stream: `draw(parts)` gives what stands below its tools.
+// Creates a view of a single stream; `draw(parts)` returns the elements below the toolbar.
 function simple(name, api, draw, before = () => null) {
   return {
     name,

@@ -1,4 +1,4 @@
-// All runs, newest first; those with a tick are laid over each other.
+// View of all runs, newest first; selected runs open as overlaid curves.
 
 import { ago, card, duration, empty, h, number, percent, put, spark, state, usd } from "../dom.js";
 import { Live } from "../live.js";

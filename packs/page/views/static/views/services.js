@@ -1,4 +1,4 @@
-// Services: replicas, requests per second, percentiles, the queue.
+// View of services: replicas, requests per second, latency percentiles and queue.
 
 import { actButton } from "../act.js";
 import { Chart } from "../chart.js";
@@ -46,7 +46,7 @@ const chart = (title) => new Chart({ title, fromZero: true, words: (at) => `${du
 const boxed = (one) => h("section", { class: "card" }, h("h2", {}, one.options.title), one.box);
 const series = (name, index, x, mean) => ({ name, index, x, mean, low: mean, high: mean });
 
-// Drawn once, so that what is typed stays when news come.
+// Drawn once, so that updates do not overwrite the user's input.
 function scaling(one) {
   const field = (words) => h("input", { type: "number", min: 0, max: 64, value: String(one.target), "aria-label": words, style: { width: "70px" } });
   const least = field("At least so many replicas"), most = field("At most so many replicas");

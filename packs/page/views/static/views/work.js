@@ -1,4 +1,4 @@
-// What work has made: sweeps, data and its reports, the report of a run.
+// Views of results: sweeps, datasets with reports, and run reports.
 
 import { card, duration, empty, h, moment, number, put, state, table } from "../dom.js";
 import { Live } from "../live.js";
