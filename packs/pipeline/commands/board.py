@@ -1,7 +1,6 @@
-"""TensorBoard beside the training of `inv pipeline`: a page on this machine, and files in the experiment's folder.
+"""TensorBoard for the training of `inv pipeline`: a local page during training, and event files in the run's folder.
 
-In: an experiment's folders. Out: `runs/<experiment>/tensorboard`, which stays, and a page for as long as it trains. A
-training never fails for it: what is wrong is told.
+The event files in `runs/<experiment>/tensorboard` stay. TensorBoard errors are reported and never fail the training.
 """
 
 import os
@@ -23,7 +22,10 @@ ALL_S = 120.0
 
 @contextmanager
 def beside(space: Workspace, settings: Settings) -> Iterator[None]:
-    """Show what is trained within, and keep its figures as files of events."""
+    """Serve TensorBoard while the body runs, then write the remaining metrics as event files.
+
+    Without the TensorBoard environment, report the problem and run the body alone.
+    """
     try:
         python = local_step.python(settings, Tensorboard.environment)
     except SlipwayError as error:

@@ -1,9 +1,9 @@
-"""The command `pipeline`: an experiment from a corpus to a trained model on this machine, stage by stage.
+"""The command `inv pipeline`: train a model from a text corpus on this machine, stage by stage.
 
-In: a corpus, the name of an experiment, a recipe. Out: the folders of `workspace.py` with shards, a tokenizer,
-training.yaml and training.toml, and the model in `runs/<experiment>/artifacts`. Each stage says one line, takes what is
-there and is still what is asked for, and is a command of its own elsewhere (`inv shard`, `inv tokenizer`, `inv train`).
-The training reads the folder's own shards and tokenizer: decision 24.
+The command fills the folders of `workspace.py` with shards, tokenizer, training.yaml and training.toml, and writes the
+model to `runs/<experiment>/artifacts`. Each stage prints a line, reuses valid results of earlier runs and exists as a
+separate command (`inv shard`, `inv tokenizer`, `inv train`). The training reads the experiment's own shards and
+tokenizer: decision 24.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ def pipeline(spec: PipelineFlags) -> None:
 
 
 def recipe_of(ours: PipelineSettings, space: Workspace, steps: int | None, vocab_size: int | None) -> Profile:
-    """Return the recipe under the experiment's name, with what was asked for otherwise."""
+    """Return the recipe, renamed to the experiment, with the requested steps and vocabulary size."""
     found = replace(planning.profile_named(ours.run_config), name=space.experiment)
     if steps is not None:
         found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
@@ -121,7 +121,7 @@ def recipe_of(ours: PipelineSettings, space: Workspace, steps: int | None, vocab
 
 
 def with_ids(recipe: Profile, count: int) -> Profile:
-    """Return the recipe with so many ids in its model and its tokenizer."""
+    """Return the recipe with a vocabulary of `count` ids in the tokenizer and in every model."""
     phases = {
         name: replace(phase, model=replace(phase.model, vocab_size=count)) for name, phase in recipe.phases.items()
     }
@@ -153,7 +153,7 @@ def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
 def shards(
     settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, is_making: bool, quiet: bool
 ) -> None:  # fmt: skip
-    """Make the shards, or reuse those that are there. Raises UsageError where there are none, and none may be made."""
+    """Write the shards, or reuse finished shards. Raise UsageError for RUN_SHARD=0 without finished shards."""
     there = manifest(space.train)
     if there and (reuse or not is_making):
         held_out = len((manifest(space.val) or {"shards": ()})["shards"])
@@ -169,7 +169,7 @@ def shards(
 
 
 def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, quiet: bool) -> dict[str, Any]:
-    """Make the tokenizer, or take the one of the folder `given`; return what is known of it. Raises UsageError."""
+    """Train a tokenizer, or adopt the published tokenizer file `given`; return the step's result. Raise UsageError."""
     if given:
         step = "adopt"
         config: dict[str, Any] = {"spec": {"path": str(Path(given).expanduser().absolute())}}
@@ -179,7 +179,7 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
     config |= {"out": str(space.tokenizer)}
     try:
         found = local_step.run("tokenizer", ("-m", "data", step), config, settings, quiet, space.environ)
-    except UsageError as error:  # most often so little text that it has not that many words
+    except UsageError as error:  # The usual cause is a text too small for the vocabulary.
         raise UsageError(f"{error}" if given else f"{error} (--vocab-size, or another recipe: --profile)") from None
     render.say(f"tokenizer: {'reused' if found['reused'] else 'taken' if given else 'made'}, "
                f"{found['vocab_size']:,} ids, sha256 {found['tokenizer_sha256'][:12]}")  # fmt: skip
@@ -187,7 +187,10 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
 
 
 def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
-    """Write the configuration, before anything is trained, and return its file. `of`: the recipe it comes from."""
+    """Write training.yaml and training.toml before the training and return the YAML path.
+
+    `of` names the base recipe; `ids` is the vocabulary size of the tokenizer.
+    """
     if ids != recipe.vocab_size:
         render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}: as many as the tokenizer has")
     file = training_files.write(with_ids(recipe, ids), of, space.run)
@@ -198,7 +201,7 @@ def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
 def training(
     settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool
 ) -> dict[str, Any]:  # fmt: skip
-    """Train, and return what is known of the model, trained now or before. digest: of the tokenizer."""
+    """Train or reuse the model and return the model's metadata. `digest` is the tokenizer's SHA-256."""
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
@@ -230,7 +233,7 @@ def foretell(
     text: dict[str, Any],
     spec: PipelineFlags,
 ) -> None:
-    """Show what would be done, and with which environment; nothing is made."""
+    """Show the planned stages, folders and environment without running a stage."""
     base = recipe.phases["base"]
     facts = {
         "workspace": str(space.root),

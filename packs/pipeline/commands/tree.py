@@ -1,4 +1,4 @@
-"""The command `tree`: the folders of `inv pipeline`, and what is in them."""
+"""The command `inv tree`: list the folders of `inv pipeline` with their content."""
 
 from dataclasses import dataclass
 

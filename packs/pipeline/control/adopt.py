@@ -1,8 +1,7 @@
-"""An experiment's own shards and tokenizer as artifacts of the store that its training reads.
+"""Publication of an experiment's own shards and tokenizer as store artifacts that the training reads.
 
-In: a `Workspace` whose shards and tokenizer are finished. Out: each artifact's fingerprint, which is of its content.
-The shards are linked and not copied, since they may fill the volume; every byte is read and compared with what the
-sharder has written down (decision 24).
+The fingerprint of each artifact is a hash of its content. Shards are hard-linked rather than copied because they may
+fill the volume; every byte is read and compared with the sharder's manifest (decision 24).
 """
 
 import os
@@ -24,9 +23,9 @@ from trainer.plan import source_slug
 
 
 def text(space: Workspace) -> str:
-    """Keep the shards as `datasets/<experiment>/text`, and return their fingerprint.
+    """Publish the shards as `datasets/<experiment>/text` and return the fingerprint.
 
-    Raises SlipwayError when they are not what was written.
+    Raise SlipwayError if the shards differ from the manifest.
     """
     parts = {part: folder for part, folder in (("train", space.train), ("val", space.val)) if manifest(folder)}
     listed = {part: [one["sha256"] for one in read_manifest(folder)["shards"]] for part, folder in parts.items()}
@@ -38,7 +37,7 @@ def text(space: Workspace) -> str:
         if problems := verify(folder):
             raise SlipwayError(f"{folder}: {'; '.join(problems)}; make the shards again: RUN_SHARD=1")
     draft = space.run / ".text"
-    shutil.rmtree(draft, ignore_errors=True)  # leftovers of a run that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # leftovers of a killed run
     files = []
     for part, folder in parts.items():
         (draft / part).mkdir(parents=True)
@@ -52,7 +51,7 @@ def text(space: Workspace) -> str:
 
 
 def tokenizer(space: Workspace, digest: str) -> str:
-    """Keep a copy of the tokenizer as `tokenizer`, and return its fingerprint."""
+    """Publish a copy of the tokenizer as `tokenizer` and return the fingerprint."""
     fingerprint = digest[:12]
     if not is_there(space, "tokenizer", fingerprint):
         Store(space.store).publish(space.tokenizer, "tokenizer", fingerprint, {"tokenizer_sha256": digest})
@@ -64,10 +63,13 @@ def is_there(space: Workspace, name: str, fingerprint: str) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """Link a shard, or copy it: it is replaced as a whole and never written into, so the link stays what it is."""
+    """Create a hard link to a shard, or copy the shard on a file system without hard links.
+
+    Links are safe because shards are replaced as whole files and never modified.
+    """
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
 
 

@@ -1,4 +1,4 @@
-"""The folders that a training in the workspace reads, for `inv config --config`."""
+"""The workspace folders that a training reads, for `inv config --config`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from packs.pipeline.control.workspace import Workspace, content, manifest
 
 
 def found(settings: Settings) -> Iterator[tuple[str, Path, str]]:
-    """Yield name, path and state of each folder; shards that are not finished count as missing."""
+    """Yield name, path and state of each folder; unfinished shards count as missing."""
     ours = settings.of(PipelineSettings)
     space = Workspace(ours.workspace, ours.experiment)
     for name, folder in (("train shards", space.train), ("val shards", space.val)):

@@ -1,7 +1,6 @@
-"""The settings of a training, as `training.yaml` and `training.toml` beside it, equal in content.
+"""Writer of the complete training configuration, as `training.yaml` and `training.toml` with equal content.
 
-In: a recipe as it will be trained, nothing left to a default. Out: two files; the YAML one is itself a recipe that
-`--profile` takes, so that the run can be repeated from it.
+Every value is explicit. The YAML file is a recipe for `--profile`, so the run can be repeated.
 """
 
 from collections.abc import Mapping
@@ -19,14 +18,14 @@ from trainer.config import Profile
 
 
 def write(profile: Profile, of: str, folder: Path) -> Path:
-    """Write the YAML file, and return its path. `of`: the recipe that this one comes from, by its name or its file.
+    """Write both files and return the YAML path. `of` is the base recipe, as a name or a file.
 
-    Raises UsageError for what the two files cannot say.
+    Raise UsageError for a value that the files cannot express: a null where the base recipe has a value.
     """
     base = yaml.safe_load(Path(of).read_text(encoding="utf-8"))["profile"] if Path(of).is_file() else Path(of).stem
     values = without_none(asdict(profile))
     shapes = [phase["model"] for phase in values["phases"].values()]
-    # what the phases do not share, such as norms that only a ternary model has, is the recipe's
+    # Only shape values that all phases share go into the recipe's model; for example, only ternary models have norms.
     shape = {name: value for name, value in shapes[0].items() if all(one.get(name) == value for one in shapes)}
     phases = {
         name: {key: value for key, value in phase.items() if key not in ("phase", "model")}
@@ -43,7 +42,7 @@ def write(profile: Profile, of: str, folder: Path) -> Path:
 
 
 def without_none(value: Any) -> Any:
-    """Return a value without what is not set, as TOML knows no null. Tuples become lists, which both formats have."""
+    """Return a value without None entries, because TOML has no null. Tuples become lists."""
     if isinstance(value, Mapping):
         return {key: without_none(one) for key, one in value.items() if one is not None}
     return [without_none(one) for one in value] if isinstance(value, (list, tuple)) else value

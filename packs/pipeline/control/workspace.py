@@ -1,7 +1,6 @@
-"""The folders of an experiment, as a pod's volume has them, and what is in them.
+"""The folder layout of an experiment, as on a pod's volume, and summaries of the folders' content.
 
-In: a folder and the name of an experiment. Out: `Workspace`, one property for each place; rows of place and content.
-It reads manifests, and opens no shard.
+`Workspace` has a property per folder. This module reads manifests and never opens a shard.
 """
 
 from contextlib import suppress
@@ -17,12 +16,12 @@ from infra.units import count, size
 
 WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
 KINDS = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
-"""Folders that have one for each experiment."""
+"""Folders with a subfolder per experiment."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """One experiment in one folder."""
+    """The folders of an experiment under a root."""
 
     root: Path
     experiment: str
@@ -48,17 +47,17 @@ class Workspace:
 
     @property
     def text(self) -> Path:
-        """Return the two folders of shards as the one with `train` and `val` in it that every step reads and writes."""
+        """Return the folder with links to the `train` and `val` shards, as every step expects."""
         return self.of("cache") / "text"
 
     @property
     def store(self) -> Path:
-        """Return the store that the training of this experiment begins from, and that takes what it makes."""
+        """Return the store from which the training reads its inputs, and to which the training writes the model."""
         return self.run / "artifacts"
 
     @property
     def board(self) -> Path:
-        """Return the folder of TensorBoard's files."""
+        """Return the folder of TensorBoard event files."""
         return self.run / "tensorboard"
 
     @property
@@ -71,12 +70,12 @@ class Workspace:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables of each step: the hub's files stay on this volume, drafts and checkpoints by the run."""
+        """Return the environment of each step: hub caches on the volume, drafts and checkpoints in the run's folder."""
         hub = {"HF_HOME": str(self.hub), "HF_DATASETS_CACHE": str(self.hub / "datasets")}
         return {**hub, "SLIPWAY_WORK": str(self.run)}
 
     def make(self) -> int:
-        """Make every folder, and return how many of them were not there."""
+        """Create missing folders and links; return the number of created folders."""
         new = [folder for folder in self.folders if not folder.is_dir()]
         for folder in new:
             folder.mkdir(parents=True)
@@ -90,7 +89,7 @@ class Workspace:
 
 
 def manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of finished shards; None where there are none."""
+    """Return the manifest of finished shards, or None without a valid manifest."""
     try:
         return read_manifest(folder)
     except DataError:
@@ -98,7 +97,7 @@ def manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def experiments(root: Path) -> list[str]:
-    """Return the names of the experiments: whatever has a folder of its own somewhere."""
+    """Return the sorted names of all experiments with at least one folder."""
     there = (path for kind in KINDS for path in (root / kind).glob("*") if path.is_dir())
     return sorted({path.name for path in there if not path.name.startswith(".")})
 
@@ -109,7 +108,7 @@ def order(folder: Path, root: Path) -> tuple[int, str]:
 
 
 def content(folder: Path, root: Path) -> str:
-    """Return the content of a folder, in words."""
+    """Return a summary of a folder: "missing", "empty", or content with file count and size."""
     if not folder.is_dir():
         return "missing"
     kind = folder.parent.relative_to(root).as_posix()
@@ -123,7 +122,7 @@ def content(folder: Path, root: Path) -> str:
         shards = f"{count(len(done['shards']), 'shard')}, {done['total_lines']:,} lines" if done else unfinished
         return f"{shards}; {total}"
     if kind == "artifacts/tokenizer":
-        # absent or damaged: the folder is shown without its number of ids
+        # A missing or damaged configuration only hides the number of ids.
         with suppress(OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
             asked = yaml.safe_load((folder / "training.yaml").read_text(encoding="utf-8"))
             return f"{asked['vocab_size']:,} ids; {total}"
