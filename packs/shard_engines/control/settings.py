@@ -1,4 +1,4 @@
-"""The setting of the pack: an interpreter that has Ray."""
+"""The settings of the pack: a Python interpreter with Ray."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,9 @@
-"""Shards by several machines: the ranks of `pipeline.shard` under an external engine, then one manifest.
+"""Driver for sharding on several machines: runs the ranks of `pipeline.shard` on an external engine, then merges them.
 
-In: what `pipeline.shard` takes, how many ranks, an engine. Out: the same summary. All machines see the checkout, its
-environment, the source and the folder of the shards under the same paths. Killed anywhere, the same command resumes:
-finished ranks stay, and every other continues where it stopped.
+    spec, world -> task files -> Cluster.start -> ranks -> merge -> manifest
+
+All machines must see the checkout, the Python environment, the source and the output folder under the same paths. After
+a kill, the same command resumes: finished ranks stay finished, and other ranks continue from their last position.
 """
 
 import json
@@ -30,25 +31,25 @@ LOOK_S, MOST_LOOK_S = 0.5, 10.0
 
 
 class Cluster(Protocol):
-    """An external cluster. It restarts a task that was killed, as far as it can see that."""
+    """Interface of an external engine. The engine restarts killed tasks as far as it detects them."""
 
     def at_work(self, folder: Path) -> str:
-        """Return what an earlier command left running for `folder`, in words; "" for nothing."""
+        """Return a description of the tasks of an earlier command for `folder`, or ""."""
         ...
 
     def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
-        """Begin these ranks, and the merge after them or not; leave what is under way already as it is."""
+        """Start these ranks and optionally the merge after the ranks. Keep tasks that already run."""
         ...
 
     def status(self) -> str | None:
-        """Return what is running, in words; None when nothing is any more.
+        """Return a description of running tasks, or None after all tasks have ended.
 
-        Raises DataError when that is for good.
+        Raise DataError for a permanent failure.
         """
         ...
 
     def cancel(self) -> str:
-        """End all of it and wait until it is gone; in words."""
+        """Cancel all tasks and wait for their end; return a description of the cancelled tasks."""
         ...
 
 
@@ -58,24 +59,26 @@ class Interrupted(BaseException):
 
 
 def on_ray(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
-    """Write the shards by tasks of a Ray cluster. options: `ray_python`, an interpreter that has Ray."""
+    """Write the shards with tasks on a Ray cluster. `options["ray_python"]` is an interpreter with Ray."""
     from packs.shard_engines.data.ray import Ray
 
     return shard(spec, folder, how, world, Ray(options.get("ray_python", "")))
 
 
 def on_slurm(spec: TextSpec, folder: Path, how: How, world: int, options: Mapping[str, str]) -> dict[str, Any]:
-    """Write the shards by the tasks of an array job of Slurm."""
+    """Write the shards with an array job on Slurm."""
     from packs.shard_engines.data.slurm import Slurm
 
     return shard(spec, folder, how, world, Slurm())
 
 
 def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -> dict[str, Any]:
-    """Write the shards of `spec` into `folder` by `world` ranks; the summary.
+    """Write the shards of `spec` into `folder` with `world` ranks and return the summary.
 
-    Raises InputError for what ranks cannot do, DataError when one failed or was killed too often, Stopped after SIGINT
-    or SIGTERM, when all that was begun is cancelled.
+    Raises:
+        InputError: If ranks cannot shard this source.
+        DataError: If a rank fails or is killed too often.
+        Stopped: After SIGINT or SIGTERM, once the engine has cancelled all tasks.
     """
     if world < 2:
         raise InputError("--engine spreads the files of a source over machines; --world N is missing: over how many")
@@ -83,7 +86,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -
         raise InputError(f"source {spec.source} can be read by one machine only")
     check_place(spec, folder, bool(spec.val_ratio or spec.validation))
     inputs = list_inputs(spec)
-    Share(world=world).of(spec, inputs)  # refused here rather than by every rank
+    Share(world=world).of(spec, inputs)  # Fail here rather than in every rank.
     how = replace(how, workers=how.workers or 1)
     (folder / HOME).mkdir(parents=True, exist_ok=True)
     leave_behind()
@@ -98,7 +101,10 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -
 
 
 def _drive(work: ShardWork, engine: Cluster) -> None:
-    """Start and follow until all tasks are finished. Raises DataError."""
+    """Start unfinished ranks and follow them until all tasks are finished, for at most `MOST_ROUNDS` rounds.
+
+    Raise DataError for a failed rank, or InputError if the rank rejected its input.
+    """
     for number in range(MOST_ROUNDS):
         left = work.left()
         if number:
@@ -128,7 +134,7 @@ def _merge(work: ShardWork) -> None:
 
 
 def run_task(work: ShardWork, name: str) -> None:
-    """Run a task here and now."""
+    """Run a task in a child process on this machine. Raise DataError if the process is killed."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
     subprocess.run(task_words(work, name), cwd=ROOT, env=environ)
     if work.code(name) is None:
@@ -136,7 +142,7 @@ def run_task(work: ShardWork, name: str) -> None:
 
 
 def _result(work: ShardWork) -> dict[str, Any]:
-    """Return the summary of the merge, and remove the folder of the tasks, which has done its work."""
+    """Return the summary of the merge and remove the finished task folder."""
     last = work.file(MERGE, "records").read_text(encoding="utf-8").splitlines()[-1]
     result = json.loads(last)
     for path in work.home.iterdir():
@@ -155,7 +161,7 @@ def _finished(work: ShardWork) -> str:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise Interrupted at the first SIGINT or SIGTERM; a second Ctrl-C does not wait for the cancelling."""
+    """Raise Interrupted on the first SIGINT or SIGTERM, and KeyboardInterrupt on a Ctrl-C during cancellation."""
     heard = []
 
     def hear(number: int, frame: Any) -> None:

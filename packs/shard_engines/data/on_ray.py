@@ -1,8 +1,8 @@
-"""Run tasks on the Ray cluster of RAY_ADDRESS, or here: `on_ray HOME CPUS PYTHON NAME...`.
+"""Runner for shard tasks on the Ray cluster at RAY_ADDRESS, or on a local cluster: `on_ray HOME CPUS PYTHON NAME...`.
 
-Runs where nothing but Ray need be installed, started by `ray.py`. A task is a process of PYTHON on a machine of the
-cluster; one that is killed, or whose machine is lost, is run again. Exit 0: all have ended; 1: some were killed too
-often; 2: there is no such cluster. SIGTERM cancels all tasks and waits for them.
+`ray.py` starts this module; the interpreter needs only Ray. Each task is a PYTHON process on a cluster machine, and the
+runner restarts a killed or lost task. Exit codes: 0, all tasks ended; 1, some tasks were killed too often;
+2, no such cluster. SIGTERM cancels all tasks and waits for their end.
 """
 
 import os
@@ -19,13 +19,14 @@ LEAVE_S = 20.0
 LOOK_S = 1.0
 REACH_S = 5.0
 CARRIED = ("HF_", "HUGGINGFACE", "AWS_", "GOOGLE_", "FSSPEC_")
-"""Prefixes of the variables that a task may need to read its source."""
+"""Prefixes of environment variables that a task may need to read the source."""
 
 
 def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: float) -> int:
-    """Run a task on a machine of the cluster; return its exit code. Raises RuntimeError when it was killed.
+    """Run a task on a cluster machine and return the exit code.
 
-    Sent there as it stands, so that it needs nothing of ours.
+    Raise FileNotFoundError for a path missing on the machine, and RuntimeError for an exit code other than 0, 1 and 2.
+    Ray serializes this function, so the function must not depend on other Slipway code.
     """
     import os
     import socket
@@ -38,7 +39,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
     process = subprocess.Popen(words, cwd=root, env=environ, stdin=subprocess.DEVNULL)
     try:
         code = process.wait()
-    finally:  # cancelled
+    finally:  # Ray has cancelled the task.
         if process.poll() is None:
             process.terminate()
             try:
@@ -67,7 +68,7 @@ def main(words: list[str]) -> int:
         why = str(error).splitlines()[0]
         hint = "RAY_ADDRESS=HOST:6379 says where, `ray start --head` makes one"
         return _say(f"no Ray cluster answers at {address} ({why}); {hint}", 2)
-    except RuntimeError as error:  # another version of Ray or of Python than the cluster's
+    except RuntimeError as error:  # Ray or Python versions differ from the cluster.
         return _say(f"{' '.join(str(error).split())}; HOW", 2)
     nodes = [one for one in ray.nodes() if one["Alive"]]
     most = max((one["Resources"].get("CPU", 0) for one in nodes), default=0)
@@ -78,7 +79,7 @@ def main(words: list[str]) -> int:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError where nothing listens: Ray itself would ask for minutes."""
+    """Raise OSError if the address does not accept connections; Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), REACH_S).close()
@@ -114,7 +115,10 @@ def _run_all(ray: Any, home: str, cpus: int, python: str, names: list[str]) -> i
 
 
 def _end_of(ray: Any, one: Any, name: str) -> int:
-    """Return 0 when a task has left by itself, whatever it said about its work."""
+    """Return 0 if the task process exited by itself, with any exit code.
+
+    Otherwise print the reason and return 2 for an unshared path or 1 for a killed task.
+    """
     try:
         ray.get(one)
         return 0

@@ -1,7 +1,7 @@
-"""Ranks as tasks of a Ray cluster that runs already.
+"""Ray engine: runs the ranks as tasks of an existing Ray cluster.
 
-In: the work. Out: nothing but what the tasks leave in its folder. Only `on_ray.py` imports Ray, run by an interpreter
-that has it in the cluster's own version: no environment of ours holds Ray.
+Only `on_ray.py` imports Ray, in an interpreter with the cluster's version of Ray; no Slipway environment contains Ray.
+The tasks leave all results in the work folder.
 """
 
 import os
@@ -23,9 +23,10 @@ HOW = (
 
 class Ray:
     def __init__(self, python: str):
-        """Find the interpreter that has ray.
+        """Find the interpreter with Ray.
 
-        python: its path; "" stands for that of the `ray` on the PATH. Raises InputError without one.
+        `python` is the interpreter's path; "" selects the interpreter of the `ray` command on the PATH. Raise
+        InputError if no interpreter is found.
         """
         self.python = Path(python).expanduser() if python else _beside(shutil.which("ray"))
         if not self.python or not os.access(self.python, os.X_OK):
@@ -34,7 +35,7 @@ class Ray:
         self.log = Path()
 
     def at_work(self, folder: Path) -> str:
-        return ""  # Ray ends what a command began when the command is gone
+        return ""  # Ray ends the tasks of a command together with the command.
 
     def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         if not ranks:
@@ -56,7 +57,7 @@ class Ray:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # this process passes Ctrl-C on, once
+                start_new_session=True,  # this process forwards Ctrl-C once
             )
 
     def status(self) -> str | None:
@@ -83,5 +84,5 @@ class Ray:
 
 
 def _beside(ray: str | None) -> Path | None:
-    """Return the interpreter that runs the command `ray`."""
+    """Return the interpreter beside the `ray` command, or None without the command."""
     return Path(ray).resolve().parent / "python" if ray else None

@@ -1,8 +1,7 @@
-"""Ranks as an array job of Slurm, and the merge as a job that waits for all of them.
+"""Slurm engine: runs the ranks as an array job, and the merge as a job that depends on the ranks.
 
-In: the work. Out: its jobs, found again by a name that only the folder decides, so that none is lost whoever is killed.
-Where jobs run is set in sbatch's own variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT,
-SBATCH_MEM_PER_NODE, ...
+The job name is a hash of the output folder, so a later command finds the jobs again after a kill. The user selects
+where jobs run through sbatch's variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT, SBATCH_MEM_PER_NODE, ...
 """
 
 import getpass
@@ -36,7 +35,7 @@ exit $code
 
 @dataclass(frozen=True)
 class QueueRow:
-    """One job, or task of an array, that has not ended."""
+    """An unfinished Slurm job or array task."""
 
     job: str
     state: str
@@ -91,9 +90,10 @@ class Slurm:
         return f"Slurm jobs {', '.join(jobs)}"
 
     def _rows(self) -> list[QueueRow]:
-        """Return our jobs that have not ended.
+        """Return the unfinished jobs of this work.
 
-        Raises DataError when Slurm does not answer for long; its controller may be restarted meanwhile.
+        Retry after an error, because the Slurm controller may be restarting. Raise DataError after `SILENT_S` seconds
+        without an answer, or at once if the first query fails.
         """
         while True:
             try:
@@ -114,7 +114,7 @@ class Slurm:
 
 
 def _submit(work: ShardWork, name: str, words: str, log: str, *flags: str) -> str:
-    """Return the id of a job that runs `words`. Raises InputError with what sbatch says against it."""
+    """Submit a job that runs `words` and return the job id. Raise InputError with sbatch's message on a refusal."""
     output = work.home / f"slurm-{log}.log"
     script = SCRIPT.format(root=shlex.quote(str(ROOT)), words=words)
     all_flags = ["--parsable", f"--job-name={name}", f"--chdir={ROOT}", f"--output={output}", "--open-mode=append"]
@@ -142,7 +142,7 @@ def _jobs(rows: Sequence[QueueRow]) -> list[str]:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Return ranks as Slurm writes them: `0-2,5` for 0, 1, 2, 5."""
+    """Return ranks in Slurm's range syntax: `0-2,5` for 0, 1, 2, 5."""
     told: list[list[int]] = []
     for rank in ranks:
         if told and told[-1][1] == rank - 1:

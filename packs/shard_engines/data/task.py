@@ -1,8 +1,8 @@
-"""`python -m packs.shard_engines.data.task HOME NAME`: do what HOME/NAME.json says, here, and write down how it ended.
+"""A shard task: `python -m packs.shard_engines.data.task HOME NAME` runs HOME/NAME.json and records the exit code.
 
-Started by an engine on any machine that sees HOME. What it says goes to NAME.log, how far it is to NAME.records, its
-exit code to NAME.exit, unless it was told to stop or killed: then it is to be started again, and goes on. A task that
-was started twice waits until the first is gone. With SLIPWAY_PARENT, a process id, it does not outlive that process.
+An engine starts the task on any machine that sees HOME. Output goes to NAME.log, progress to NAME.records and the exit
+code to NAME.exit. A stopped or killed task writes no exit code; the next start continues the work. A second process of
+the same task waits for the first. With SLIPWAY_PARENT set to a process id, the task ends with that process.
 """
 
 import os
@@ -14,7 +14,7 @@ from data.manifest import write_json
 from data.single_writer import PARENT, die_with
 from packs.shard_engines.data.work import MERGE, locked
 
-ENDS = (0, 1, 2)  # what would not end otherwise if it were started again
+ENDS = (0, 1, 2)  # final exit codes; a new start would end the same way
 BUSY = 75
 WAIT_S = 60.0
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     os.environ["SLIPWAY_RECORDS"] = str(home / f"{name}.records")
     try:
         with locked(home / f"{name}.lock", WAIT_S):
-            if (home / f"{name}.exit").exists():  # by a task that was taken for dead
+            if (home / f"{name}.exit").exists():  # The other process of this task, taken for dead, has finished.
                 return 0
             from data.__main__ import main as data
 

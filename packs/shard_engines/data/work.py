@@ -1,11 +1,12 @@
-"""One piece of work for several machines, as tasks in a folder that all of them see.
+"""Task files of a sharding job for several machines, in a folder that all machines share.
 
-In: the spec, the folder for the shards, how many ranks. Out: for each task (`rank-00000-of-00004`, ..., `merge`) a file
-that says what to do, and what became of it.
+Each task (`rank-00000-of-00004`, ..., `merge`) has a JSON file with its configuration, and writes a log, progress
+records and an exit code:
 
-    OUT/.engine/work.json       whose tasks these are
-                NAME.json       what to do; NAME.log its log; NAME.records its progress
-                NAME.exit       its exit code; a task without one is still running, or was killed
+    OUT/.engine/work.json       identity of the sharding job
+                NAME.json       configuration of a task
+                NAME.log        log output; NAME.records holds the progress records
+                NAME.exit       exit code; missing while the task runs and after a kill
 """
 
 import json
@@ -31,9 +32,9 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class ShardWork:
-    """The tasks of one folder of shards.
+    """The tasks of a sharding job.
 
-    folder: where the shards go. world: how many ranks there are. cpus: how many each of them uses.
+    `folder` receives the shards, `world` is the number of ranks, and `cpus` is the number of CPUs per rank.
     """
 
     folder: Path
@@ -51,17 +52,17 @@ class ShardWork:
         return self.home / f"{task}.{suffix}"
 
     def code(self, task: str) -> int | None:
-        """Return the exit code of a task; None when it runs still, or was killed."""
+        """Return the exit code of a task, or None for a running or killed task."""
         with suppress(FileNotFoundError):
             return int(self.file(task, "exit").read_text(encoding="utf-8"))
         return None
 
     def left(self) -> list[int]:
-        """Return the ranks that are not finished."""
+        """Return the unfinished ranks."""
         return [rank for rank in range(self.world) if self.code(self.name(rank)) is None]
 
     def failed(self) -> list[str]:
-        """Return the tasks that cannot be finished as things stand."""
+        """Return the names of tasks with a nonzero exit code."""
         return [name for name in (*map(self.name, range(self.world)), MERGE) if self.code(name)]
 
     def forget(self, tasks: Iterable[str]) -> None:
@@ -74,18 +75,25 @@ class ShardWork:
         return lines[-1] if lines else "it said nothing"
 
     def documents(self) -> int:
-        """Return how many documents are in the shards of all ranks by now, as far as they reported."""
+        """Return the number of documents written by all ranks, according to their progress records."""
         return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
 
 
 def begin(
     spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = ""
 ) -> ShardWork:
-    """Return the work as tasks that can be started; tasks that an earlier command finished of the same work stay.
+    """Create the task files, or resume the tasks of an earlier command with the same configuration.
 
-    inputs: what is known of the source, plain values; other ones make it other work.
-    at_work: what an earlier command left running for this folder, in words.
-    Raises InputError where that is other work, and where `folder` holds shards that the ranks would not replace.
+    Args:
+        spec: The sharding specification.
+        inputs: Plain values describing the source; a change makes a new job.
+        folder: Output folder of the shards.
+        world: Number of ranks.
+        how: Worker options for each rank.
+        at_work: Description of tasks left running by an earlier command, "" without any.
+
+    Raises:
+        InputError: If a job with other options still runs, or if `folder` holds shards outside of this job.
     """
     work = ShardWork(folder, world, how["workers"])
     parts = ("train", "val") if spec.val_ratio or spec.validation else (".",)
@@ -97,14 +105,14 @@ def begin(
         )
     about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
-        work.forget(work.failed())  # the earlier process may have ended meanwhile
+        work.forget(work.failed())  # Failed tasks run again.
         return work
     if at_work:
         raise InputError(f"{at_work} in {folder} with other options; end them first, or choose another folder")
     for path in work.home.iterdir():
         if path.suffix != ".lock":
             path.unlink()
-    for part in parts:  # the shares that it names are about to be replaced, one by one
+    for part in parts:  # The ranks are about to replace the shards in the manifest.
         (folder / part / MANIFEST).unlink(missing_ok=True)
     for rank in range(world):
         mine = {**asdict(spec), **how, "rank": rank, "world": world}
@@ -116,9 +124,9 @@ def begin(
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
-    """Hold the lock `path`. Raises DataError when somebody else still holds it after `wait_s`."""
+    """Hold the lock file `path`. Raise DataError if a different process still holds the lock after `wait_s` seconds."""
     busy = DataError(f"{path}: another process is using it")
-    # Where a file system has no locks, the engine alone sees to it that a task runs once.
+    # On a file system without locks, only the engine prevents a second run of a task.
     with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
         yield
 
@@ -138,7 +146,7 @@ def _tail(path: Path) -> str:
 
 def _last_record(path: Path) -> int:
     for line in reversed(_tail(path).splitlines()):
-        with suppress(ValueError):  # half a line
+        with suppress(ValueError):  # an incomplete line
             record = outside.mapping(line)
             if record.get("kind") in ("progress", "result"):
                 return record.get("documents", record.get("done", 0))
