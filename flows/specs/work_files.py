@@ -1,6 +1,6 @@
-"""The YAML files of kinds of work that packs add to launches: told from files of flags by their keys.
+"""Detect YAML files of the kinds of work that packs add to launches, by the keys of the files.
 
-In: a path. Out: the entry of the kind. Nothing of a pack is loaded.
+The result for a path is the entry of the kind. No module of a pack is loaded.
 """
 
 from pathlib import Path
@@ -12,9 +12,9 @@ from store.packs import PackWork
 
 
 def kind(path: Path) -> PackWork | None:
-    """Return the kind of a file; None for another file, and for one that cannot be opened.
+    """Return the kind of a file; None for a flag file, or for a file without read access.
 
-    Raises UsageError for a file of a pack that is not there.
+    Raises UsageError for a file of a missing pack.
     """
     try:
         documents = strict_yaml.documents(path)
@@ -28,5 +28,5 @@ def kind(path: Path) -> PackWork | None:
 
 
 def about_key(key: str) -> str:
-    """Return in words which kind of file has a key that is no flag; "" for an unknown key."""
+    """Return a message about the kind of file that has this key; "" for an unknown key."""
     return next(filter(None, (packs.load(entry.about_key)(key) for entry in packs.works() if entry.about_key)), "")

@@ -44,7 +44,7 @@ YOUNG = 50_000  # objects; scanning the permanent imported objects at Python's d
 
 
 def mend() -> None:
-    """Patch the invoke program that loads tasks.py; do nothing outside of such a program."""
+    """Patch the invoke program that loads tasks.py; other programs are left alone."""
     running = sys.modules.get("invoke.main")
     if running is not None:
         gc.set_threshold(YOUNG)
