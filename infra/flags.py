@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 KINDS = (bool, int, float)
+SECRET = "KEY[=VALUE]"  # unit of a flag with secret values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +68,18 @@ class Typed:
 
 def flag(
     default: Any, about: str, *, unit: str = "", group: str = "", also: Sequence[str] = (), word: bool = False,
-    bare: bool = False, secret: bool = False, spelled: str = "", least: int | None = None,
+    bare: bool = False, spelled: str = "", least: int | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return a dataclass field for a flag.
 
-    `about`: help text. `unit`: unit of the value: "GB", "USD", "duration". `group`: section title in the help. `also`:
-    alternative spellings. `word`: the value may be a bare word. `bare`: the value may be omitted. `secret`: values
-    `NAME=VALUE` are secrets. `spelled`: spelling if different from the field name. `least`: smallest value that may be
-    typed. `read`: converts repeated words to the value.
+    `about`: help text. `unit`: unit of the value: "GB", "USD", "duration", SECRET. `group`: section title in the help.
+    `also`: alternative spellings. `word`: the value may be a bare word. `bare`: the value may be omitted. `spelled`:
+    spelling if different from the field name. `least`: smallest value that may be typed. `read`: converts repeated
+    words to the value.
     """
     meta = {"about": about, "unit": unit, "group": group, "also": tuple(also), "word": word, "bare": bare,
-            "secret": secret, "spelled": spelled, "least": least, "read": read}  # fmt: skip
+            "spelled": spelled, "least": least, "read": read}  # fmt: skip
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: MappingProxyType(dict(default)), metadata={"flag": meta})
     return dataclasses.field(default=default, metadata={"flag": meta})
@@ -107,7 +108,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
         found.append(
             Flag(name=one.name, spelled=spelled, also=meta["also"], kind=kind, is_many=is_many, default=default,
                  about=meta["about"], unit=meta["unit"], group=meta["group"], is_word=meta["word"],
-                 is_bare=meta["bare"], is_secret=meta["secret"], least=meta["least"], read=meta["read"])
+                 is_bare=meta["bare"], is_secret=meta["unit"] == SECRET, least=meta["least"], read=meta["read"])
         )  # fmt: skip
     return tuple(found)
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from infra.flags import Typed, as_typed, flag, shown
+from infra.flags import SECRET, Typed, as_typed, flag, shown
 
 
 def test_values_of_secrets_are_shown_masked_and_handed_on_whole():
     @dataclass(frozen=True, kw_only=True)
     class Added:
-        secret: tuple[str, ...] = flag((), "secrets", secret=True)
+        secret: tuple[str, ...] = flag((), "secrets", unit=SECRET)
 
     @dataclass(frozen=True, kw_only=True)
     class Asked(Typed):

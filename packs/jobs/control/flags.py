@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infra.flags import flag
+from infra.flags import SECRET, flag
 
 OWN = "A job of your own"
 ESTIMATES = "Estimates"
@@ -20,7 +20,7 @@ class JobFlags:
     workdir: str = flag("", "folder that is sent to the machine; the command runs in it", group=OWN, unit="FOLDER")
     secret: tuple[str, ...] = flag(
         (), "secret environment variable of the job: KEY=VALUE, or KEY to take the shell's value; repeatable",
-        group=OWN, unit="KEY[=VALUE]", secret=True,
+        group=OWN, unit=SECRET,
     )  # fmt: skip
 
 

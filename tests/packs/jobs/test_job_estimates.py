@@ -12,7 +12,7 @@ from infra.market import catalogue
 from packs.jobs.commands import example_jobs
 from packs.jobs.control.flags import JobCostFlags
 from scripts.models import fit
-from scripts.models.flags import FitFlags
+from scripts.models.fit import FitFlags
 from tests.flows.test_estimates import planned, rehearsed
 from tests.flows.test_estimates import settings as settings
 from trainer.plan import profile_named
@@ -56,6 +56,6 @@ def test_one_job_has_one_number_in_the_plan_in_cost_in_fit_and_on_the_page(setti
     assert (step.low, step.seconds, step.high) == pytest.approx(cost.seconds)
     row = next(one for one in example_jobs.lines() if "-e STAGE=2` " in one)
     assert f"| {page.hours:.2g} | {float(f'{page.usd:.2g}'):g} |" in row
-    fit.fit(FitFlags(profile="qwen3_4b", phase="bits2", gpu="H100-PCIe", num_gpus=4))
+    fit.fit.work(FitFlags(profile="qwen3_4b", phase="bits2", gpu="H100-PCIe", num_gpus=4))
     said = re.search(r"the phase takes about (\d+) h", capsys.readouterr().err)
     assert said and int(said[1]) == int(page.hours)

@@ -11,7 +11,7 @@ from packs.jobs.control import resolve, schema
 from packs.jobs.control.flags import JobFlags
 from packs.jobs.control.kind import OwnCommands, TrainingFile
 from packs.jobs.pack import PACK
-from scripts.runs.flags import LaunchFlags
+from scripts.runs.launch import LaunchFlags
 from tests.flows.test_launch import journal as journal
 from tests.flows.test_launch import settings as settings
 from tests.world import World
