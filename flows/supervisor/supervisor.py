@@ -24,7 +24,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -58,7 +58,7 @@ from infra.runs.keepers.recovery import RUN, recovers
 from infra.runs.run_home import RunHome
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import Settings, is_rented
 from infra.units import moment
 from serve.processes import controller_client
 from store import credentials, local_files
@@ -154,16 +154,26 @@ class Supervisor:
         cares = [self.cares[lease] for lease in (*runs, *groups)]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
         is_wanted = run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
-        return bool(at_work or services or waits or ends) or is_wanted
+        return bool(at_work or services or waits or ends) or is_wanted or self._bills(runs.values())
 
     def finds_more(self) -> bool:
         """Return True if any work remains besides the work that this process finished or gave up."""
-        keys = {keeper_lease(op.run): (op.token, op.epoch) for op in runs_to_keep(self.journal, self.settings)}
+        runs = runs_to_keep(self.journal, self.settings)
+        keys = {keeper_lease(op.run): (op.token, op.epoch) for op in runs}
         keys |= {lease: (name, 0) for lease, (_, name) in run_groups.due(self.journal, self.settings).items()}
         settled = {lease: care.key for lease, care in self.cares.items() if care.is_done or care.given_up}
-        is_left = any(settled.get(lease) != key for lease, key in keys.items())
+        is_left = any(settled.get(lease) != key for lease, key in keys.items()) or self._bills(runs)
         is_left = is_left or bool(service_rows.every(self.journal) or pods_to_end(self.journal, self.settings))
         return is_left or run_groups.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
+
+    def _bills(self, runs: Iterable[Op]) -> bool:
+        """Return True if a live pod of these runs is rented: even after a run was given up, its pod must end in time.
+
+        With guard and timer gone, the supervisor alone ends the pod at the limit.
+        """
+        names = {op.run for op in runs}
+        live = self.journal.ops(live=True)
+        return any(is_rented(op.vendor) and run_rows.run_of(op) in names for op in live)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Run `work` and log an error; the next look starts the work again."""

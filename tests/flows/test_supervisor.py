@@ -18,7 +18,7 @@ from infra.runs.keepers.recovery import RUN
 from infra.runs.sight import Observation
 from infra.settings import Settings
 from store.backoff import Backoff
-from tests.world import ROOT
+from tests.world import ROOT, until
 
 
 @pytest.fixture
@@ -177,6 +177,32 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
     assert supervisor_state.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
     assert not supervisor.finds_more()
+
+
+def test_a_rented_pod_is_looked_after_until_its_limit_though_its_run_was_given_up(
+    journal, settings, supervisor_of, monkeypatch
+):
+    """The supervisor exited as soon as it had given the run up, and a pod without guard and timer billed on."""
+    settings = replace(settings, runpod_api_key="k" * 32)
+    op = begun(journal, "far-1", vendor="runpod", rate=2_000_000, ttl_s=3600.0)
+    op = journal.note(op, sent_at=int(time.time()))
+    supervisor = supervisor_of()
+
+    def fails(run):
+        raise OutOfMoney("the balance is 0.10 USD")
+
+    monkeypatch.setattr(supervisor, "_keep", fails)
+    supervisor.look()
+    supervisor.cares[keeper_lease("far-1")].thread.join()
+    assert supervisor.look() and supervisor.finds_more() and supervisor.cares[keeper_lease("far-1")].given_up
+    ended = []
+    monkeypatch.setattr(supervisor_module, "settle_rows", lambda _, __, ___, tokens: ended.append(tokens))
+    journal.note(journal.op(op.token), sent_at=int(time.time()) - 3700)
+    assert supervisor.look() and supervisor.finds_more()
+    until(lambda: ended == [[op.token]], "the pod is ended at its limit")
+    journal.advance(journal.op(op.token), "end", reason="its limit", outcome="limit")
+    journal.advance(journal.op(op.token), "gone")
+    assert not supervisor.look() and not supervisor.finds_more()
 
 
 def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervisor_of, monkeypatch):
