@@ -149,8 +149,11 @@ class Bench:
 
 def table(results: dict[str, list[Result]]) -> str:
     """Markdown: one line for each arm."""
-    lines = ["| arm | what | loss | perplexity | bits per byte | to `fp`, % | to `baseline`, % | tokens per CPU s | "
-             "rounding error |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| arm | what | loss | perplexity | bits per byte | to `fp`, % | to `baseline`, % | tokens per CPU s | "
+        "rounding error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for name, found in results.items():
 
         def mean(of: Callable[[Result], float], some: list[Result] = found) -> float:
@@ -206,8 +209,10 @@ def main() -> None:
                     f"  {name}: {one.bits_per_byte:.4f}, {bench.spent_s:.0f} CPU s, error by layer {layers}", flush=True
                 )
     steps = ", ".join(f"{name} {one.steps}" for name, one in phases.items())
-    print(f"\n{asked.profile}, seeds {asked.seeds}, steps {steps}, {torch.get_num_threads()} threads, "
-          f"{machine.dtype(phases['base'])}, load {os.getloadavg()[0]:.0f}\n")  # fmt: skip
+    print(
+        f"\n{asked.profile}, seeds {asked.seeds}, steps {steps}, {torch.get_num_threads()} threads, "
+        f"{machine.dtype(phases['base'])}, load {os.getloadavg()[0]:.0f}\n"
+    )
     print(table(results))
 
 

@@ -34,13 +34,29 @@ def shape(name: str) -> ModelConfig:
     same: dict[str, Any] = {"max_position_embeddings": 2048, "ternary": Ternary()}
     if name == "135m":
         return ModelConfig(
-            vocab_size=32_768, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-            num_key_value_heads=12, head_dim=64, sub_norm=True, **same,
-        )  # fmt: skip
+            vocab_size=32_768,
+            hidden_size=768,
+            intermediate_size=3072,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=12,
+            head_dim=64,
+            sub_norm=True,
+            **same,
+        )
     return ModelConfig(
-        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6, rms_norm_eps=1e-6, **same,
-    )  # fmt: skip
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        qk_norm=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        **same,
+    )
 
 
 def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
@@ -107,8 +123,10 @@ def main() -> None:
                         raise SystemExit(f"{kind} of {name}: {done.stderr[-900:]}")
                     rates[kind].append(tuple(json.loads(done.stdout.splitlines()[-1])))
             sizes = {kind: file.stat().st_size for kind, file in files.items()}
-        print(f"\n{name}: {config.num_params:,} parameters, {threads} threads, medians of {given.rounds} rounds, "
-              f"load {os.getloadavg()[0]:.0f}\n")  # fmt: skip
+        print(
+            f"\n{name}: {config.num_params:,} parameters, {threads} threads, medians of {given.rounds} rounds, "
+            f"load {os.getloadavg()[0]:.0f}\n"
+        )
         print("| matrices | MB | of f16 | tokens per CPU s | of f16 | tokens/s |\n|---|---|---|---|---|---|")
         middle = {kind: [statistics.median(one) for one in zip(*some, strict=True)] for kind, some in rates.items()}
         for kind in kinds:

@@ -168,8 +168,10 @@ def training_cost(store: Store, words: Tokenizer, profile: str, count: int) -> N
                 some.append(took)
     middle = {arm: statistics.median(some) for arm, some in spent.items()}
     each = ", ".join(f"{arm} {1000 * took:.1f}" for arm, took in middle.items())
-    print(f"\ntraining, CPU ms for each conversation, without the optimizer: {each}; "
-          f"{middle['dlm'] / middle['sft']:.2f} times as much, {count} steps each")  # fmt: skip
+    print(
+        f"\ntraining, CPU ms for each conversation, without the optimizer: {each}; "
+        f"{middle['dlm'] / middle['sft']:.2f} times as much, {count} steps each"
+    )
 
 
 def main() -> None:
@@ -195,16 +197,20 @@ def main() -> None:
     arms = [Arm("left to right", plain)]
     arms += [Arm(f"blocks, {one}", blocks, float(one)) for one in given.thresholds.split(",")]
     size = blocks.config.blocks
-    print(f"{given.tag}: {plain.config.num_params:,} parameters, blocks of {size.block_size}, sub-blocks of "
-          f"{size.sub_block_size}; {len(asked)} held-out questions; {machine.threads} threads, load "
-          f"{os.getloadavg()[0]:.1f}\n")  # fmt: skip
+    print(
+        f"{given.tag}: {plain.config.num_params:,} parameters, blocks of {size.block_size}, sub-blocks of "
+        f"{size.sub_block_size}; {len(asked)} held-out questions; {machine.threads} threads, load "
+        f"{os.getloadavg()[0]:.1f}\n"
+    )
     right = quality(arms, asked, prompts, words, name)
     counted = {arm.name: arm.tokens / arm.passes for arm in arms}
     some = [prompts[at] for at in range(0, len(prompts), max(1, len(prompts) // max(1, given.alone)))][: given.alone]
     rates = speed(arms, some, {words.special(END), words.special(BOS)}) if some else {}
     kinds = sorted({one.kind for one in asked})
-    print(f"| arm | {' | '.join(f'right, {kind}' for kind in kinds)} | right | beside left to right, points | tokens "
-          "for each pass | tokens for each CPU s | times |")  # fmt: skip
+    print(
+        f"| arm | {' | '.join(f'right, {kind}' for kind in kinds)} | right | beside left to right, points | tokens "
+        "for each pass | tokens for each CPU s | times |"
+    )
     print(f"|---|{'---|' * (len(kinds) + 5)}")
     base = right[arms[0].name]
     for arm in arms:
@@ -219,8 +225,10 @@ def main() -> None:
         rate = statistics.median(rates[arm.name]) if rates else 0.0
         times = rate / statistics.median(rates[arms[0].name]) if rates else 0.0
         shares = " | ".join(f"{cell:.1f} %" for cell in cells)
-        print(f"| {arm.name} | {shares} | {100 * statistics.mean(of):.1f} % | {between} | {counted[arm.name]:.2f} | "
-              f"{rate:.0f} | {times:.2f} |")  # fmt: skip
+        print(
+            f"| {arm.name} | {shares} | {100 * statistics.mean(of):.1f} % | {between} | {counted[arm.name]:.2f} | "
+            f"{rate:.0f} | {times:.2f} |"
+        )
     if given.steps:
         training_cost(store, words, given.tag if given.tag in PROFILES else "smoke", given.steps)
     print(f"load {os.getloadavg()[0]:.1f} at the end")

@@ -56,8 +56,15 @@ ARMS = {"ours": ours, "datasets": theirs}
 
 def measure(name: str, url: str) -> Row:
     with tempfile.TemporaryDirectory() as home:
-        return run_arm(sys.executable, "bench.layouts", ["--arm", name], HF_ENDPOINT=url, HF_HUB_OFFLINE="0",
-                       HF_HOME=home, no_proxy="*")  # fmt: skip
+        return run_arm(
+            sys.executable,
+            "bench.layouts",
+            ["--arm", name],
+            HF_ENDPOINT=url,
+            HF_HUB_OFFLINE="0",
+            HF_HOME=home,
+            no_proxy="*",
+        )
 
 
 def main() -> None:

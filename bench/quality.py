@@ -92,8 +92,10 @@ def main() -> None:
             steps = int(given.cpu_s / statistics.mean(spent[WARM_UP_STEPS:]))
         config = base.in_steps(steps)
         texts = sorted((made.text / "val").glob("*.txt"))
-        print(f"{given.profile}: {base.model.num_params:,} parameters, {steps} steps of {base.rows} x "
-              f"{base.sequence_len} tokens, {torch.get_num_threads()} threads, {machine.dtype(base)}")  # fmt: skip
+        print(
+            f"{given.profile}: {base.model.num_params:,} parameters, {steps} steps of {base.rows} x "
+            f"{base.sequence_len} tokens, {torch.get_num_threads()} threads, {machine.dtype(base)}"
+        )
         print("held out:", ", ".join(f"{name} {value:.3f}" for name, value in anchors(texts).items()))
         print("\n| seed | bits per byte | CPU s of the steps | s on the wall |\n|---|---|---|---|")
         found = []

@@ -62,8 +62,15 @@ def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn
     rows, usual = given.prompts * GROUP, smoke().phases["rl"]
     rl = RlConfig(group=GROUP, max_new=MAX_NEW, eval_every=0, side_by_side=rows)
     optimizer_config = replace(usual.optimizer, lr=STILL)
-    config = replace(usual, model=decoder.config, rl=rl, rows=rows, micro_rows=MICRO_ROWS, optimizer=optimizer_config,
-                     dtype=given.dtype)  # fmt: skip
+    config = replace(
+        usual,
+        model=decoder.config,
+        rl=rl,
+        rows=rows,
+        micro_rows=MICRO_ROWS,
+        optimizer=optimizer_config,
+        dtype=given.dtype,
+    )
     engine = Embedded(stops(tokenizer), rows)
     policy = Policy(engine, tokenizer, {"sort": judge_of("sort", rl)}, rl, config.sequence_len)
     problems = Problems({"sort": sort.problems(1)[0]}, {"sort": 1.0}, 1)
@@ -121,20 +128,45 @@ def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
             told["steps"] -= 1
 
     config = GRPOConfig(
-        output_dir=os.environ["SCRATCH"], use_cpu=True, bf16=given.dtype == "bfloat16", fp16=False, report_to=[],
-        save_strategy="no", logging_steps=10**6, disable_tqdm=True, gradient_checkpointing=False,
-        max_steps=10**6, per_device_train_batch_size=micro_rows, gradient_accumulation_steps=rows // micro_rows,
-        steps_per_generation=rows // micro_rows, num_generations=GROUP, max_completion_length=MAX_NEW, temperature=1.0,
-        beta=0.0, epsilon=0.2, epsilon_high=0.28, loss_type="dapo", learning_rate=STILL, lr_scheduler_type="constant",
-        weight_decay=0.0, adam_beta2=0.99, max_grad_norm=1.0, optim="adamw_torch_fused", dataloader_num_workers=0,
-    )  # fmt: skip
-    problems = [{"prompt": [{"role": "user", "content": one.question}], "answer": one.answer}
-                for one in sort.problems(1)[0]]  # fmt: skip
+        output_dir=os.environ["SCRATCH"],
+        use_cpu=True,
+        bf16=given.dtype == "bfloat16",
+        fp16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=10**6,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        max_steps=10**6,
+        per_device_train_batch_size=micro_rows,
+        gradient_accumulation_steps=rows // micro_rows,
+        steps_per_generation=rows // micro_rows,
+        num_generations=GROUP,
+        max_completion_length=MAX_NEW,
+        temperature=1.0,
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="dapo",
+        learning_rate=STILL,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        adam_beta2=0.99,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        dataloader_num_workers=0,
+    )
+    problems = [
+        {"prompt": [{"role": "user", "content": one.question}], "answer": one.answer} for one in sort.problems(1)[0]
+    ]
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), reward_funcs=reward, args=config,
-        train_dataset=Dataset.from_list(problems), processing_class=AutoTokenizer.from_pretrained(model),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_list(problems),
+        processing_class=AutoTokenizer.from_pretrained(model),
         callbacks=[Turns()],
-    )  # fmt: skip
+    )
 
     def train() -> None:
         try:
@@ -205,9 +237,15 @@ def of_transformers(model: Path, given: argparse.Namespace) -> Turn:
         made = 0
         for _ in range(rollouts):
             found = theirs.generate(
-                input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                max_new_tokens=given.new, min_new_tokens=given.new,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=given.new,
+                min_new_tokens=given.new,
+            )
             made += found.shape[0] * (found.shape[1] - longest)
         return made
 
@@ -217,11 +255,18 @@ def of_transformers(model: Path, given: argparse.Namespace) -> Turn:
 def of_vllm(model: Path, given: argparse.Namespace) -> Turn:
     from vllm import LLM, SamplingParams
 
-    engine = LLM(model=str(model), dtype=given.dtype, max_num_seqs=given.rows, max_model_len=256,
-                 enable_prefix_caching=True, disable_log_stats=True)  # fmt: skip
+    engine = LLM(
+        model=str(model),
+        dtype=given.dtype,
+        max_num_seqs=given.rows,
+        max_model_len=256,
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+    )
     asked: Any = [{"prompt_token_ids": json.loads(one)} for one in os.environ["PROMPTS"].splitlines()]
-    how = SamplingParams(temperature=1.0, n=given.rows // len(asked), max_tokens=given.new, ignore_eos=True,
-                         detokenize=False)  # fmt: skip
+    how = SamplingParams(
+        temperature=1.0, n=given.rows // len(asked), max_tokens=given.new, ignore_eos=True, detokenize=False
+    )
 
     def turn(rollouts: int) -> int:
         made = (engine.generate(asked, how, use_tqdm=False) for _ in range(rollouts))
@@ -262,16 +307,28 @@ def begun(given: argparse.Namespace, kind: str, python: str, scratch: Path) -> I
     names = [one for one in (STEP if kind == "step" else ROLLOUT) if one != "vllm" or given.vllm]
     asked = "\n".join(map(str, prompts_of(folder_of(given.model)))) if kind == "rollout" else ""
     environ = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(given.threads), "SCRATCH": str(scratch),
-        "PROMPTS": asked, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(given.threads),
+        "SCRATCH": str(scratch),
+        "PROMPTS": asked,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     arms: list[Arm] = []
     try:
         for name in names:
             words = [given.vllm if name == "vllm" else python, "-m", "bench.rl", str(given.model), "--arm", name]
-            words += ["--only", kind, *(f"--{one}={getattr(given, one.replace('-', '_'))}" for one in
-                      ("threads", "dtype", "prompts", "rows", "new", "trl-rows"))]  # fmt: skip
+            words += [
+                "--only",
+                kind,
+                *(
+                    f"--{one}={getattr(given, one.replace('-', '_'))}"
+                    for one in ("threads", "dtype", "prompts", "rows", "new", "trl-rows")
+                ),
+            ]
             pipe = subprocess.PIPE
             arms.append(Arm(name, subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True)))
             arms[-1].hear()

@@ -102,10 +102,16 @@ def of_transformers(mode: str, compiled: bool) -> Iterator[Step]:
 
     model: Any = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            intermediate_size=INNER, max_position_embeddings=2048, tie_word_embeddings=True, use_cache=False,
+            vocab_size=VOCAB,
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=INNER,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            use_cache=False,
         )
-    ).to(torch.bfloat16 if mode == "pure" else torch.float32)  # fmt: skip
+    ).to(torch.bfloat16 if mode == "pure" else torch.float32)
     model.train()
     called = torch.compile(model) if compiled else model
 
@@ -121,10 +127,20 @@ def of_litgpt(mode: str, compiled: bool) -> Iterator[Step]:
     from litgpt.utils import chunked_cross_entropy
 
     config = Config(
-        name="llama-22m", block_size=2048, padded_vocab_size=VOCAB, vocab_size=VOCAB, n_layer=LAYERS, n_head=HEADS,
-        n_embd=WIDTH, intermediate_size=INNER, rotary_percentage=1.0, parallel_residual=False, bias=False,
-        norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP",
-    )  # fmt: skip
+        name="llama-22m",
+        block_size=2048,
+        padded_vocab_size=VOCAB,
+        vocab_size=VOCAB,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_embd=WIDTH,
+        intermediate_size=INNER,
+        rotary_percentage=1.0,
+        parallel_residual=False,
+        bias=False,
+        norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP",
+    )
     model: Any = GPT(config)
     model.lm_head.weight = model.transformer.wte.weight
     model.to(torch.bfloat16 if mode == "pure" else torch.float32)

@@ -22,12 +22,17 @@ MARK = "<!-- written by slipway; it is written anew with the files beside it -->
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
 BESIDE = {  # JSON lines files written by pipeline steps: configuration and split
     "conversations": ("default", "train"),
-    "train": ("default", "train"), "val": ("default", "validation"), "test": ("default", "test"),
+    "train": ("default", "train"),
+    "val": ("default", "validation"),
+    "test": ("default", "test"),
     "demonstrations": ("demonstrations", "train"),
-    "identity_conversations": ("default", "train"), "identity_conversations.heldout": ("default", "validation"),
-    "pydocs.train": ("pydocs", "train"), "pydocs.heldout": ("pydocs", "validation"),
-    "other.train": ("other", "train"), "other.heldout": ("other", "validation"),
-}  # fmt: skip
+    "identity_conversations": ("default", "train"),
+    "identity_conversations.heldout": ("default", "validation"),
+    "pydocs.train": ("pydocs", "train"),
+    "pydocs.heldout": ("pydocs", "validation"),
+    "other.train": ("other", "train"),
+    "other.heldout": ("other", "validation"),
+}
 ESCAPED = (
     "One line is one document: a line break in it is written as `\\n`, a carriage return as `\\r`, a backslash as\n"
     "`\\\\`. `--format jsonl` and `--format parquet` write documents as they are."

@@ -39,8 +39,12 @@ def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         counts.update(one["counts"])
         skipped += one.get("skipped", [])
         shards += [{**shard, "name": f"{name}/{shard['name']}"} for shard in one["shards"]]
-    return {**{key: first[key] for key in ("source", "options", "input")}, "counts": dict(counts), "shards": shards,
-            **({"skipped": skipped[:MOST_LISTED]} if skipped else {})}  # fmt: skip
+    return {
+        **{key: first[key] for key in ("source", "options", "input")},
+        "counts": dict(counts),
+        "shards": shards,
+        **({"skipped": skipped[:MOST_LISTED]} if skipped else {}),
+    }
 
 
 def merge(folder: Path) -> dict[str, Any]:

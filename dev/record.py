@@ -185,8 +185,10 @@ def svg(frames: list[tuple[float, Frame]], whole_s: float) -> str:
                 )
             begin = index
     style = "".join(f"@keyframes {name}{{{steps}}}" for name, steps in rules.items())
-    dots = "".join(f'<circle cx="{22 + 18 * at}" cy="17" r="5.5" fill="{fill}"/>'
-                   for at, fill in enumerate(("#ee7a82", "#ebcb8b", "#a3d07c")))  # fmt: skip
+    dots = "".join(
+        f'<circle cx="{22 + 18 * at}" cy="17" r="5.5" fill="{fill}"/>'
+        for at, fill in enumerate(("#ee7a82", "#ebcb8b", "#a3d07c"))
+    )
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" \
 height="{height:g}" font-family="{FONT}" font-size="{SIZE:g}" role="img">
 <title>A terminal: ./inv launch --phase sft trains a model, ./inv chat talks to it</title>

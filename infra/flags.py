@@ -67,10 +67,18 @@ class Typed:
 
 
 def flag(
-    default: Any, about: str, *, unit: str = "", group: str = "", also: Sequence[str] = (), word: bool = False,
-    bare: bool = False, spelled: str = "", least: int | None = None,
+    default: Any,
+    about: str,
+    *,
+    unit: str = "",
+    group: str = "",
+    also: Sequence[str] = (),
+    word: bool = False,
+    bare: bool = False,
+    spelled: str = "",
+    least: int | None = None,
     read: Callable[[Sequence[str]], Any] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a dataclass field for a flag.
 
     `about`: help text. `unit`: unit of the value: "GB", "USD", "duration", SECRET. `group`: section title in the help.
@@ -78,8 +86,17 @@ def flag(
     spelling if different from the field name. `least`: smallest value that may be typed. `read`: converts repeated
     words to the value.
     """
-    meta = {"about": about, "unit": unit, "group": group, "also": tuple(also), "word": word, "bare": bare,
-            "spelled": spelled, "least": least, "read": read}  # fmt: skip
+    meta = {
+        "about": about,
+        "unit": unit,
+        "group": group,
+        "also": tuple(also),
+        "word": word,
+        "bare": bare,
+        "spelled": spelled,
+        "least": least,
+        "read": read,
+    }
     if isinstance(default, Mapping):
         return dataclasses.field(default_factory=lambda: MappingProxyType(dict(default)), metadata={"flag": meta})
     return dataclasses.field(default=default, metadata={"flag": meta})
@@ -106,10 +123,23 @@ def flags_of(record: type) -> tuple[Flag, ...]:
         default = () if one.default is dataclasses.MISSING else one.default
         spelled = meta["spelled"] or one.name.rstrip("_").replace("_", "-")
         found.append(
-            Flag(name=one.name, spelled=spelled, also=meta["also"], kind=kind, is_many=is_many, default=default,
-                 about=meta["about"], unit=meta["unit"], group=meta["group"], is_word=meta["word"],
-                 is_bare=meta["bare"], is_secret=meta["unit"] == SECRET, least=meta["least"], read=meta["read"])
-        )  # fmt: skip
+            Flag(
+                name=one.name,
+                spelled=spelled,
+                also=meta["also"],
+                kind=kind,
+                is_many=is_many,
+                default=default,
+                about=meta["about"],
+                unit=meta["unit"],
+                group=meta["group"],
+                is_word=meta["word"],
+                is_bare=meta["bare"],
+                is_secret=meta["unit"] == SECRET,
+                least=meta["least"],
+                read=meta["read"],
+            )
+        )
     return tuple(found)
 
 
@@ -145,6 +175,8 @@ def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:
             continue
         if isinstance(value, Mapping):
             value = [f"{name}={text}" for name, text in value.items()]
-        words += [f"--{spelled}" if each is True else f"--{spelled}={each}"
-                  for each in (value if isinstance(value, list) else [value])]  # fmt: skip
+        words += [
+            f"--{spelled}" if each is True else f"--{spelled}={each}"
+            for each in (value if isinstance(value, list) else [value])
+        ]
     return words

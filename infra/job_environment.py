@@ -48,8 +48,11 @@ def of_own_job(settings: Settings) -> dict[str, str]:
     A typed key such as `--env WANDB_API_KEY` is included. Vendor account keys and SLIPWAY_ variables are excluded;
     account keys never go to a pod.
     """
-    return {name: value for name, value in settings.given.items()
-            if name not in ACCOUNTS and not name.startswith("SLIPWAY_")}  # fmt: skip
+    return {
+        name: value
+        for name, value in settings.given.items()
+        if name not in ACCOUNTS and not name.startswith("SLIPWAY_")
+    }
 
 
 def plain(settings: Settings) -> dict[str, str]:

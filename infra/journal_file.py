@@ -138,8 +138,10 @@ def failed(path: Path, error: Exception) -> JournalError:
         return JournalError(f"journal {path}: {error}")
     free = shutil.disk_usage(path.parent).free
     then = "look at that disk" if free > ROOM_BYTES else f"{size(free)} are free on its disk: make room"
-    return JournalFull(f"journal {path}: {error}; {then}, then run that again; until then nothing is rented or ended "
-                       "from here, and pods end at their own limits")  # fmt: skip
+    return JournalFull(
+        f"journal {path}: {error}; {then}, then run that again; until then nothing is rented or ended "
+        "from here, and pods end at their own limits"
+    )
 
 
 class OtherSchema(JournalError):
@@ -250,8 +252,10 @@ def _open_read_only(path: Path, environ: Mapping[str, str], error: OSError) -> O
         db.close()
         raise failed(path, seen) from seen
     others = tuple(installation.others(installation_file(path, environ)))
-    problem = (f"journal {path} can only be read: {error.strerror}; nothing can be rented, ended or written down from "
-               f"here until its folder can be written to: {path.parent}")  # fmt: skip
+    problem = (
+        f"journal {path} can only be read: {error.strerror}; nothing can be rented, ended or written down from "
+        f"here until its folder can be written to: {path.parent}"
+    )
     return Opened(db, found, problem, others=others)
 
 

@@ -68,8 +68,9 @@ def connect(name: str) -> "fabric.Connection":
     """Return a connection to the machine with this name: see `infra.connect`."""
     found = _by_settings([name])
     if len(found) > 1:
-        raise UsageError(f"{name!r} names several machines: {', '.join(one.name for one in found)}; "
-                         "infra.connect_all takes it")  # fmt: skip
+        raise UsageError(
+            f"{name!r} names several machines: {', '.join(one.name for one in found)}; infra.connect_all takes it"
+        )
     return connection(found[0])
 
 

@@ -38,8 +38,10 @@ def await_ready(
     while True:
         seen, now = controller_client.looked(name, settings, journal, tell)
         if now.newest.number != newest:
-            raise SlipwayError(f"{name}: another command has put version {now.newest.number} in the place of version "
-                               f"{newest} meanwhile; see: inv serve.status {name} --all")  # fmt: skip
+            raise SlipwayError(
+                f"{name}: another command has put version {now.newest.number} in the place of version "
+                f"{newest} meanwhile; see: inv serve.status {name} --all"
+            )
         service = now.newest.service
         tell_changes(seen, told, tell)
         alive = [one for one in seen.members if one.state in LIVE]

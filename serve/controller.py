@@ -322,9 +322,16 @@ class Controller:
         request, budget = placement.request_of(self.service, ""), self._budget()
         alive = sum(one.member.state.is_alive for one in self.replicas.kept.values())
         self.landing.budget = self._paid_from(budget)
-        member = Member(number=number, version=version.number, run=f"{self.name}-{number}", spot=is_spot,
-                        gpu=placement.gpu_of(request), port=free_port(taken),
-                        cap_micro_usd=budget.cap(alive) if budget else None, began_at=time.time())  # fmt: skip
+        member = Member(
+            number=number,
+            version=version.number,
+            run=f"{self.name}-{number}",
+            spot=is_spot,
+            gpu=placement.gpu_of(request),
+            port=free_port(taken),
+            cap_micro_usd=budget.cap(alive) if budget else None,
+            began_at=time.time(),
+        )
         self.replicas.begin(member, self._save)
 
     # Orders to the gateway and records of the service.
@@ -342,9 +349,14 @@ class Controller:
         """
         members = tuple(replace(one, facts=_lasting(one.facts)) for one in self.replicas.members())
         self.seen = replace(
-            self.seen, members=members, next_number=self.next_number, memory=self.memory, rule_of=self.rule_of,
-            held=self.held, serving=tuple(number for number in self.serving if number in self.replicas.kept),
-        )  # fmt: skip
+            self.seen,
+            members=members,
+            next_number=self.next_number,
+            memory=self.memory,
+            rule_of=self.rule_of,
+            held=self.held,
+            serving=tuple(number for number in self.serving if number in self.replicas.kept),
+        )
         text = write(self.seen)
         if text != self.saved:
             service_rows.saw(self.journal, self.name, text, self.lease)

@@ -84,9 +84,14 @@ class ReplicaConfig:
 
 
 def command(
-    model: ServedModel, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
+    model: ServedModel,
+    engine: str,
+    *,
+    port: int,
+    tuning: Tuning = PLAIN,
+    bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
-) -> EngineCommand:  # fmt: skip
+) -> EngineCommand:
     """Return the command that runs `engine` on `model`. Raises UsageError for an unknown engine."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")

@@ -238,8 +238,13 @@ class Process:
         from infra.settings import Settings
 
         endpoint, told = link.endpoint, ""
-        pod = Pod(provider=endpoint.vendor, pod_id=endpoint.pod_id, token=endpoint.token, run=endpoint.replica_id,
-                  address=endpoint.address)  # fmt: skip
+        pod = Pod(
+            provider=endpoint.vendor,
+            pod_id=endpoint.pod_id,
+            token=endpoint.token,
+            run=endpoint.replica_id,
+            address=endpoint.address,
+        )
         while True:
             try:
                 way = registry.provider(Settings.load(ROOT), endpoint.vendor).reach(pod).forward(0, endpoint.port)

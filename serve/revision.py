@@ -123,8 +123,10 @@ def check_file(service: Service, tell: Say) -> None:
         certificate.server_context(service.tls)
         certificate.client_context(service.tls.certfile)
     if unused := only_for_skyserve(service, service_file.load(CONFIG)):
-        tell(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
-             "run, and the least loaded replica is asked")  # fmt: skip
+        tell(
+            f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
+            "run, and the least loaded replica is asked"
+        )
     for name, instead in placement.unread(service):
         tell(f"{name}: for sky serve up only; here {instead}")
 
@@ -140,14 +142,16 @@ def model_meant(service: Service, config: str, model: str, tag: str, old: Versio
     if old:
         return old.model
     if config:
-        raise UsageError(f"{config} names no model; add `slipway: {{model: hf://user/repo}}` to it, or type --model: "
-                         "sft, an artifact, a folder, hf://user/repo")  # fmt: skip
+        raise UsageError(
+            f"{config} names no model; add `slipway: {{model: hf://user/repo}}` to it, or type --model: "
+            "sft, an artifact, a folder, hf://user/repo"
+        )
     return ""
 
 
 def version_of(
     document: Mapping[str, Any], source: str, provider: str, engine: str, store: str, old: Version | None, name: str
-) -> Version:  # fmt: skip
+) -> Version:
     """Return the new version with number 1; `source` locates the weights. Raises UsageError for an unusable engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
     kind = model_kinds.kind_of(source)
@@ -161,8 +165,16 @@ def version_of(
         raise UsageError(f"--engine {chosen}: {source} {kind.about}")
     if chosen not in engines.ENVIRONMENTS:
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
-    return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
-                   model=source, store=store, weights=weights_of(source))  # fmt: skip
+    return Version(
+        number=1,
+        document=dict(document),
+        where=f"service {name}",
+        engine=chosen,
+        provider=provider,
+        model=source,
+        store=store,
+        weights=weights_of(source),
+    )
 
 
 def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
@@ -213,8 +225,9 @@ def with_room(version: Version, settings: Settings, tell: Say) -> Version:
     except (UsageError, StoreError) as error:
         tell(f"whether {source} fits into a GPU is not known: {error}")
         return version
-    sizes = [gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS
-             if gpus.is_asked(asked, gpu.name)]  # fmt: skip
+    sizes = [
+        gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS if gpus.is_asked(asked, gpu.name)
+    ]
     if sizes:
         memory_fit.fits(source, need, version.engine, tuning, int(max(sizes) * memory_fit.GB * tuning.gpu_share))
     return dataclasses.replace(version, gpu_bytes=math.ceil(need.total / tuning.gpu_share))
@@ -230,8 +243,10 @@ def check_reach(version: Version, settings: Settings) -> None:
         provider = registry.provider(settings, one)  # opening also reports missing settings
         if provider.recovers:
             more = f"; {taker.service_hint}" if (taker := engine_of(provider)) else ""
-            raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
-                             f"none; take local, ssh or a vendor{more}")  # fmt: skip
+            raise UsageError(
+                f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
+                f"none; take local, ssh or a vendor{more}"
+            )
     if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
@@ -252,13 +267,20 @@ def check_scheme(name: str, old: WantedService | None, service: Service) -> None
 
 
 def after(
-    old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
+    old: WantedService | None,
+    new: Version,
+    mode: str,
+    host: str,
+    port: int | None,
+    name: str,
+    row: ServiceRow | None,
     is_kept: bool,
-) -> WantedService:  # fmt: skip
+) -> WantedService:
     """Return the next desired state. Raises UsageError for a change impossible at run time."""
     if old is None:
-        return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
-                             since=time.time())  # fmt: skip
+        return WantedService(
+            versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0, since=time.time()
+        )
     assert row is not None
     seen = service_state.seen_of(row.seen)
     if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):

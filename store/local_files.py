@@ -43,9 +43,13 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
 
 
 def hold(
-    path: str | os.PathLike[str], wait_s: float | None = 0.0, *, mode: int = 0o644, look_s: float = LOOK_S,
+    path: str | os.PathLike[str],
+    wait_s: float | None = 0.0,
+    *,
+    mode: int = 0o644,
+    look_s: float = LOOK_S,
     must_lock: bool = True,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Create and lock the file `path`; return a descriptor that holds the lock until closed or until the process dies.
 
     Return None if another process still holds the lock after `wait_s` seconds; a `wait_s` of None waits forever.

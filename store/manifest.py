@@ -118,8 +118,13 @@ class Manifest:
 
 
 _KINDS: dict[str, type] = {
-    "name": str, "fingerprint": str, "about": dict, "files": list, "published_at": float, "flat": bool,
-}  # fmt: skip
+    "name": str,
+    "fingerprint": str,
+    "about": dict,
+    "files": list,
+    "published_at": float,
+    "flat": bool,
+}
 
 
 def entry_of(said: Any) -> FileEntry:

@@ -41,5 +41,5 @@ def _lines(line: str, width: int) -> str:
     held = _COMMAND.sub(lambda found: found[0].replace(" ", _HELD), line[hang:])
     wrapped = textwrap.wrap(
         held, width - hang, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
-    )  # fmt: skip
+    )
     return line[:hang] + ("\n" + " " * hang).join(wrapped).replace(_HELD, " ")

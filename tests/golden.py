@@ -117,8 +117,9 @@ def imported(folder: Path) -> str:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     shape = ModelConfig(vocab_size=262, **sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=32)
     model = Decoder(shape, torch.float32)
-    model.load_state_dict({name: torch.arange(one.numel()).reshape(one.shape) % 37 / 64
-                           for name, one in model.state_dict().items()})  # fmt: skip
+    model.load_state_dict(
+        {name: torch.arange(one.numel()).reshape(one.shape) % 37 / 64 for name, one in model.state_dict().items()}
+    )
     new = import_model.with_chat_tokens(folder / "foreign.json", folder / "words")
     config, weights = import_model.grown(model, import_model.tokenizers.load(folder / "words").vocab_size, new)
     export.write(folder / "import", config, weights, folder / "words", torch.float32)

@@ -78,11 +78,18 @@ class Host:
         """Returns when it accepts connections."""
         needs("sshd")
         options = {
-            "HostKey": self.folder / "host", "AuthorizedKeysFile": self.folder / "user.pub", "PidFile": "none",
-            "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no", "ListenAddress": self.listen,
-            "MaxStartups": "100", "PerSourcePenalties": "no", "AllowTcpForwarding": "yes",
+            "HostKey": self.folder / "host",
+            "AuthorizedKeysFile": self.folder / "user.pub",
+            "PidFile": "none",
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+            "ListenAddress": self.listen,
+            "MaxStartups": "100",
+            "PerSourcePenalties": "no",
+            "AllowTcpForwarding": "yes",
             "Subsystem": "sftp internal-sftp",
-        }  # fmt: skip
+        }
         if not _knows_penalties():
             del options["PerSourcePenalties"]
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
@@ -92,7 +99,10 @@ class Host:
         with log:
             self.server = subprocess.Popen(
                 [*self.prefix, SSHD, "-D", "-e", "-f", "/dev/null", "-p", str(self.address.port), *flags],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         log_text = (self.folder / "sshd.log").read_text
         before = log_text().count("Server listening")
         until(lambda: log_text().count("Server listening") > before or self._listens(), "a listening sshd")
@@ -217,9 +227,7 @@ def _knows_penalties() -> bool:
 
 
 @contextlib.contextmanager
-def loopback(
-    folder: Path, more: str = "", listen: str = "127.0.0.1", options: Sequence[str] = ()
-) -> Iterator[Host]:  # fmt: skip
+def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1", options: Sequence[str] = ()) -> Iterator[Host]:
     """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared.
 
     `more`: variables of its sessions, as NAME=value. `listen`: another address of this thread's network. `options`:

@@ -98,22 +98,39 @@ class Cluster:
         for number in range(2):
             (self.folder / "dev" / f"gpu{number}").touch()
         self.conf.write_text(
-            CONF.format(folder=self.folder, host=host, ctld=ctld, srun=srun, srun_end=srun + 60, nodes="\n".join(lines),
-                        names=",".join(NODES), kill_wait_s=self.kill_wait_s)
-        )  # fmt: skip
+            CONF.format(
+                folder=self.folder,
+                host=host,
+                ctld=ctld,
+                srun=srun,
+                srun_end=srun + 60,
+                nodes="\n".join(lines),
+                names=",".join(NODES),
+                kill_wait_s=self.kill_wait_s,
+            )
+        )
         gres = f"AutoDetect=off\nNodeName={','.join(NODES)} Name=gpu Type=A10G File={self.folder}/dev/gpu[0-1]\n"
         (self.folder / "gres.conf").write_text(gres)
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(1024))
         (self.folder / "munge.key").chmod(0o400)
         munge = [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
-        self._begin("munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key",
-                    f"--socket={self.folder}/munge.sock", *munge)  # fmt: skip
+        self._begin(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={self.folder}/munge.key",
+            f"--socket={self.folder}/munge.sock",
+            *munge,
+        )
         until((self.folder / "munge.sock").exists, "munged")
         self._begin("slurmctld", "-D", "-f", str(self.conf))
         for name in NODES:
             self.start_node(name)
-        until(lambda: self.call("sinfo", "-h", "-p", "gpu", "-t", "idle", "-o", "%D", may_fail=True).strip() == "2",
-              "two idle nodes", 60.0)  # fmt: skip
+        until(
+            lambda: self.call("sinfo", "-h", "-p", "gpu", "-t", "idle", "-o", "%D", may_fail=True).strip() == "2",
+            "two idle nodes",
+            60.0,
+        )
 
     def start_node(self, name: str) -> None:
         self._begin("slurmd", "-D", "-f", str(self.conf), "-N", name, known_as=name)
@@ -123,9 +140,13 @@ class Cluster:
         assert program is not None
         with (self.folder / f"{known_as or words[0]}.out").open("ab") as log:
             self.daemons[known_as or words[0]] = subprocess.Popen(
-                [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                [program, *words[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 env={**os.environ, "SLURM_CONF": str(self.conf)},
-            )  # fmt: skip
+            )
 
     def end(self, name: str) -> None:
         """End one daemon, by its pid: `slurmctld`, or the slurmd of a node."""
@@ -174,8 +195,14 @@ class Cluster:
         """The file by which commands find this cluster."""
         address = self.login.address
         python = getattr(sys, "_base_executable", sys.executable)
-        said = {"host": address.host, "port": address.port, "user": address.user, "identity_file": address.key,
-                "python": python, "partitions": {"gpu": {}}}  # fmt: skip
+        said = {
+            "host": address.host,
+            "port": address.port,
+            "user": address.user,
+            "identity_file": address.key,
+            "python": python,
+            "partitions": {"gpu": {}},
+        }
         place.write_text(json.dumps({"loop": said}))
         return place
 

@@ -14,9 +14,14 @@ from infra.selection.choose import of_machines
 
 
 def launch_on(
-    provider: Provider, plan: Plan, journal: Journal, root: Path, say: Say = lambda _: None,
-    secrets: Mapping[str, str] | None = None, terms: Terms = PLAIN,
-) -> Op:  # fmt: skip
+    provider: Provider,
+    plan: Plan,
+    journal: Journal,
+    root: Path,
+    say: Say = lambda _: None,
+    secrets: Mapping[str, str] | None = None,
+    terms: Terms = PLAIN,
+) -> Op:
     """Launch on the cheapest machine of the provider that fits."""
     offers = of_machines(provider, plan.request)
     return launch.start(plan, offers, lambda _: provider, journal, root, secrets or {}, say, terms)

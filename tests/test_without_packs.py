@@ -38,9 +38,15 @@ class Apart(World):
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "invoke", *words], cwd=self.folder / "checkout", env=self.environ, text=True,
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "invoke", *words],
+            cwd=self.folder / "checkout",
+            env=self.environ,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
 
 def test_the_core_passes_its_tests_without_any_pack(tmp_path):

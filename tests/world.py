@@ -42,9 +42,14 @@ class World:
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "invoke", *words],
-            cwd=ROOT, env=self.environ, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self.environ,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def inv(self, *words: str, code: int = 0) -> str:
         """Return the stdout of `inv words`, which must exit with `code`."""

@@ -198,9 +198,12 @@ def serve(flags: argparse.Namespace) -> None:
     from trainer.serving.torch_engine import TorchEngine
 
     limits = server.EngineLimits(
-        max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
-        max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
-    )  # fmt: skip
+        max_seqs=flags.max_seqs,
+        max_queued=flags.max_queued,
+        max_model_len=flags.max_model_len,
+        max_tokens=flags.max_tokens,
+        shutdown_s=flags.shutdown_s,
+    )
     model = TorchEngine(flags.model, flags.dtype, flags.max_model_len)
     asyncio.run(server.serve(model, flags.name, flags.port, limits))
 

@@ -96,9 +96,11 @@ class CheckoutCode:
             changed = self._git("diff", *options, commit, "--", *FOLDERS)
             untracked = self._git("ls-files", "-o", "-z", "--exclude-standard", "--", *FOLDERS)
             paths = None if changed is None else [*changed.split(b"\0"), *(untracked or b"").split(b"\0")]
-            self._changed[commit] = None if paths is None else {
-                path: _digest_of_file(self.root / path) for path in map(os.fsdecode, filter(None, paths))
-            }  # fmt: skip
+            self._changed[commit] = (
+                None
+                if paths is None
+                else {path: _digest_of_file(self.root / path) for path in map(os.fsdecode, filter(None, paths))}
+            )
         return self._changed[commit]
 
     def _git(self, *words: str) -> bytes | None:
@@ -146,8 +148,11 @@ def differences(before: Any, now: Mapping[str, Any]) -> list[str]:
     if not isinstance(before, dict) or not before:
         return []
     old, new = dict(_leaves(before)), dict(_leaves(now))
-    return [f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
-            for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]  # fmt: skip
+    return [
+        f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -47,9 +47,11 @@ PROBE = (
     "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ here
 )
 TALK = [
-    {"role": "user", "content": "How are  you?"}, {"role": "assistant", "content": "Well."},
-    {"role": "user", "content": "And\nnow?"}, {"role": "assistant", "content": "Well, still."},
-]  # fmt: skip
+    {"role": "user", "content": "How are  you?"},
+    {"role": "assistant", "content": "Well."},
+    {"role": "user", "content": "And\nnow?"},
+    {"role": "assistant", "content": "Well, still."},
+]
 ROWS = 64  # a grown embedding has a multiple of this many rows, for fast products
 
 

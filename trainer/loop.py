@@ -177,9 +177,12 @@ class Training:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
     def _advance(
-        self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool],
+        self,
+        batches: Batches,
+        metrics: Metrics | None,
+        asked_to_stop: Callable[[], bool],
         asked_to_save: Callable[[], bool],
-    ) -> tuple[bool, bool]:  # fmt: skip
+    ) -> tuple[bool, bool]:
         """Run one step and return (stop, save): whether any process received a request to stop, or to save.
 
         Skip the update for a non-finite loss or gradient norm. Raises NonFinite after more than MAX_SKIPPED consecutive

@@ -235,8 +235,10 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
         ways_out.append(f"{words} ({gib(needs(recompute=True, micro_rows=rows))}, a third slower)")
     if config.rl is not None and config.rl.engine == "embedded":
         rows, each = config.rl.side_by_side, cache_bytes(config)
-        ways_out.append(f"--set {phase}.rl.side_by_side={max(1, rows // 2)} (answers at one time, whose caches take "
-                        f"{gib(max(1, rows // 2) * each)}, not {gib(rows * each)})")  # fmt: skip
+        ways_out.append(
+            f"--set {phase}.rl.side_by_side={max(1, rows // 2)} (answers at one time, whose caches take "
+            f"{gib(max(1, rows // 2) * each)}, not {gib(rows * each)})"
+        )
     larger = next((size for size in SIZES if size > memory_bytes * 1.1 and now <= SPARE * size), 0)
     if larger:
         ways_out.append(f"a GPU of {gib(larger)} as it is")

@@ -120,9 +120,20 @@ class Optimizer:
         parameters, grads = self._parts(group.parameters), self._grads(group.parameters)
         count = torch.full((), float(self.updates), device=parameters[0].device)
         torch._fused_adamw_(
-            parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
-            beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
-        )  # fmt: skip
+            parameters,
+            grads,
+            group.state["mean"],
+            group.state["square"],
+            [],
+            [count] * len(grads),
+            lr=lr,
+            beta1=first,
+            beta2=second,
+            weight_decay=group.decay,
+            eps=self.config.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _muon(self, group: Group, lr: float) -> None:
         """Update by Muon, orthogonalizing matrices of equal shape as one stack.

@@ -46,9 +46,13 @@ class Choice:
 
 
 def choices(
-    nodes: Mapping[str, Node], held: Held, pointers: Mapping[str, str], checkout: CheckoutCode,
-    given: Mapping[str, str], remake: tuple[str, ...] = (),
-) -> dict[str, Choice]:  # fmt: skip
+    nodes: Mapping[str, Node],
+    held: Held,
+    pointers: Mapping[str, str],
+    checkout: CheckoutCode,
+    given: Mapping[str, str],
+    remake: tuple[str, ...] = (),
+) -> dict[str, Choice]:
     """Return the choice for every step; `nodes` must be in execution order.
 
     pointers: current fingerprint by artifact name, preferred among candidates. given: fixed fingerprints by step name.

@@ -78,9 +78,11 @@ class PhaseRun:
         Refused when the previous model was trained with a different vocabulary.
         """
         config = self.config
-        first = (lambda model: self.fill_from(model, self.before)) if self.before else (
-            lambda model: initialise(model, config.seed)
-        )  # fmt: skip
+        first = (
+            (lambda model: self.fill_from(model, self.before))
+            if self.before
+            else (lambda model: initialise(model, config.seed))
+        )
         model, self.cut = self._model(config.model, fill or first)
         return model
 

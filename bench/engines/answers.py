@@ -110,10 +110,14 @@ def main() -> None:
     found = {engine: ask(engine, folder, asked) for engine in given.engines.split(",")}
     kinds = sorted({one.kind for one in asked})
     threads = os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
-    print(f"{given.phase} of {given.tag}: {len(asked)} held-out questions, {threads} threads, load "
-          f"{os.getloadavg()[0]:.1f}\n")  # fmt: skip
-    print(f"| engine | {' | '.join(f'right, {one}' for one in kinds)} | same words, {' | same words, '.join(kinds)} | "
-          "tokens per CPU s | tokens/s | MB at most |")  # fmt: skip
+    print(
+        f"{given.phase} of {given.tag}: {len(asked)} held-out questions, {threads} threads, load "
+        f"{os.getloadavg()[0]:.1f}\n"
+    )
+    print(
+        f"| engine | {' | '.join(f'right, {one}' for one in kinds)} | same words, {' | same words, '.join(kinds)} | "
+        "tokens per CPU s | tokens/s | MB at most |"
+    )
     print(f"|---|{'---|' * (2 * len(kinds) + 3)}")
     first = next(iter(found.values()))
     for engine, one in found.items():
@@ -125,8 +129,11 @@ def main() -> None:
             for kind in kinds:
                 some = [int(hit) for hit, question in zip(hits, asked, strict=True) if question.kind == kind]
                 cells.append(share(some))
-        print(f"| {engine} | {' | '.join(cells)} | {one.tokens / one.cpu_s:.0f} | {one.tokens / one.wall_s:.0f} | "
-              f"{one.mb:.0f} |", flush=True)  # fmt: skip
+        print(
+            f"| {engine} | {' | '.join(cells)} | {one.tokens / one.cpu_s:.0f} | {one.tokens / one.wall_s:.0f} | "
+            f"{one.mb:.0f} |",
+            flush=True,
+        )
 
 
 def share(hits: Sequence[int]) -> str:

@@ -85,8 +85,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     with tempfile.TemporaryDirectory() as folder:
         found = sorted(asyncio.run(bench(parser.parse_args().rounds, Path(folder))))
-    print(f"killed {len(found)} times; answers again after {statistics.median(found):.2f} s (median), "
-          f"{found[0]:.2f} to {found[-1]:.2f} s")  # fmt: skip
+    print(
+        f"killed {len(found)} times; answers again after {statistics.median(found):.2f} s (median), "
+        f"{found[0]:.2f} to {found[-1]:.2f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -249,9 +249,10 @@ def parts(bench: Bench) -> Seen:
     places = torch.arange(tokens, device=device)
     per_token = 6.0 * (shape.vocab_size * shape.hidden_size)
     yield told(
-        "one block, embedding, head and loss", lambda: model.loss(ids, ids, None, None, places).backward(),
+        "one block, embedding, head and loss",
+        lambda: model.loss(ids, ids, None, None, places).backward(),
         tokens * (per_token + 6.0 * (model.config.num_matrix_params - shape.vocab_size * shape.hidden_size)) + flops,
-    )  # fmt: skip
+    )
     stack = new(4, shape.intermediate_size, shape.hidden_size, grad=False)
     small, large = sorted(stack.shape[1:])
     yield told(

@@ -86,9 +86,17 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             saved = Checkpoints(Path(folder) / "saved", Keeping(save_every=10**6, reserve_bytes=0, samples=0))
             one = Training(
-                model, config, StepSource(make), saved, {}, Path(folder) / "metrics", self.ranks, part,
-                objective or CrossEntropy(), of_machine(self.machine),
-            )  # fmt: skip
+                model,
+                config,
+                StepSource(make),
+                saved,
+                {},
+                Path(folder) / "metrics",
+                self.ranks,
+                part,
+                objective or CrossEntropy(),
+                of_machine(self.machine),
+            )
             with equipped(model, config, self.machine):
                 _go(one)
             if not self.ranks.is_first:

@@ -70,8 +70,9 @@ def _of_alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return Alpaca's columns as messages: the instruction, followed by the input."""
     asked = "\n\n".join(str(row[name]) for name in ("instruction", "input") if str(row.get(name, "")).strip())
     pairs = [*(row.get("history") or ()), (asked, row["output"])]
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
-               for pair in pairs):  # fmt: skip
+    if not all(
+        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair) for pair in pairs
+    ):
         raise RowRefused("its instruction, input, output or history holds something other than text")
     return [
         {"role": role, "content": text}

@@ -27,9 +27,14 @@ THINK = (
 )
 CODE = f"{THINK} The answer is Python code that defines what the tests call."
 SUBJECTS = (
-    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
     "precalculus",
-)  # fmt: skip
+)
 Row = Mapping[str, Any]
 Parts = tuple[list[Problem], list[Problem], list[Problem]]
 
@@ -71,11 +76,15 @@ def mbpp(row: Row) -> Problem:
 PUBLISHED = {
     "gsm8k": PublishedProblems("openai/gsm8k", ("main",), ("train", "test"), 250, gsm8k),
     "math": PublishedProblems(
-        "EleutherAI/hendrycks_math", SUBJECTS, ("train", "test"), 500, math,
+        "EleutherAI/hendrycks_math",
+        SUBJECTS,
+        ("train", "test"),
+        500,
+        math,
         lambda row: f"{row.get('type')} {row.get('level')}",
     ),
     "mbpp": PublishedProblems("google-research-datasets/mbpp", ("full",), ("train", "validation", "test"), 0, mbpp),
-}  # fmt: skip
+}
 
 
 def problems(spec: ProblemsSpec) -> Parts:

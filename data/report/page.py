@@ -80,10 +80,18 @@ def _tiles(found: Quality) -> Html:
         tiles.append(("held out", f"{held_out / total:.2%}", f"{held_out:,} documents"))
     return tag(
         "div",
-        *(tag("div", tag("span", name, class_="soft"), tag("b", value), tag("span", more, class_="soft"), class_="card")
-          for name, value, more in tiles),
+        *(
+            tag(
+                "div",
+                tag("span", name, class_="soft"),
+                tag("b", value),
+                tag("span", more, class_="soft"),
+                class_="card",
+            )
+            for name, value, more in tiles
+        ),
         class_="tiles",
-    )  # fmt: skip
+    )
 
 
 def _lengths(found: Quality) -> Html:
@@ -139,10 +147,14 @@ def _ranking(rows: list[tuple[str, int]], otherwise: str) -> Html:
         return tag("p", otherwise, class_="soft")
     most = max(count for _, count in rows)
     lines = (
-        tag("tr", tag("td", tag("code", words)), tag("td", f"{count:,}", class_="number"),
-            tag("td", tag("i", style=f"width:{100 * count / most:.1f}%"), class_="share"))
+        tag(
+            "tr",
+            tag("td", tag("code", words)),
+            tag("td", f"{count:,}", class_="number"),
+            tag("td", tag("i", style=f"width:{100 * count / most:.1f}%"), class_="share"),
+        )
         for words, count in rows
-    )  # fmt: skip
+    )
     return tag("table", *lines)
 
 
@@ -166,10 +178,14 @@ def _part(name: str, manifest: dict[str, Any]) -> Html:
     shards = manifest["shards"]
     heads = tag("tr", *(tag("th", one) for one in ("shard", "lines", "bytes", "text", "sha256")))
     lines = (
-        tag("tr", tag("td", one["name"]), *(tag("td", f"{one[key]:,}") for key in ("lines", "bytes", "raw_bytes")),
-            tag("td", tag("code", one["sha256"])))
+        tag(
+            "tr",
+            tag("td", one["name"]),
+            *(tag("td", f"{one[key]:,}") for key in ("lines", "bytes", "raw_bytes")),
+            tag("td", tag("code", one["sha256"])),
+        )
         for one in shards[:MOST_ROWS]
-    )  # fmt: skip
+    )
     more = [tag("p", f"and {len(shards) - MOST_ROWS:,} more in manifest.json")] if len(shards) > MOST_ROWS else []
     listing = tag("details", tag("summary", f"{len(shards):,} shards"), tag("table", heads, *lines), *more)
     return tag("div", tag("h2", title), tag("table", *rows), listing, class_="card wide")

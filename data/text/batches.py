@@ -231,9 +231,15 @@ class Lines:
     """A file of text lines or JSON objects; pieces are byte ranges of an uncompressed local file."""
 
     def __init__(
-        self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str], text: str = "text",
+        self,
+        uri: str,
+        suffix: str,
+        packed: str,
+        columns: Sequence[str],
+        required: Sequence[str],
+        text: str = "text",
         skips: bool = False,
-    ):  # fmt: skip
+    ):
         self.uri, self.packed, self.required, self.text, self.skips = uri, packed, required, text, skips
         self.is_json = suffix == ".jsonl"
         self.columns = dict.fromkeys([*required, *columns])

@@ -95,8 +95,7 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
         parts.append(Part(part.name, _chosen(part.blocks, mine), mine.count(True)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
-    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts,
-                    prepared.skipped)  # fmt: skip
+    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts, prepared.skipped)
 
 
 def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:

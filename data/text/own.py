@@ -40,8 +40,10 @@ def _document(extension: Extension, number: int, one: Any) -> Document:
     row = {"text": one} if isinstance(one, str) else one
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         said = "a mapping without a text" if isinstance(row, Mapping) else f"a {type(one).__name__}"
-        raise InputError(f"{extension.where}: document {number + 1} of source() is {said}; expected a text, or a "
-                         "dictionary with `text`")  # fmt: skip
+        raise InputError(
+            f"{extension.where}: document {number + 1} of source() is {said}; expected a text, or a "
+            "dictionary with `text`"
+        )
     if unknown := [str(key) for key in row if key not in ("text", *COLUMNS)]:
         near = difflib.get_close_matches(unknown[0], COLUMNS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: text, {', '.join(COLUMNS)}"

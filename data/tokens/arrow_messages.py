@@ -19,7 +19,8 @@ PREFIX = struct.Struct("<II")
 _MESSAGE = "I6H iIqhBx"  # 0 root, 4 vtable, 16 table: header at 20, length of the body at 24, version, kind of header
 _FIELD = "8H iIIIBB2x"  # vtable, then table: name, type, children, nullable, kind of type
 _SCHEMA = struct.Struct(
-    "<" + _MESSAGE
+    "<"
+    + _MESSAGE
     + "4H iI"  # 36 vtable, 44 table: fields at 48
     + "II"  # 52 fields
     + _FIELD  # 60, 76
@@ -30,13 +31,14 @@ _SCHEMA = struct.Struct(
     + "I8s"  # 164 name
     + "3H2x ii"  # 176 vtable, 184 table of Int: bits
     + "I4x"  # 192 children: none
-)  # fmt: skip
+)
 _BATCH = struct.Struct(
-    "<" + _MESSAGE
+    "<"
+    + _MESSAGE
     + "5H2x iIqI"  # 36 vtable, 48 table: nodes at 52, rows at 56, buffers at 64
     + "I4q"  # 68 nodes: length and nulls of the lists, then of their items
     + "4xI8q"  # 108 buffers: begin and length of validity and offsets, validity and items
-)  # fmt: skip
+)
 SCHEMA_BYTES = PREFIX.size + _SCHEMA.size
 """Length of the schema without padding."""
 
@@ -46,17 +48,22 @@ def schema(bits: int, padding: bytes) -> bytes:
     field = (16, 20, 4, 16, 17, 8, 0, 12)
     made = _SCHEMA.pack(
         *_message(SCHEMA, 44, 0),
-        *(8, 8, 0, 4), *(8, 4),
+        *(8, 8, 0, 4),
+        *(8, 4),
         *(1, 76 - 56),
-        *field, *(16, 96 - 80, 116 - 84, 120 - 88, True, LARGE_LIST),
+        *field,
+        *(16, 96 - 80, 116 - 84, 120 - 88, True, LARGE_LIST),
         *(len(COLUMN), COLUMN),
-        *(4, 4), 4,
+        *(4, 4),
+        4,
         *(1, 144 - 124),
-        *field, *(16, 164 - 148, 184 - 152, 192 - 156, True, INT),
+        *field,
+        *(16, 164 - 148, 184 - 152, 192 - 156, True, INT),
         *(len(b"item"), b"item"),
-        *(6, 8, 4), *(8, bits),
+        *(6, 8, 4),
+        *(8, bits),
         0,
-    )  # fmt: skip
+    )
     return PREFIX.pack(GOES_ON, len(made) + len(padding)) + made + padding
 
 
@@ -68,10 +75,17 @@ def batch(num_lists: int, num_items: int, item_bytes: int, gap: int, num_bytes: 
     offsets = (num_lists + 1) * 8
     made = _BATCH.pack(
         *_message(RECORD_BATCH, 48, item_bytes + gap + offsets),
-        *(10, 20, 8, 4, 16), *(12, 68 - 52, num_lists, 108 - 64),
-        2, *(num_lists, 0), *(num_items, 0),
-        4, *(0, 0), *(item_bytes + gap, offsets), *(0, 0), *(0, item_bytes),
-    )  # fmt: skip
+        *(10, 20, 8, 4, 16),
+        *(12, 68 - 52, num_lists, 108 - 64),
+        2,
+        *(num_lists, 0),
+        *(num_items, 0),
+        4,
+        *(0, 0),
+        *(item_bytes + gap, offsets),
+        *(0, 0),
+        *(0, item_bytes),
+    )
     rest = num_bytes - PREFIX.size - len(made)
     return PREFIX.pack(GOES_ON, len(made) + rest) + made + bytes(rest)
 

@@ -48,8 +48,10 @@ class PieceEncoder:
         bare = [on or self._stays(text) for text, on in zip(texts, go_on, strict=True)]
         if all(bare) or not any(bare):
             return self._ids(texts, all(bare))
-        halves = {is_bare: self._ids([one for one, on in zip(texts, bare, strict=True) if on is is_bare], is_bare)
-                  for is_bare in (False, True)}  # fmt: skip
+        halves = {
+            is_bare: self._ids([one for one, on in zip(texts, bare, strict=True) if on is is_bare], is_bare)
+            for is_bare in (False, True)
+        }
         at, parts, ends = {False: 0, True: 0}, [], [0]
         for is_bare in bare:
             ids, of_half = halves[is_bare]

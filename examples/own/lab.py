@@ -68,21 +68,29 @@ class Lab:
         """Return what can be rented now; what does not satisfy the request is left out afterwards."""
         return [
             Offer(
-                provider="lab", offer_id=one.kind, instance_type=one.kind, gpu=one.gpu, num_gpus=one.gpus,
-                gpu_memory_bytes=one.gpu_memory_gb * 10**9, disk_bytes=one.disk_gb * 10**9,
+                provider="lab",
+                offer_id=one.kind,
+                instance_type=one.kind,
+                gpu=one.gpu,
+                num_gpus=one.gpus,
+                gpu_memory_bytes=one.gpu_memory_gb * 10**9,
+                disk_bytes=one.disk_gb * 10**9,
                 micro_usd_per_hour=micro_usd(one.usd_per_hour),
             )
             for one in self.api.read("/kinds", list[Kind])
             if one.free
-        ]  # fmt: skip
+        ]
 
     def create(self, request, offer, token, limits):
         """Ask once. A lost answer raises Ambiguous (`act` does that), a definite no raises anything else of ours."""
         limit_s = hard_limit_s(limits)
         body = {
-            "kind": offer.offer_id, "token": token, "run": request.run, "ssh_key": self.keys.public(token),
+            "kind": offer.offer_id,
+            "token": token,
+            "run": request.run,
+            "ssh_key": self.keys.public(token),
             "seconds": math.ceil(limit_s),
-        }  # fmt: skip
+        }
         try:
             reply = self.api.act("POST", "/machines", body)
         except VendorRefused as refused:
@@ -116,6 +124,14 @@ class Lab:
         """Return a machine of the lab as a pod of ours; `token` is the mark that it was given when it was rented."""
         address = self.keys.address(one.token, one.user, one.host, one.port) if one.token and one.host else ""
         return Pod(
-            provider="lab", pod_id=one.id, token=one.token, run=one.run, name=one.run, address=address,
-            state=one.state, created_at=one.created, ends_at=one.ends, micro_usd_per_hour=micro_usd(one.usd_per_hour),
-        )  # fmt: skip
+            provider="lab",
+            pod_id=one.id,
+            token=one.token,
+            run=one.run,
+            name=one.run,
+            address=address,
+            state=one.state,
+            created_at=one.created,
+            ends_at=one.ends,
+            micro_usd_per_hour=micro_usd(one.usd_per_hour),
+        )

@@ -231,8 +231,11 @@ def _lost(one: RunEvidence) -> Cause | None:
     if one.state != "lost":
         return None
     said = one.reason or "no record says why"
-    return Cause("lost", f"its machine does not answer, or nothing of it runs there: {said}",
-                 f"bring it back: inv resume {one.run}")  # fmt: skip
+    return Cause(
+        "lost",
+        f"its machine does not answer, or nothing of it runs there: {said}",
+        f"bring it back: inv resume {one.run}",
+    )
 
 
 def _resumed(one: RunEvidence) -> Cause | None:
@@ -272,10 +275,14 @@ def taken_away(one: RunEvidence) -> list[Op]:
 def given_back(one: RunEvidence) -> list[Op]:
     """Return the pods that did not boot or failed the acceptance check."""
     return [
-        op for op in one.rows
-        if op.state == TERMINATED and op.outcome == "" and op.token not in one.armed
-        and op.reason and not op.reason.startswith(CUT_OFF)
-    ]  # fmt: skip
+        op
+        for op in one.rows
+        if op.state == TERMINATED
+        and op.outcome == ""
+        and op.token not in one.armed
+        and op.reason
+        and not op.reason.startswith(CUT_OFF)
+    ]
 
 
 def _saved(one: RunEvidence) -> str:
@@ -304,6 +311,18 @@ def _is(state: str) -> str:
 
 
 RULES: tuple[Callable[[RunEvidence], Cause | None], ...] = (
-    _engine, _disk, _gpu_memory, _memory, _idle, _limit, _silent, _preempted, _host, _failed, _lost, _stopped, _resumed,
+    _engine,
+    _disk,
+    _gpu_memory,
+    _memory,
+    _idle,
+    _limit,
+    _silent,
+    _preempted,
+    _host,
+    _failed,
+    _lost,
+    _stopped,
+    _resumed,
     _any,
-)  # fmt: skip
+)

@@ -91,8 +91,9 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
 def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
     """Return display texts for the stops of the work before resumptions, oldest first, without lost pods."""
     found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
-    found += [(event.at, "neither its guard nor its agent was running") for event in events
-              if event.event == "unreachable"]  # fmt: skip
+    found += [
+        (event.at, "neither its guard nor its agent was running") for event in events if event.event == "unreachable"
+    ]
     return [words for _, words in sorted(found)]
 
 
@@ -110,13 +111,16 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
                 continue  # The replica is no longer wanted.
             now = f"; {_answering(len(seen.serving))} now" if seen.serving else ""
             says = f"replica {one.number}: {cause.says}{now}"
-            then = cause.then if cause.name != "killed engine" else (
-                f"its last words: inv serve.logs {name}; other replicas: inv serve.status {name}"
-            )  # fmt: skip
+            then = (
+                cause.then
+                if cause.name != "killed engine"
+                else (f"its last words: inv serve.logs {name}; other replicas: inv serve.status {name}")
+            )
             return WhyStory(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
     if seen.held:
-        return WhyStory(name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"),
-                     tuple(lines))  # fmt: skip
+        return WhyStory(
+            name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"), tuple(lines)
+        )
     says = _answering(len(seen.serving), f" of {len(seen.members)}")
     return WhyStory(
         name, Cause("serving" if seen.serving else "starting", says, f"inv serve.status {name}"), tuple(lines)

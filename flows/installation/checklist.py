@@ -39,8 +39,12 @@ def _credentials(settings: Settings) -> DoctorLine:
 
 def _store(settings: Settings) -> DoctorLine:
     if "://" not in settings.store:
-        return DoctorLine("store", "bad", f"{settings.store} is on this machine, where no rented one can reach it; "
-                          "set SLIPWAY_STORE to hf://user/repo, s3://bucket/folder or gs://bucket/folder")  # fmt: skip
+        return DoctorLine(
+            "store",
+            "bad",
+            f"{settings.store} is on this machine, where no rented one can reach it; "
+            "set SLIPWAY_STORE to hf://user/repo, s3://bucket/folder or gs://bucket/folder",
+        )
     try:
         Store(settings.store).check_writable()
     except (StoreError, OSError) as error:

@@ -62,8 +62,15 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     of_packs = [packs.load(where)(root, settings) for where in packs.entries("doctor_checks").values()]
     providers = [DoctorLine("local", "ok", "this machine"), _pools(settings), *rented, *of_packs]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *_timings(settings), *providers,
-            *_extensions(settings)]  # fmt: skip
+    return [
+        *here,
+        *tracking(settings),
+        *_store(settings),
+        *_uploads(settings),
+        *_timings(settings),
+        *providers,
+        *_extensions(settings),
+    ]
 
 
 def _extensions(settings: Settings) -> list[DoctorLine]:
@@ -196,8 +203,12 @@ def _rsync() -> DoctorLine:
 
     found = _tool("rsync", ("--version",), "off", "code and files are sent without it")
     if rsync.here() is None:
-        return replace(found, state="off", detail=f"{found.detail}; over SSH, files above 32 MB go in pieces of 32 MB, "
-                       "and those that differ are sent; tests need it, too (apt install rsync)")  # fmt: skip
+        return replace(
+            found,
+            state="off",
+            detail=f"{found.detail}; over SSH, files above 32 MB go in pieces of 32 MB, "
+            "and those that differ are sent; tests need it, too (apt install rsync)",
+        )
     why = "over SSH, files above 32 MB go by it where the other machine has it, else in pieces of 32 MB"
     return replace(found, detail=f"{found.detail}; {why}")
 

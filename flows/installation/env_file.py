@@ -20,8 +20,9 @@ BOM = "\ufeff"
 def check(variable: str, value: str) -> None:
     """Raise UsageError for a value that `.env` cannot hold, or that cannot be a key or an address."""
     if not (value.isascii() and value.isprintable() and value.strip() == value):
-        raise UsageError(f"{variable}: it begins or ends with a space, or has a character that no key has; was all "
-                         "of it copied?")  # fmt: skip
+        raise UsageError(
+            f"{variable}: it begins or ends with a space, or has a character that no key has; was all of it copied?"
+        )
     if "${" in value:
         raise UsageError(f"{variable}: it holds ${{, which .env takes for the name of a variable; export it instead")
 

@@ -22,8 +22,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 
 NAMES = {"runpod": "RunPod", "lium": "Lium", "shadeform": "Shadeform"}
-STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-              "gs": ("GOOGLE_CREDENTIALS",)}  # fmt: skip
+STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "gs": ("GOOGLE_CREDENTIALS",)}
 
 OWN_TOOLS = {"runpod": ("~/.runpod/config.toml", "~/.runpod.yaml")}  # Files of runpodctl, current and former.
 KEY_LINE = re.compile(r"""(?im)^\s*api_?key\s*[=:]\s*["']?([^"'\s#]+)""")

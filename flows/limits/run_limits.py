@@ -40,7 +40,7 @@ class RunLimits:
 
 def run_limits(
     plan: Plan, offers: Sequence[Offer], before: Op | None, journal: Journal, settings: Settings
-) -> RunLimits:  # fmt: skip
+) -> RunLimits:
     """Return the limits of a plan's job on these offers. `before`: the newest pod of the resumed run.
 
     The default limit is based on the cheapest offer: a dearer machine works proportionally faster, or hits the limit.
@@ -63,7 +63,7 @@ def run_limits(
 
 def _of_earlier(
     before: Op, typed: Limits, total: int | None, nodes: int, journal: Journal, settings: Settings
-) -> RunLimits:  # fmt: skip
+) -> RunLimits:
     """Return the limits of a resumed run: the typed limits, else the earlier limits, minus the amounts used."""
     total, spent = before.budget if total is None else total, spent_by(before, journal, settings)
     time_s = typed.time_s
@@ -71,8 +71,10 @@ def _of_earlier(
         time_s = before.ttl_s - spend.age_s(before, read_clocks(), settings.clock_scale)
     left = replace(typed, time_s=time_s, spend_micro_usd=None if total is None else (total - spent) // nodes)
     if spend.is_used_up(left):
-        raise LimitHit(f"{before.run} has used its limit, of which {in_usd(spent)} are spent; "
-                       f"to go on, give a higher one: {_higher(before, total, spent)}")  # fmt: skip
+        raise LimitHit(
+            f"{before.run} has used its limit, of which {in_usd(spent)} are spent; "
+            f"to go on, give a higher one: {_higher(before, total, spent)}"
+        )
     if not is_open(typed):
         return RunLimits(limits=left, spend_micro_usd=total)
     kept = [f"{in_usd(total)}, of which {in_usd(spent)} are spent"] if total is not None else []
@@ -93,8 +95,10 @@ def check_used(op: Op, given: Limits, journal: Journal, settings: Settings) -> N
     if given.time_s is None and _is_near(time, now, scale):
         flags.append(f"--ttl {-(-round(op.ttl_s or 0) // 60)}m")
     if flags:
-        raise LimitHit(f"{op.run} has ended at its limit, with {in_usd(spent)} spent; nothing was rented. It goes on "
-                       f"with another limit: inv resume {op.run} {' '.join(flags)}")  # fmt: skip
+        raise LimitHit(
+            f"{op.run} has ended at its limit, with {in_usd(spent)} spent; nothing was rented. It goes on "
+            f"with another limit: inv resume {op.run} {' '.join(flags)}"
+        )
 
 
 def _says_limit(op: Op, settings: Settings) -> bool:

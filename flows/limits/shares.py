@@ -224,9 +224,15 @@ class Offered(ChosenMachine):
 
 
 def offered(
-    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, name: Callable[[], str] | None,
-    journal: Journal, settings: Settings, tell: Say, narrow: choose.Narrow = choose.as_found,
-) -> Offered:  # fmt: skip
+    candidates: Sequence[Provider],
+    requests: Sequence[Request],
+    is_ordered: bool,
+    name: Callable[[], str] | None,
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
+    narrow: choose.Narrow = choose.as_found,
+) -> Offered:
     """Return the chosen request and offers, as `choose.among` does with `narrow`.
 
     `name`: factory for the name in the wait queue; None = do not wait. Raise NoOffer or Withdrawn.

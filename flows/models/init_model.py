@@ -181,9 +181,13 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
         raw = content_of(f"{repo}/resolve/{commit}/{file}", init, settings)
         has_pieces = checked_tokenizer(init, file, raw, own_chat)
     return ImportSpec(
-        source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=bool(file), own_chat=own_chat,
+        source=f"hf://{repo}",
+        revision=commit,
+        model=model,
+        has_tokenizer=bool(file),
+        own_chat=own_chat,
         has_pieces=has_pieces,
-    )  # fmt: skip
+    )
 
 
 def get(path: str, init: str, settings: Settings) -> str:
@@ -201,9 +205,7 @@ def content_of(path: str, init: str, settings: Settings) -> bytes:
     token = settings.huggingfacehub_api_token or settings.hf_token
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.stream(
-            "GET", f"{hub()}/{path}", headers=headers, timeout=TIMEOUT_S, follow_redirects=True
-        ) as reply:  # fmt: skip
+        with httpx.stream("GET", f"{hub()}/{path}", headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as reply:
             body = bytearray()
             for piece in reply.iter_bytes():
                 body += piece

@@ -61,7 +61,7 @@ def of_plan(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | Non
 
 def _of_imitated(
     plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None, past: Iterable[StepTime]
-) -> Estimate | None:  # fmt: skip
+) -> Estimate | None:
     """Return the estimate for the rented machine that a rehearsal imitates, or None for other providers."""
     assert plan.job is not None
     if not vendor.is_rented:
@@ -89,10 +89,15 @@ def work_of_phase(phase: PhaseConfig, step: str, machine: str) -> StepWork:
     """Return the work of a training phase."""
     params = phase.model.num_params
     return StepWork(
-        step=step, kind=_kind(phase.phase), machine=machine, shape=shape(phase), size=float(params),
-        amount=operations(phase), fixed_s=PHASE_START_S,
+        step=step,
+        kind=_kind(phase.phase),
+        machine=machine,
+        shape=shape(phase),
+        size=float(params),
+        amount=operations(phase),
+        fixed_s=PHASE_START_S,
         guess_s=None if phase.steps else constant_s((phase.phase,), params),
-    )  # fmt: skip
+    )
 
 
 def _work_of(step: Step, target: str, machine: str) -> StepWork:
@@ -108,9 +113,12 @@ def _work_of(step: Step, target: str, machine: str) -> StepWork:
     read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
     params = load(ImportSpec, step.config["spec"], step.name).model.num_params if step.words[-1] == "import" else 0
     return StepWork(
-        step=step.name, kind=_kind(step.words[-1]), machine=machine, shape=digest([making.get("spec"), read]),
+        step=step.name,
+        kind=_kind(step.words[-1]),
+        machine=machine,
+        shape=digest([making.get("spec"), read]),
         guess_s=constant_s(step.words, params),
-    )  # fmt: skip
+    )
 
 
 def _kind(program: str) -> str:
@@ -163,9 +171,7 @@ def elsewhere(request: Request, vendor: Provider, offer: Offer | None = None) ->
     cpus = offer.cpus if offer and offer.cpus else 0
     name = " ".join(filter(None, (vendor.name, kind, f"{cpus} CPUs" if cpus else "")))
     speed = CORE_FLOPS_PER_S * (cpus or _cpus()) * request.nodes
-    return MachineKind(
-        name=name if request.nodes == 1 else f"{request.nodes} nodes of {name}", flops_per_s=speed
-    )  # fmt: skip
+    return MachineKind(name=name if request.nodes == 1 else f"{request.nodes} nodes of {name}", flops_per_s=speed)
 
 
 def this_machine(num_gpus: int = 0) -> MachineKind:
@@ -175,8 +181,10 @@ def this_machine(num_gpus: int = 0) -> MachineKind:
         return replace(machine_with(found[0], max(1, num_gpus)), is_here=True)
     info = Path("/proc/cpuinfo")
     text = info.read_text(errors="replace") if info.exists() else ""
-    model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
-                 os.uname().machine)  # fmt: skip
+    model = next(
+        (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
+        os.uname().machine,
+    )
     core = CORE_FLOPS_PER_S if "amx_bf16" in text or "avx512_bf16" in text else PLAIN_CORE_FLOPS_PER_S
     name = f"{_cpus()} x {' '.join(model.split())}"
     held_for = int(time.monotonic() / LOAD_HOLDS_S)

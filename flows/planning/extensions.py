@@ -86,8 +86,11 @@ def of_job(job: Mapping[str, Any], provider: str, settings: Settings, wanted: st
     for step in job.get("trackers", ()):
         if code := step.get("config", {}).get("code"):
             kinds[code] = "tracker"
-    found = [OwnCode(name=one.name, word=one.word, sha256=one.sha256, kind=kinds[one.text])
-             for one in all_used() if one.text in kinds]  # fmt: skip
+    found = [
+        OwnCode(name=one.name, word=one.word, sha256=one.sha256, kind=kinds[one.text])
+        for one in all_used()
+        if one.text in kinds
+    ]
     if is_rented(provider) and provider not in VENDORS and (own := extensions.find("provider", provider, settings)):
         found.append(OwnCode(name=own.name, word=own.word, sha256=own.sha256, kind="provider"))
     if wanted and (own := extensions.find("filter", wanted, settings)):
@@ -106,6 +109,8 @@ def changed(recorded: Sequence[Mapping[str, str]]) -> list[str]:
             found.append(f"{one['kind']} {one['name']}: {error}")
             continue
         if now.sha256 != one["sha256"]:
-            found.append(f"{one['kind']} {one['name']}: {word} is another one: sha256 {now.sha256[:12]}, then "
-                         f"{one['sha256'][:12]}")  # fmt: skip
+            found.append(
+                f"{one['kind']} {one['name']}: {word} is another one: sha256 {now.sha256[:12]}, then "
+                f"{one['sha256'][:12]}"
+            )
     return found

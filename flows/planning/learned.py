@@ -47,9 +47,16 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
     timings = Timings.beside(settings.state_file)
     with contextlib.suppress(OSError):  # full disk: the run continues without a saved forecast
         timings.save(
-            RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=asked_at, works=plan.works,
-                     expected=plan.forecast, micro_usd=money)
-        )  # fmt: skip
+            RunTimes(
+                token=op.token,
+                run=op.run,
+                vendor=op.vendor,
+                asked_at=asked_at,
+                works=plan.works,
+                expected=plan.forecast,
+                micro_usd=money,
+            )
+        )
         timings.prune()
 
 
@@ -89,9 +96,13 @@ def last_words(op: Op, settings: Settings) -> sight.Seen:
 
 
 def came(
-    op: Op, progress: Mapping[str, Any], verdict: Mapping[str, Any], before: RunTimes | None, is_alone: bool,
+    op: Op,
+    progress: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    before: RunTimes | None,
+    is_alone: bool,
     settings: Settings,
-) -> RunTimes:  # fmt: skip
+) -> RunTimes:
     """Return the times of a finished run. `is_alone`: no other pod has worked on the run."""
     job, vendor = op.read_job(), registry.provider(settings, op.vendor)
     # The restore step of a rented pod is in no plan and counts as time around the steps.
@@ -109,8 +120,11 @@ def came(
     is_one_go = is_alone and progress.get("agents", 1) == 1
     steps = progress.get("steps") or ()
     lengths = {step.name: (step.config.get("spec") or {}).get("steps") for step in job.steps}
-    times = [_time_of(step, works[step["name"]], told.asked_at, is_one_go, lengths.get(step["name"]))
-             for step in steps if step["name"] in works and _is_measured(step)]  # fmt: skip
+    times = [
+        _time_of(step, works[step["name"]], told.asked_at, is_one_go, lengths.get(step["name"]))
+        for step in steps
+        if step["name"] in works and _is_measured(step)
+    ]
     state, own = verdict.get("state") or op.outcome or "ended", {step.name for step in job.steps}
     wall_s, whole = None, {one.work.step for one in times if one.is_whole}
     if state == "succeeded" and own <= whole and verdict.get("at", 0.0) > told.asked_at:
@@ -131,9 +145,7 @@ def _is_measured(step: Mapping[str, Any]) -> bool:
     )
 
 
-def _time_of(
-    step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any
-) -> StepTime:  # fmt: skip
+def _time_of(step: Mapping[str, Any], work: StepWork, asked_at: float, is_one_go: bool, length: Any) -> StepTime:
     """Return the time of a finished step. `length`: number of training steps, or None for other steps."""
     marks = tuple((float(at_s), min(1.0, share)) for at_s, share in step.get("marks") or ())
     went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # resumed from a checkpoint

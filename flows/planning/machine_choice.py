@@ -102,8 +102,10 @@ class MachineChoice:
             if fitting := [
                 kind for kind in taker.gpu_kinds if number >= self.fewest and gpus.memory_bytes(kind) >= need
             ]:
-                said = (f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which {taker.title} takes "
-                        f"the cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}")  # fmt: skip
+                said = (
+                    f"machine: {count(number, 'GPU')} of {', '.join(fitting)}, of which {taker.title} takes "
+                    f"the cheapest; the plan needs {size(need)} of memory on each GPU; {OTHER}"
+                )
                 return ChosenMachine(
                     request=replace(request, gpu=",".join(fitting), num_gpus=number), offers=(), reason=said
                 )
@@ -155,8 +157,10 @@ class MachineChoice:
         among = _candidates(request, offers)
         if not among:
             kinds = ", ".join(dict.fromkeys(_words(one) for one in offers))
-            return (f"no GPU on offer is one that is chosen for a training without being named: {kinds}; those are "
-                    "NVIDIA's whose speed in bfloat16 is known; to take one all the same: --gpu KIND")  # fmt: skip
+            return (
+                f"no GPU on offer is one that is chosen for a training without being named: {kinds}; those are "
+                "NVIDIA's whose speed in bfloat16 is known; to take one all the same: --gpu KIND"
+            )
         best = max(among, key=lambda one: _memory(one) / self.need(one.num_gpus, request.nodes))
         said = f"no machine on offer holds the plan: {self._shortage(best.gpu, best.num_gpus, request, _memory(best))}"
         change = self._other_machine(request) or self._smaller_plan(best, request.nodes)
@@ -193,7 +197,7 @@ class MachineChoice:
 
 def of_plan(
     plan: Plan, candidates: Sequence[Provider], settings: Settings, named: str = "", any_number: bool = False
-) -> MachineChoice:  # fmt: skip
+) -> MachineChoice:
     """Return the choice of the machine for a plan on these providers."""
     ask = partial(choose.find, candidates, settings=settings, tell=lambda _: None)
     phases = tuple(phases_of(plan.job.steps)) if plan.job else ()
@@ -221,10 +225,11 @@ def _candidates(request: Request, offers: Sequence[Offer]) -> list[Offer]:
     if request.gpu or request.instance_type:
         return [one for one in offers if one.num_gpus]
     return [
-        one for one in offers
+        one
+        for one in offers
         if one.num_gpus and _memory(one) and gpus.is_for_training(one.gpu)
         if one.num_gpus == 1 or not gpus.is_slice(one.gpu)
-    ]  # fmt: skip
+    ]
 
 
 def _with_gpus(request: Request, offers: Sequence[Offer], number: int) -> Request:
@@ -248,9 +253,11 @@ def _relaxed(request: Request) -> Iterator[Request]:
     """Yield the request without each single constraint on GPUs, price and place, then without all of them."""
     kinds = ",".join(kind for kind, _ in gpus.read_set(request.gpu))
     ways: list[dict[str, Any]] = [
-        {"gpu": kinds, "num_gpus": 0}, {"gpu": "", "instance_type": ""}, {"max_micro_usd_per_hour": 0},
+        {"gpu": kinds, "num_gpus": 0},
+        {"gpu": "", "instance_type": ""},
+        {"max_micro_usd_per_hour": 0},
         dict.fromkeys(PLACE, ""),
-    ]  # fmt: skip
+    ]
     ways.append({name: value for way in ways for name, value in way.items()})
     yield from (other for way in ways if (other := replace(request, **way)) != request)
 

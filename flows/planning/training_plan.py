@@ -117,7 +117,7 @@ class Work:
                 of_machine(spec.engine_devices, "--engine-devices"),
                 of_machine(spec.train_devices, "--train-devices"),
                 spec.engine_tensor_parallel,
-            ),  # fmt: skip
+            ),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
@@ -149,9 +149,13 @@ def of_machine(devices: str, flag: str) -> str:
 
 
 def plan_for(
-    work: Work, settings: Settings, request: Request, vendor: Provider, limits: Limits,
+    work: Work,
+    settings: Settings,
+    request: Request,
+    vendor: Provider,
+    limits: Limits,
     offer: Offer | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Return the plan: the artifacts, their inputs, and the job. `offer`: the rented machine, if known.
 
     Raise UsageError for invalid values.
@@ -160,10 +164,16 @@ def plan_for(
     wanted = work.wanted(settings)
     there = inventory(settings.store)
     plan = planning.resolve(
-        wanted, there, ROOT, run=request.run, request=request,
-        limits=limits, pod_store=vendor.pod_store,
-        torch=torch, environments=environments,
-    )  # fmt: skip
+        wanted,
+        there,
+        ROOT,
+        run=request.run,
+        request=request,
+        limits=limits,
+        pod_store=vendor.pod_store,
+        torch=torch,
+        environments=environments,
+    )
     plan = replace(
         estimates.of_plan(plan, settings, vendor, offer),
         notes=(*plan.notes, *text_notes(plan, settings, there), *store_notes(there)),
@@ -236,8 +246,10 @@ def identity_file(said: str) -> str:
         return ""
     path = Path(said).expanduser().absolute()
     if path.suffix != ".jsonl" or not path.is_file():
-        raise UsageError(f"--identity {said}: expected a .jsonl file of conversations, such as nanochat's "
-                         "identity_conversations.jsonl")  # fmt: skip
+        raise UsageError(
+            f"--identity {said}: expected a .jsonl file of conversations, such as nanochat's "
+            "identity_conversations.jsonl"
+        )
     return str(path)
 
 
@@ -327,8 +339,10 @@ def text_notes(plan: Plan, settings: Settings, there: Inventory) -> tuple[str, .
     }:
         return ()
     where = " (the store holds its text)" if "datasets/fineweb/text" in there.artifacts else ""
-    return (f"the text is {settings.source}, Python's own documentation, since none is named; for FineWeb{where}: "
-            "--source fineweb",)  # fmt: skip
+    return (
+        f"the text is {settings.source}, Python's own documentation, since none is named; for FineWeb{where}: "
+        "--source fineweb",
+    )
 
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:

@@ -82,8 +82,12 @@ def _tell(found: Sequence[Finding], settings: Settings) -> None:
         if one.is_wrong:
             name = one.run or one.name or one.pod_id or one.token
             note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {dollars(one.micro_usd_per_hour)} USD/h; "
-            notice = Notice(subject=name, event="audit", key=f"{one.provider} {one.pod_id} {one.token} {one.kind}",
-                            note=f"{note}run: inv audit")  # fmt: skip
+            notice = Notice(
+                subject=name,
+                event="audit",
+                key=f"{one.provider} {one.pod_id} {one.token} {one.kind}",
+                note=f"{note}run: inv audit",
+            )
             tell(notice, hooks.for_all(settings), settings, lambda _: None)
 
 
@@ -97,8 +101,12 @@ def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
 
 
 def clear(
-    account: Provider, journal: Journal, found: list[Finding], problems: list[str], orphans_only: bool = False,
-) -> list[Done]:  # fmt: skip
+    account: Provider,
+    journal: Journal,
+    found: list[Finding],
+    problems: list[str],
+    orphans_only: bool = False,
+) -> list[Done]:
     """Reap an account, and return the actions; add the present machines and the problems to `found` and `problems`."""
     try:
         rented = market(account)

@@ -73,8 +73,10 @@ class SetLimit:
         own = [micro_usd(one.spend_limit.lstrip("$")) for one in specs.values() if one.spend_limit]
         others = len(specs) - len(own)
         if sum(own) > amount or others and sum(own) == amount:
-            raise UsageError(f"set {set_name}: its pods may cost {in_usd(sum(own))} by limits of their own; "
-                             f"{in_usd(amount)} for all of them is less")  # fmt: skip
+            raise UsageError(
+                f"set {set_name}: its pods may cost {in_usd(sum(own))} by limits of their own; "
+                f"{in_usd(amount)} for all of them is less"
+            )
         return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
 
     def open(self, journal: Journal, settings: Settings) -> None:
@@ -104,9 +106,13 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
 
 
 def changes(
-    set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    set_name: str,
+    specs: Mapping[str, PodEntry],
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
     limit: SetLimit | None = None,
-) -> list[Change]:  # fmt: skip
+) -> list[Change]:
     """Return the actions that turn the live pods into `specs`, in order, including pods to keep.
 
     Raises SlipwayError with the name of a pod without an offer.
@@ -120,9 +126,14 @@ def changes(
 
 
 def carry_out(
-    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    step: PodAction,
+    set_name: str,
+    specs: Mapping[str, PodEntry],
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
     limit: SetLimit | None = None,
-) -> Op | None:  # fmt: skip
+) -> Op | None:
     """Create or end a pod; return the created pod. Raises OutOfMoney if the set's budget is exhausted."""
     if step.action == "end":
         stop.end(journal.op(step.token), journal, settings, tell)
@@ -131,8 +142,9 @@ def carry_out(
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return held_pods.make(had, limits, journal, settings, tell, pod_set=set_name, spec_hash=spec.digest,
-                          budget=paid_from)  # fmt: skip
+    return held_pods.make(
+        had, limits, journal, settings, tell, pod_set=set_name, spec_hash=spec.digest, budget=paid_from
+    )
 
 
 def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
@@ -159,14 +171,19 @@ def wanted(
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price")
     words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
     machine = MachineSpec(
-        gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, use_spot=spec.use_spot, volume=spec.volume_id or "",
-        min_upload_mbps=spec.min_upload_mbps or 0, min_download_mbps=spec.min_download_mbps or 0,
+        gpu=spec.gpu_type or "",
+        num_gpus=spec.gpu_count,
+        use_spot=spec.use_spot,
+        volume=spec.volume_id or "",
+        min_upload_mbps=spec.min_upload_mbps or 0,
+        min_download_mbps=spec.min_download_mbps or 0,
         **words,
-    )  # fmt: skip
+    )
     request = request_for(machine)
     name = candidates[0].name if len(candidates) == 1 else MARKET
-    request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "",
-                      recovers=spec.recover)  # fmt: skip
+    request = replace(
+        request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "", recovers=spec.recover
+    )
     is_rented = candidates[0].is_rented
     if spec.recover and not is_rented:
         raise UsageError(f"recover is for rented pods; {candidates[0].name} takes none away")
@@ -198,9 +215,13 @@ def find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) 
 
 
 def _change(
-    step: PodAction, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    step: PodAction,
+    specs: Mapping[str, PodEntry],
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
     limit: SetLimit | None,
-) -> Change:  # fmt: skip
+) -> Change:
     if step.action == "create":
         _, limits, offers = find(specs[step.name], settings, tell, limit)
         offer = offers[0]

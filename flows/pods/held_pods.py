@@ -26,9 +26,16 @@ from infra.settings import Settings, is_secret
 
 
 def make(
-    had: Offered, limits: Limits, journal: Journal, settings: Settings, tell: Say, unchecked: bool = False,
-    pod_set: str = "", spec_hash: str = "", budget: str = "",
-) -> Op:  # fmt: skip
+    had: Offered,
+    limits: Limits,
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
+    unchecked: bool = False,
+    pod_set: str = "",
+    spec_hash: str = "",
+    budget: str = "",
+) -> Op:
     """Rent a held pod under the request's name or a new name. Raises as `infra.runs.launch.hold`.
 
     `pod_set` is the set of the pod. `budget` is the name of the budget that pays, as typed.
@@ -37,8 +44,14 @@ def make(
     request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
     paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
-    terms = replace(terms_for(settings, vendor, unchecked), owner_kind="pod_set" if pod_set else "held", owner=pod_set,
-                    spec_hash=spec_hash, budget_name=paid_from, turn=turn)  # fmt: skip
+    terms = replace(
+        terms_for(settings, vendor, unchecked),
+        owner_kind="pod_set" if pod_set else "held",
+        owner=pod_set,
+        spec_hash=spec_hash,
+        budget_name=paid_from,
+        turn=turn,
+    )
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return runs_launch.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
@@ -58,9 +71,17 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     vendor, request = registry.provider(settings, op.vendor), request_of(op)
     torch, environments = environments_of(settings, request, vendor)
     hidden = tuple(name for name in job_environment.of_job(settings) if is_secret(name))
-    job = Job(run=op.run, token=op.token, steps=(), setup=("train",), torch=torch, environments=environments,
-              clock_scale=settings.clock_scale if settings.rehearsal else 1.0, secrets=hidden,
-              environ=job_environment.plain(settings))  # fmt: skip
+    job = Job(
+        run=op.run,
+        token=op.token,
+        steps=(),
+        setup=("train",),
+        torch=torch,
+        environments=environments,
+        clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
+        secrets=hidden,
+        environ=job_environment.plain(settings),
+    )
     plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
     return runs_launch.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
 
@@ -77,8 +98,10 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
     """Start work on a pod. Raises UsageError while the pod runs a job, Taken if a different pod has the target."""
     vendor = registry.provider(settings, op.vendor)
     if guests := guests_of(op, journal.ops(live=True)):
-        raise UsageError(f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
-                         f"beside them: inv launch --no-deploy --host {op.run} --devices N")  # fmt: skip
+        raise UsageError(
+            f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
+            f"beside them: inv launch --no-deploy --host {op.run} --devices N"
+        )
     run_leases.hold_for(plan, op.run, journal.installation)
     run_leases.move_names(plan)
     secrets = job_environment.secrets(settings)

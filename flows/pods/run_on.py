@@ -12,9 +12,15 @@ if TYPE_CHECKING:
 
 
 def run_on(
-    machines: Sequence[TargetMachine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None,
-    keeps: bool, interrupted: Callable[[Sequence[str]], None],
-) -> "list[CommandOutcome]":  # fmt: skip
+    machines: Sequence[TargetMachine],
+    command: str,
+    listen: "Listen",
+    *,
+    sudo: bool,
+    timeout_s: float | None,
+    keeps: bool,
+    interrupted: Callable[[Sequence[str]], None],
+) -> "list[CommandOutcome]":
     """Run a command line on every machine; return the outcomes, including failed connections, in the order of machines.
 
     See `infra.transport.group_run.run`.
@@ -27,7 +33,8 @@ def run_on(
             connections.append(targets.connection(machine))
         except SlipwayError as error:
             outcomes[machine.name] = group_run.CommandOutcome(name=machine.name, problem=str(error))
-    ended = group_run.run(connections, command, listen, sudo=sudo, timeout_s=timeout_s, keeps=keeps,
-                          interrupted=interrupted)  # fmt: skip
+    ended = group_run.run(
+        connections, command, listen, sudo=sudo, timeout_s=timeout_s, keeps=keeps, interrupted=interrupted
+    )
     outcomes |= {one.name: one for one in ended}
     return [outcomes[machine.name] for machine in machines]

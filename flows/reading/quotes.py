@@ -69,7 +69,7 @@ class Quote:
 
 def work_named(
     phase: str, asked: Typed, settings: Settings, steps: int | None = None, tokens: float = 0.0
-) -> NamedWork:  # fmt: skip
+) -> NamedWork:
     """Return the selected phases of the recipe in the settings or the variables.
 
     asked: the flags that packs add to `inv cost`. tokens: length of the single named phase. The hub is not queried for
@@ -118,9 +118,14 @@ def _of_tokens(phases: Sequence[PhaseConfig], tokens: float) -> PhaseConfig:
 
 
 def quote(
-    work: Sequence[PhaseConfig] | float, kind: str, num_gpus: int, offered: Sequence[Offer], settings: Settings,
-    nodes: int = 1, spot: bool = False,
-) -> Quote:  # fmt: skip
+    work: Sequence[PhaseConfig] | float,
+    kind: str,
+    num_gpus: int,
+    offered: Sequence[Offer],
+    settings: Settings,
+    nodes: int = 1,
+    spot: bool = False,
+) -> Quote:
     """Return the quote for phases, or for a number of seconds, on machines of a GPU kind among the offers.
 
     The time is an estimate for the cheapest machine. Raise UsageError for a GPU kind without a known speed.
@@ -143,8 +148,16 @@ def quote(
         low, middle, _ = forecast(seconds, first, Limits(), nodes, setup_s).micro_usd
         usual = replace(first, micro_usd_per_hour=median)
         usd = (low, middle, forecast(seconds, usual, Limits(), nodes, setup_s).micro_usd[2])
-    return Quote(gpu=kind, num_gpus=num_gpus, estimate=found, seconds=seconds, offer=first, median=median,
-                 offers=len(fitting), micro_usd=usd)  # fmt: skip
+    return Quote(
+        gpu=kind,
+        num_gpus=num_gpus,
+        estimate=found,
+        seconds=seconds,
+        offer=first,
+        median=median,
+        offers=len(fitting),
+        micro_usd=usd,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +173,7 @@ class SeenOffers:
 
 def offers_of(
     kinds: Sequence[tuple[str, int]], settings: Settings, provider: str = "", spot: bool = False
-) -> SeenOffers:  # fmt: skip
+) -> SeenOffers:
     """Return the offers of all vendors with a key for these GPU kinds and counts, else the catalogue."""
     wanted = Request(run="new", gpu=",".join(f"{kind}:{count}" for kind, count in kinds), spot=spot)
     try:
@@ -171,8 +184,9 @@ def offers_of(
         listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
         fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
         dates = " or ".join(sorted({one.mark for one in fitting}))
-        return SeenOffers(offers=tuple(one.offer for one in listed), dated=dates,
-                          silent=(f"prices that nobody offers now: {error}",))  # fmt: skip
+        return SeenOffers(
+            offers=tuple(one.offer for one in listed), dated=dates, silent=(f"prices that nobody offers now: {error}",)
+        )
     seen = market.survey(asked, wanted)
     silent = tuple(f"{one.provider}: {' '.join(str(one.error).split())}" for one in seen.silent)
     return SeenOffers(offers=tuple(seen.considered), silent=silent)

@@ -71,10 +71,16 @@ def unfolded(group: RunGroup, views: Sequence[PodView]) -> list[PodView]:
     seen = {view.run: view for view in views}
     return [
         seen.get(one.run)
-        or PodView(run=one.run, provider=group.provider, state=one.state, group=group.name,
-                   spent_micro_usd=one.micro_usd, note=one.reason)
+        or PodView(
+            run=one.run,
+            provider=group.provider,
+            state=one.state,
+            group=group.name,
+            spent_micro_usd=one.micro_usd,
+            note=one.reason,
+        )
         for one in group.runs.values()
-    ]  # fmt: skip
+    ]
 
 
 def folded(
@@ -119,11 +125,16 @@ def waiting(journal: Journal) -> list[PodView]:
     """Return the runs in the wait queue for a machine of the user, the most recent first."""
     there = {op.run for op in journal.ops(live=True)}  # already being started
     return [
-        PodView(run=one.run, provider=one.vendor, state="waiting", note=turns.why_waiting(journal, one),
-                started_at=float(one.since))
+        PodView(
+            run=one.run,
+            provider=one.vendor,
+            state="waiting",
+            note=turns.why_waiting(journal, one),
+            started_at=float(one.since),
+        )
         for one in turns.waiting(journal)[::-1]
         if one.run not in there
-    ]  # fmt: skip
+    ]
 
 
 def of_run(views: list[PodView], journal: Journal, run: str, groups: Mapping[str, RunGroup] = NONE) -> list[PodView]:

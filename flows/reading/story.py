@@ -120,10 +120,13 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
     """Return the results of `inv eval` for exactly this model."""
     found = measures.kept(settings, name, fingerprint).get("measures", {})
     return [
-        (key, f"{measures.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-         measures.between(one, one))
+        (
+            key,
+            f"{measures.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
+            measures.between(one, one),
+        )
         for key, one in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def facts(view: PodView, micro_usd: int) -> Iterator[tuple[str, str]]:

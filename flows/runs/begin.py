@@ -72,18 +72,28 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
                 found_now = choose.of_machines(vendor, plan.request)
         assert plan.job is not None
         terms = terms_for(settings, vendor, found.resolved.spec.no_accept)
-        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
-                        sync=not found.resolved.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
+        terms = replace(
+            terms,
+            asked=asked.record(),
+            budget_name=paid_from,
+            turn=line.turn or found.turn,
+            sync=not found.resolved.spec.no_sync,
+            keep=None if vendor.is_here else keep,
+        )
         secrets = job_environment.secrets_for(plan.job.secrets, settings)
         if taker := engine_of(vendor):
-            return taker.begin(RunStart(plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets,
-                                        say=tell, terms=terms))  # fmt: skip
+            return taker.begin(
+                RunStart(
+                    plan=plan, offers=found_now, journal=journal, root=ROOT, secrets=secrets, say=tell, terms=terms
+                )
+            )
         return runs_launch.start(plan, found_now, registry.vendors(settings), journal, ROOT, secrets, tell, terms)
 
     try:
         most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
-        paid_from = shares.pay_from(found.resolved.spec.budget, name, most, journal, settings, tell,
-                                    waits=found.resolved.spec.wait)  # fmt: skip
+        paid_from = shares.pay_from(
+            found.resolved.spec.budget, name, most, journal, settings, tell, waits=found.resolved.spec.wait
+        )
         with shares.in_line(plan.request, found.resolved.spec.wait, vendor, journal, settings, tell) as line:
             return line.begin(rent)
     except Taken as taken_by:

@@ -22,9 +22,7 @@ DETACHED = 130  # Exit code of a command after detaching from the run.
 
 
 @contextlib.contextmanager
-def keeping(
-    op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True
-) -> Iterator[Iterator[Seen]]:  # fmt: skip
+def keeping(op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True) -> Iterator[Iterator[Seen]]:
     """Yield an iterator of (progress, verdict) pairs up to the verdict, and keep the run inside the block.
 
     A run of an engine is only watched, because the engine keeps the run. `is_asked` marks a user request to continue

@@ -148,8 +148,10 @@ def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
     """Raise UsageError for --no-sync or --no-setup on a new machine, and for contradicting flags."""
     left_out = [flag for flag, is_given in (("--no-sync", spec.no_sync), ("--no-setup", spec.no_setup)) if is_given]
     if left_out and (vendor.is_rented or vendor.recovers):
-        raise UsageError(f"{' and '.join(left_out)}: a machine that is new has no code and no environment yet; use a "
-                         "pod that is held: --no-deploy, or a machine of your own: --provider local, ssh")  # fmt: skip
+        raise UsageError(
+            f"{' and '.join(left_out)}: a machine that is new has no code and no environment yet; use a "
+            "pod that is held: --no-deploy, or a machine of your own: --provider local, ssh"
+        )
     if spec.no_deploy and spec.deploy_only:
         raise UsageError("--no-deploy and --deploy-only contradict each other; give one of them")
 

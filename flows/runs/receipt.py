@@ -107,8 +107,10 @@ def read(op: Op, settings: Settings) -> Receipt:
     except (SlipwayError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if found.run != op.run or found.store != op.store or _work_of(found.job) != _work_of(json.loads(op.job)):
-        raise UsageError(f"{path} is not the receipt of {op.run}: the journal has other steps of the run; nothing was "
-                         "done; look at the file before you use it")  # fmt: skip
+        raise UsageError(
+            f"{path} is not the receipt of {op.run}: the journal has other steps of the run; nothing was "
+            "done; look at the file before you use it"
+        )
     return found
 
 

@@ -100,13 +100,17 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     if not job_environment.of_job(settings):
         return op
     if op.is_live and sight.is_alive(op, way(settings, op)):
-        raise UsageError(f"--env: {op.run} is running with the environment it was launched with; "
-                         f"end it first: inv down {op.run}")  # fmt: skip
+        raise UsageError(
+            f"--env: {op.run} is running with the environment it was launched with; end it first: inv down {op.run}"
+        )
     for one in run_rows.nodes_of(op, journal):
         job = one.read_job()
         hidden = [name for name in job_environment.of_job(settings) if is_secret(name)]
-        job = replace(job, environ={**job.environ, **job_environment.plain(settings)},
-                      secrets=tuple(dict.fromkeys([*job.secrets, *hidden])))  # fmt: skip
+        job = replace(
+            job,
+            environ={**job.environ, **job_environment.plain(settings)},
+            secrets=tuple(dict.fromkeys([*job.secrets, *hidden])),
+        )
         journal.note(one, job=job.to_json())
     return journal.op(op.token)
 
@@ -138,9 +142,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     return again(op, journal, settings, tell)
 
 
-def again(
-    op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None
-) -> Op:  # fmt: skip
+def again(op: Op, journal: Journal, settings: Settings, tell: Say, found: Resumption | None = None) -> Op:
     """Restart a stopped run on the old pod, or on a new pod if the old pod is gone. Raises UsageError on an engine.
 
     `found` holds the limits and offers accepted by the user, for a rented pod.
@@ -148,8 +150,10 @@ def again(
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
     if vendor.keeps_runs:
-        raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
-                         f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
+        raise UsageError(
+            f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
+            f"--run-name {op.run}; it goes on from its checkpoints in {op.store}"
+        )
     if op.state == READY and not vendor.keeps_runs and not last_verdict(op, settings):
         op = journal.advance(op, "unreachable")  # Recorded for `inv why`.
     if vendor.fleeting and not op.is_live:

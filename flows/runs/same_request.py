@@ -20,13 +20,26 @@ from infra.records import Request
 from infra.settings import is_secret
 
 OF_REQUEST = {
-    "nodes": "nodes", "pool": "pool", "host": "host", "devices": "devices", "num_gpus": "num_gpus",
-    "use_spot": "spot", "cpus": "cpus", "memory": "memory_bytes", "disk_size": "disk_bytes", "country": "country",
-    "city": "city", "cloud": "cloud", "region": "region", "instance_type": "instance_type",
+    "nodes": "nodes",
+    "pool": "pool",
+    "host": "host",
+    "devices": "devices",
+    "num_gpus": "num_gpus",
+    "use_spot": "spot",
+    "cpus": "cpus",
+    "memory": "memory_bytes",
+    "disk_size": "disk_bytes",
+    "country": "country",
+    "city": "city",
+    "cloud": "cloud",
+    "region": "region",
+    "instance_type": "instance_type",
     "min_upload_mbps": "upload_mbps",
-    "min_download_mbps": "download_mbps", "max_price": "max_micro_usd_per_hour",
-    "volume": "volume", "machine_filter": "machine_filter",
-}  # fmt: skip
+    "min_download_mbps": "download_mbps",
+    "max_price": "max_micro_usd_per_hour",
+    "volume": "volume",
+    "machine_filter": "machine_filter",
+}
 OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}
 AS_TYPED = {
     "on_failure": "end",
@@ -85,7 +98,7 @@ class TypedLaunch:
 
 def asking(
     spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
-) -> TypedLaunch:  # fmt: skip
+) -> TypedLaunch:
     """Return the typed and resolved flags of a launch. `limits` are for the whole run; `env` is from `--env`."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}

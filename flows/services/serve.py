@@ -61,8 +61,10 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
             of_what = (
                 f"a replica for each of its {count(num_gpus, 'GPU')}" if num_gpus else "no GPU here, so one replica"
             )
-            tell(f"{of_what}; more would take turns with the same {'GPUs' if num_gpus else 'CPUs'}; "
-                 "another number: --replicas N")  # fmt: skip
+            tell(
+                f"{of_what}; more would take turns with the same {'GPUs' if num_gpus else 'CPUs'}; "
+                "another number: --replicas N"
+            )
     document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)

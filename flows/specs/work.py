@@ -21,15 +21,19 @@ class WorkSpec(Typed):
 
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
     profile: str = flag(
-        "", "recipe of model and training: a name that inv config --profile takes, or a .yaml file; of those for "
-        "rented GPUs begin with the smallest: runpod_1b, then 2b and 4b", group=WORK
-    )  # fmt: skip
+        "",
+        "recipe of model and training: a name that inv config --profile takes, or a .yaml file; of those for "
+        "rented GPUs begin with the smallest: runpod_1b, then 2b and 4b",
+        group=WORK,
+    )
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
     init: str = flag(
-        "", "start from somebody else's model: a Hugging Face folder or one that a pack reads, "
-            "hf://user/repo[@revision], imported/NAME of the store, or hub: the published model of the profile, "
-            "where there is one", group=WORK
-    )  # fmt: skip
+        "",
+        "start from somebody else's model: a Hugging Face folder or one that a pack reads, "
+        "hf://user/repo[@revision], imported/NAME of the store, or hub: the published model of the profile, "
+        "where there is one",
+        group=WORK,
+    )
     source: str = flag(
         "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=TEXT
     )
@@ -44,48 +48,68 @@ class WorkSpec(Typed):
     )
     packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group=TEXT)
     mixture: str = flag(
-        "", "conversations for mid and sft with weights, instead of the profile's: "
+        "",
+        "conversations for mid and sft with weights, instead of the profile's: "
         "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2",
         group=TEXT,
-    )  # fmt: skip
+    )
     task: str = flag(
-        "", "task to learn, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of questions and "
+        "",
+        "task to learn, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of questions and "
         "answers, or weights such as sort=1,gsm8k=3",
         group=RL,
-    )  # fmt: skip
+    )
     problems: str = flag(
         "",
         "a folder with the files of gsm8k, math or mbpp, or a data set with their splits, instead of the original",
         group=RL,
         unit="FOLDER",
     )
-    reward: str = flag("", "Python file with reward(question, answer, completion), or the name of an extension, "
-                       "instead of the task's own", group=RL, unit="FILE")  # fmt: skip
+    reward: str = flag(
+        "",
+        "Python file with reward(question, answer, completion), or the name of an extension, instead of the task's own",
+        group=RL,
+        unit="FILE",
+    )
     unsafe_rewards: bool = flag(False, "run the code in mbpp's answers even where no sandbox is available", group=RL)
     engine: str = flag(
-        "", "what generates answers: embedded (the model in training, the default), or vllm in separate processes",
+        "",
+        "what generates answers: embedded (the model in training, the default), or vllm in separate processes",
         group=RL,
-    )  # fmt: skip
+    )
     engine_devices: str = flag(
-        "", "GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
-        "--train-devices does not name)", group=RL, unit="NUMBERS",
-    )  # fmt: skip
+        "",
+        "GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
+        "--train-devices does not name)",
+        group=RL,
+        unit="NUMBERS",
+    )
     train_devices: str = flag(
-        "", "GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
-        "does not name)", group=RL, unit="NUMBERS",
-    )  # fmt: skip
+        "",
+        "GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
+        "does not name)",
+        group=RL,
+        unit="NUMBERS",
+    )
     engine_tensor_parallel: int | None = flag(
-        None, "GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it "
-        "whole)", group=RL, least=1,
-    )  # fmt: skip
+        None,
+        "GPUs over which each process of vLLM spreads the model, of those that answer (1: each holds it whole)",
+        group=RL,
+        least=1,
+    )
     lag: int = flag(
         0,
         "1 lets answers come from the weights of one update earlier, so that vLLM works during training",
         group=RL,
     )
     persona: str = flag("", "YAML file with name, maker, purpose", group=TEXT, unit="FILE")
-    identity: str = flag("", "your own conversations about who the model is (.jsonl in nanochat's format), instead of "
-                         "generated ones; they must use the name of the persona", group=TEXT, unit="FILE")  # fmt: skip
+    identity: str = flag(
+        "",
+        "your own conversations about who the model is (.jsonl in nanochat's format), instead of "
+        "generated ones; they must use the name of the persona",
+        group=TEXT,
+        unit="FILE",
+    )
     seed: int | None = flag(None, "random seed of the training", group=TRAINING)
     steps: int | None = flag(
         None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
@@ -100,21 +124,29 @@ class WorkSpec(Typed):
         None, "sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=DLM, unit="N"
     )
     grad_accum: int | None = flag(
-        None, "forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)", group=DLM,
+        None,
+        "forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)",
+        group=DLM,
         unit="N",
-    )  # fmt: skip
+    )
     options: Mapping[str, str] = flag(
-        {}, "override an option of one phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in all "
+        {},
+        "override an option of one phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in all "
         "phases: model.hidden_size=512; in a file "
         "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
-        group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
-    )  # fmt: skip
+        group=TRAINING,
+        unit="PHASE.FIELD=VALUE",
+        spelled="set",
+        read=phase_words.read,
+    )
     track: str = flag(
-        "", "where metrics are sent during training, each by a separate process: "
+        "",
+        "where metrics are sent during training, each by a separate process: "
         f"{', '.join(packs.words('trackers'))}, a .py file or an extension of yours, several separated by commas, or "
         "none (default: SLIPWAY_TRACK)",
-        group=TRAINING, unit="NAMES",
-    )  # fmt: skip
+        group=TRAINING,
+        unit="NAMES",
+    )
     save_every: int | None = flag(
         None, "optimizer steps between checkpoints instead of the profile's", group=SAVING, unit="STEPS"
     )

@@ -100,8 +100,13 @@ class NoticeWatch:
 
 def of_forecast(op: Op, beyond: BeyondLimit) -> Notice:
     """Return the notice for a run that will probably exceed a limit, one notice per limit."""
-    return Notice(subject=op.run, event="beyond limit", key=f"{op.token} {spend.limit_s(op):.0f}", note=beyond.words,
-                  cost_micro_usd=beyond.micro_usd)  # fmt: skip
+    return Notice(
+        subject=op.run,
+        event="beyond limit",
+        key=f"{op.token} {spend.limit_s(op):.0f}",
+        note=beyond.words,
+        cost_micro_usd=beyond.micro_usd,
+    )
 
 
 def of_run(op: Op, seen: Observation, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
@@ -115,8 +120,9 @@ def of_run(op: Op, seen: Observation, now: Clocks, idle_s: float = 0.0) -> Itera
         if op.vendor != "local":
             note += f"; more: inv resume {op.run} --spend-limit USD, once it has ended"
         cost = spend.spent(op, now, seen.clock_scale)
-        yield Notice(subject=op.run, event="near limit", key=f"{op.token} {limit_s:.0f}", note=note,
-                     cost_micro_usd=cost)  # fmt: skip
+        yield Notice(
+            subject=op.run, event="near limit", key=f"{op.token} {limit_s:.0f}", note=note, cost_micro_usd=cost
+        )
     idle_s = max(idle_s, guard.get("idle_s") or 0.0)
     if idle_s >= IDLE_S and not seen.verdict:
         note = f"for {duration(idle_s)}; see: inv logs {op.run}, or end it: inv down {op.run}"

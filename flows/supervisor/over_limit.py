@@ -107,9 +107,12 @@ def _end(op: Op, seen: Observation, journal: Journal, settings: Settings, tell: 
     except Exception as error:  # An error of a pod must not stop the others.
         problem = in_words(error)
     return OverLimit(
-        op=journal.op(op.token), excess=spend.excess(op, now, settings.clock_scale), heard_s=heard_s,
-        was_gone=seen.is_there is False, problem=problem,
-    )  # fmt: skip
+        op=journal.op(op.token),
+        excess=spend.excess(op, now, settings.clock_scale),
+        heard_s=heard_s,
+        was_gone=seen.is_there is False,
+        problem=problem,
+    )
 
 
 def age_of_report(op: Op, seen: Observation, settings: Settings, now: Clocks) -> float | None:

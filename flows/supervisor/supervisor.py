@@ -119,8 +119,10 @@ class Supervisor:
     def renew(self) -> None:
         """Start a successor, once for each new version of the checkout's code."""
         if self.successor is not None and self.successor.poll() is not None:
-            self.tell(f"the supervisor of the checkout's code has exited with code {self.successor.returncode}; this "
-                      "process goes on with the code that it began with")  # fmt: skip
+            self.tell(
+                f"the supervisor of the checkout's code has exited with code {self.successor.returncode}; this "
+                "process goes on with the code that it began with"
+            )
             self.successor = None
         other = self.code.other()
         if other and other != self.renewed_for:

@@ -73,8 +73,10 @@ def renew(settings: Settings) -> int | None:
                     return None  # No work is left.
                 break
             time.sleep(POLL_S)
-    raise SlipwayError(f"the supervisor of other code (process {older[0].process.pid}) was not replaced, and goes on; "
-                       f"its log: {log_file(settings)}; run: inv supervisor")  # fmt: skip
+    raise SlipwayError(
+        f"the supervisor of other code (process {older[0].process.pid}) was not replaced, and goes on; "
+        f"its log: {log_file(settings)}; run: inv supervisor"
+    )
 
 
 def ensure(settings: Settings, waits: bool = True) -> int | None:

@@ -78,9 +78,12 @@ def ask_smi(*words: str) -> Tuple[str, str]:
     """Return the output of nvidia-smi and the problem; one of the two is ""."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["nvidia-smi", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             timeout=SMI_S,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"nvidia-smi: {error}"
     said = done.stdout.decode(errors="replace").strip()

@@ -32,9 +32,13 @@ def main(words: Sequence[str]) -> int:
     carried = CarriedSources(**read_json(step_zero.packages_of(PodFolder(CODE.parent))))
     try:
         python = environment.ensure(
-            name, CODE, cache_folder.default_cache(), environment.torch_build(), lambda text: print(text, flush=True),
+            name,
+            CODE,
+            cache_folder.default_cache(),
+            environment.torch_build(),
+            lambda text: print(text, flush=True),
             carried,
-        )  # fmt: skip
+        )
     except environment.EnvironmentFailed as error:
         print(error, flush=True)
         return 1

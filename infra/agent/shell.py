@@ -132,8 +132,13 @@ def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
     """Return SkyPilot's variables for a task, beyond the variables of every step."""
     run = environ.get("SLIPWAY_RUN_ID", "")
     ids = [run] if script.num_tasks == 1 else [f"{run}-{task}" for task in range(script.num_tasks)]
-    found = {"SKYPILOT_TASK_ID": ids[script.task], "SKYPILOT_TASK_IDS": "\n".join(ids), "SKYPILOT_NUM_JOBS": "1",
-             "SKYPILOT_JOB_RANK": "0", "SKYPILOT_USER": environ.get("USER", "")}  # fmt: skip
+    found = {
+        "SKYPILOT_TASK_ID": ids[script.task],
+        "SKYPILOT_TASK_IDS": "\n".join(ids),
+        "SKYPILOT_NUM_JOBS": "1",
+        "SKYPILOT_JOB_RANK": "0",
+        "SKYPILOT_USER": environ.get("USER", ""),
+    }
     about = {"cluster_name": run, "cloud": environ.get("SLIPWAY_PROVIDER", ""), "region": None, "zone": None}
     found["SKYPILOT_CLUSTER_INFO"] = json.dumps(about)
     for name in ("NODE_IPS", "NODE_RANK", "NUM_GPUS_PER_NODE"):

@@ -49,5 +49,7 @@ def _hash(provider: Provider, word: str) -> str:
 def in_words(op: Op) -> str:
     """Return advice for the user about a pod rented by a different account."""
     cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
-    return (f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
-            f"account's key back, or end it in the vendor's console{cost}")  # fmt: skip
+    return (
+        f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
+        f"account's key back, or end it in the vendor's console{cost}"
+    )

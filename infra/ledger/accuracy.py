@@ -75,11 +75,19 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
     long_s = 0.05 * sum(each.seconds for each in steps)
     repeated = bool(steps) and all(each.source == SAME for each in steps if each.seconds >= long_s)
     return ForecastError(
-        run=one.run, machine=one.works[0].machine, asked_at=one.asked_at, forecast_s=(low, seconds, high),
-        came_s=one.wall_s, source=words(one.expected), is_repeated=repeated,
-        error=seconds / one.wall_s - 1, early_error=said_s / one.wall_s - 1, others=one.others,
-        micro_usd=one.micro_usd, spent_micro_usd=spent_micro_usd,
-    )  # fmt: skip
+        run=one.run,
+        machine=one.works[0].machine,
+        asked_at=one.asked_at,
+        forecast_s=(low, seconds, high),
+        came_s=one.wall_s,
+        source=words(one.expected),
+        is_repeated=repeated,
+        error=seconds / one.wall_s - 1,
+        early_error=said_s / one.wall_s - 1,
+        others=one.others,
+        micro_usd=one.micro_usd,
+        spent_micro_usd=spent_micro_usd,
+    )
 
 
 def medians(found: Iterable[ForecastError]) -> Medians:
@@ -88,11 +96,15 @@ def medians(found: Iterable[ForecastError]) -> Medians:
     calm = [one for one in every if not one.is_crowded]
     repeated, first = [one for one in calm if one.is_repeated], [one for one in calm if not one.is_repeated]
     return Medians(
-        repeated=_median([one.error for one in repeated]), repeated_runs=len(repeated),
-        first=_median([one.error for one in first]), first_runs=len(first),
-        early=_median([one.early_error for one in calm]), early_runs=len(calm),
-        inside=sum(one.is_inside for one in calm), crowded_runs=len(every) - len(calm),
-    )  # fmt: skip
+        repeated=_median([one.error for one in repeated]),
+        repeated_runs=len(repeated),
+        first=_median([one.error for one in first]),
+        first_runs=len(first),
+        early=_median([one.early_error for one in calm]),
+        early_runs=len(calm),
+        inside=sum(one.is_inside for one in calm),
+        crowded_runs=len(every) - len(calm),
+    )
 
 
 def _median(errors: Sequence[float]) -> float | None:

@@ -91,9 +91,7 @@ def ledger(
     return lines
 
 
-def total(
-    rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
-) -> int:  # fmt: skip
+def total(rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0) -> int:
     """Return the total cost of `rows` in micro-USD; for a run, pass the rows of all pods."""
     return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 

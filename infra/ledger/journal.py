@@ -29,9 +29,18 @@ from infra.ledger.life_cycle import ENDED, TERMINATING, after
 from infra.ledger.op import JournalEvent, Leased, Op, Taken
 from infra.records import Pod
 
-_STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
-           "end": "del_requested_at", "detach": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
-           "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
+_STAMPS = {
+    "sending": "sent_at",
+    "found": "last_seen_at",
+    "armed": "last_seen_at",
+    "reachable": "last_seen_at",
+    "end": "del_requested_at",
+    "detach": "del_requested_at",
+    "gone": "ended_at",
+    "absent": "ended_at",
+    "refused": "ended_at",
+    "unsent": "ended_at",
+}
 
 Admit = Callable[[list[Op], Op], None]
 JournalVersion = tuple[str, int]
@@ -85,8 +94,15 @@ class Journal:
         same transaction and the new row; errors of `admit` propagate.
         """
         clocks = read_clocks()
-        op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
-                boot_s=clocks.boot_s, **facts)  # fmt: skip
+        op = Op(
+            token=token,
+            run=run,
+            vendor=vendor,
+            intent_at=int(clocks.wall_s),
+            boot_id=clocks.boot_id,
+            boot_s=clocks.boot_s,
+            **facts,
+        )
         with self.writing():
             same = "(run = ? AND rank = ?) OR (target = ? AND store = ? AND target != '')"
             live = self._ops(f"WHERE {_LIVE} AND NOT detached AND ({same})", op.run, op.rank, op.target, op.store)
@@ -110,12 +126,25 @@ class Journal:
         else:
             run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
             job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows the running work
-        op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
-                remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
-                sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
-                last_seen_at=now, cap=pod.spend_limit_micro_usd,
-                ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
-                del_requested_at=now if state == TERMINATING else None)  # fmt: skip
+        op = Op(
+            token=pod.token,
+            run=run,
+            vendor=pod.provider,
+            state=state,
+            job=job,
+            reason=reason,
+            remote_id=pod.pod_id or None,
+            address=pod.address,
+            rate=pod.micro_usd_per_hour,
+            intent_at=now,
+            sent_at=sent_at,
+            boot_id=clocks.boot_id,
+            boot_s=clocks.boot_s - (now - (sent_at or now)),
+            last_seen_at=now,
+            cap=pod.spend_limit_micro_usd,
+            ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
+            del_requested_at=now if state == TERMINATING else None,
+        )
         with self.writing():  # a single step: a PLANNED row would mean that no request was sent
             self._insert(op, "claim")
         return op

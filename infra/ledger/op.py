@@ -67,8 +67,9 @@ class Op:
         try:
             return Job.from_json(self.job)
         except ValueError as error:
-            raise UsageError(f"{self.run}: its job in the journal cannot be read: {error}; end it: "
-                             f"./inv down {self.run}") from None  # fmt: skip
+            raise UsageError(
+                f"{self.run}: its job in the journal cannot be read: {error}; end it: ./inv down {self.run}"
+            ) from None
 
     def read_request(self) -> Request:
         """Return the requested kind of machine; any machine of the vendor for a row without a request."""
@@ -148,8 +149,10 @@ class Leased(Busy):
     def __init__(self, op: Op) -> None:
         self.op = op
         what = f"{op.place or 'this machine'}{f', device {op.devices},' if op.devices else ''}"
-        super().__init__(f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
-                         f"inv status {op.run}")  # fmt: skip
+        super().__init__(
+            f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
+            f"inv status {op.run}"
+        )
 
 
 def send_anyway_of(asked: str) -> tuple[str, ...]:

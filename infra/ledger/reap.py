@@ -56,9 +56,13 @@ def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], 
 
 
 def reap(
-    market: Market, journal: Journal, *, orphans_only: bool = False,
-    clock: Clock = read_clocks, sleep: Callable[[float], None] = time.sleep,
-) -> Reaped:  # fmt: skip
+    market: Market,
+    journal: Journal,
+    *,
+    orphans_only: bool = False,
+    clock: Clock = read_clocks,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Reaped:
     """Reconcile, end due pods, and wait until the vendor releases the machines.
 
     `findings` of the result contains the machines still held by the vendor. `orphans_only`: leave pods with a live
@@ -95,7 +99,7 @@ def reap(
 
 def _end_due(
     seen: Look, journal: Journal, now: spend.Now, clock_scale: float, problems: list[str]
-) -> list[tuple[Op, str]]:  # fmt: skip
+) -> list[tuple[Op, str]]:
     ended = []
     for row in seen.rows.values():
         try:

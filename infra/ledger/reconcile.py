@@ -75,9 +75,15 @@ Action = Move | Claim | Delete
 
 
 def decide(
-    rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
-    replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
-) -> list[Action]:  # fmt: skip
+    rows: Iterable[Op],
+    listing: Listing,
+    *,
+    prefix: str,
+    settle_s: float,
+    busy: Collection[str] = (),
+    replaced_ago_s: float | None = None,
+    at_limit: Mapping[str, str] = MappingProxyType({}),
+) -> list[Action]:
     """Return the actions to take, in order; the actions of a token are consecutive.
 
     `rows`: all rows of the vendor, also ended rows. `prefix`: prefix of our tokens; other pods are ignored. `busy`:
@@ -267,8 +273,15 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         now = clock()
         listing, at_limit = _by_our_clock(seen.listing, provider, now), _at_limit(rows.values(), provider, now)
         here = [row for token, row in rows.items() if token not in seen.elsewhere]
-        actions = decide(here, listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
-                         replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
+        actions = decide(
+            here,
+            listing,
+            prefix=ours,
+            settle_s=settle_s,
+            busy=seen.busy,
+            replaced_ago_s=journal.replaced_ago_s(now),
+            at_limit=at_limit,
+        )
         # Tokens of rows changed and now handled by a second process, or with a failed record: skip their actions.
         lost: set[str] = set()
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]

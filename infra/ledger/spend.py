@@ -179,8 +179,12 @@ def _left_s(op: Op, now: Now, scale: float) -> float | None:
 def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
     """Return the limits for a run's next pod: the limits of the run minus the use so far."""
     time_s, money = limits.time_s, limits.spend_micro_usd
-    return replace(limits, billed_s=0.0, time_s=None if time_s is None else time_s - used_s,
-                   spend_micro_usd=None if money is None else money - used_micro_usd)  # fmt: skip
+    return replace(
+        limits,
+        billed_s=0.0,
+        time_s=None if time_s is None else time_s - used_s,
+        spend_micro_usd=None if money is None else money - used_micro_usd,
+    )
 
 
 def is_used_up(limits: Limits) -> bool:

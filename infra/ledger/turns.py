@@ -68,9 +68,7 @@ def named(devices: str) -> str:
     return f"device{'s' if ',' in devices else ''} {devices}"
 
 
-def stand_in_line(
-    journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = ""
-) -> Turn:  # fmt: skip
+def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = "") -> Turn:
     """Join the end of the queue, for the lifetime of this process. `why`: as for `note`."""
     me, now = myself(), int(time.time())
     with journal.writing():

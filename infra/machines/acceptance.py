@@ -81,9 +81,14 @@ class Report:
 
 
 def examine(
-    transport: Transport, request: Request, thresholds: Thresholds, *, python: str = "python3", folder: str = FOLDER,
+    transport: Transport,
+    request: Request,
+    thresholds: Thresholds,
+    *,
+    python: str = "python3",
+    folder: str = FOLDER,
     pythons: tuple[str, ...] = (),
-) -> Report:  # fmt: skip
+) -> Report:
     """Examine the machine behind `transport`; `pythons` are remote interpreters, possibly with torch.
 
     Raises SlipwayError when the machine does not answer.

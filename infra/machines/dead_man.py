@@ -104,9 +104,17 @@ def timer_script(ends_at: int, limit_s: float, calls: Sequence[Call]) -> str:
     """Return the shell script of the timer."""
     lines = "\n".join(f"    {_line(call)}" for call in calls)
     return TIMER.format(
-        folder=FOLDER, ends_at=ENDS_AT, limit=LIMIT, alive=ALIVE, deadline=ends_at, limit_s=whole(limit_s),
-        look_s=LOOK_S, again_s=AGAIN_S, ask=ASK, calls=lines,
-    )  # fmt: skip
+        folder=FOLDER,
+        ends_at=ENDS_AT,
+        limit=LIMIT,
+        alive=ALIVE,
+        deadline=ends_at,
+        limit_s=whole(limit_s),
+        look_s=LOOK_S,
+        again_s=AGAIN_S,
+        ask=ASK,
+        calls=lines,
+    )
 
 
 def _line(call: Call) -> str:

@@ -214,9 +214,14 @@ def _name_of(entry: Any) -> str:
 
 
 def _host(
-    where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str],
+    where: str,
+    pool: str,
+    defaults: Mapping[str, Any],
+    entry: Any,
+    ssh: Path,
+    known: Collection[str],
     before: Sequence[Host],
-) -> Host:  # fmt: skip
+) -> Host:
     own = {"ip": entry} if isinstance(entry, str) else entry
     where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
     check_keys(where, own, HOST_KEYS)
@@ -263,8 +268,10 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
         keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
     key = next((one for one in keys if one.is_file()), None)
     if key is None:
-        raise UsageError(f"there is no key {' or '.join(map(str, keys))}; name the private key: identity_file in the "
-                         "inventory, IdentityFile in ~/.ssh/config")  # fmt: skip
+        raise UsageError(
+            f"there is no key {' or '.join(map(str, keys))}; name the private key: identity_file in the "
+            "inventory, IdentityFile in ~/.ssh/config"
+        )
     refuse_readable(key)
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")

@@ -161,9 +161,11 @@ def _advice(host: Host, error: SlipwayError) -> str:
     """Return advice for an error: wrong user or key for a refused login, waiting for a machine still booting."""
     to, said = host.address, str(error).lower()
     if isinstance(error, AuthError):
-        return (f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
-                f"`identity_file` in the inventory, or let the key in: "
-                f"ssh-copy-id -i {to.key} {to.user}@{to.host}")  # fmt: skip
+        return (
+            f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
+            f"`identity_file` in the inventory, or let the key in: "
+            f"ssh-copy-id -i {to.key} {to.user}@{to.host}"
+        )
     if "name or service not known" in said or "could not resolve" in said or "nodename nor servname" in said:
         return f"no machine is known by that name: correct `ip` ({to.host}) in the inventory"
     return "a machine that was rented just now takes 2 to 5 minutes to boot: try again"

@@ -70,8 +70,12 @@ def read(own: Path, only: str = "") -> list[Priced]:
     known = {row.provider for row in saved}
     came = [row for row in _rows(BUNDLED) if row.provider not in known]
     found = [(row, False) for row in saved] + [(row, True) for row in came]
-    return [Priced(offer, row.as_of, is_ours) for row, is_ours in found if only in ("", row.provider)
-            for offer in _offers(row)]  # fmt: skip
+    return [
+        Priced(offer, row.as_of, is_ours)
+        for row, is_ours in found
+        if only in ("", row.provider)
+        for offer in _offers(row)
+    ]
 
 
 def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: float) -> int:
@@ -85,10 +89,18 @@ def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: floa
     rows: dict[CatalogueRow, None] = {}
     for one in cheapest:
         where = one.region or one.country
-        row = CatalogueRow(provider=one.provider, cloud=one.cloud, instance_type=one.instance_type, gpu=one.gpu,
-                           num_gpus=one.num_gpus, cpus=one.cpus, memory_gb=one.memory_bytes // GB,
-                           usd_per_hour=dollars(one.micro_usd_per_hour), as_of=today,
-                           regions=(where,) if where else ())  # fmt: skip
+        row = CatalogueRow(
+            provider=one.provider,
+            cloud=one.cloud,
+            instance_type=one.instance_type,
+            gpu=one.gpu,
+            num_gpus=one.num_gpus,
+            cpus=one.cpus,
+            memory_gb=one.memory_bytes // GB,
+            usd_per_hour=dollars(one.micro_usd_per_hour),
+            as_of=today,
+            regions=(where,) if where else (),
+        )
         rows.setdefault(row)
         if len(rows) >= MOST_ROWS:
             break
@@ -115,10 +127,18 @@ def _offers(row: CatalogueRow) -> Iterator[Offer]:
             facts = {"cpus": row.cpus, "memory_bytes": row.memory_gb * GB}
         memory_gb = next((one.memory_gb for one in gpus.GPUS if gpus.is_asked(row.gpu, one.name)), 0)
         for region in row.regions or ("",):
-            yield Offer(provider=row.provider, offer_id=f"{row.cloud}/{row.instance_type}/{region}/{times}",
-                        cloud=row.cloud, region=region, instance_type=row.instance_type, gpu=row.gpu,
-                        num_gpus=row.num_gpus * times, micro_usd_per_hour=rate * times,
-                        gpu_memory_bytes=memory_gb * GB, **facts)  # fmt: skip
+            yield Offer(
+                provider=row.provider,
+                offer_id=f"{row.cloud}/{row.instance_type}/{region}/{times}",
+                cloud=row.cloud,
+                region=region,
+                instance_type=row.instance_type,
+                gpu=row.gpu,
+                num_gpus=row.num_gpus * times,
+                micro_usd_per_hour=rate * times,
+                gpu_memory_bytes=memory_gb * GB,
+                **facts,
+            )
 
 
 def _micro_usd(text: str) -> int:

@@ -56,8 +56,16 @@ class StepTime:
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
-        numbers = [self.at, self.began_s, self.seconds, self.work.size, self.work.amount, self.work.fixed_s,
-                   self.others or 0.0, *(seconds for seconds, _ in self.marks)]  # fmt: skip
+        numbers = [
+            self.at,
+            self.began_s,
+            self.seconds,
+            self.work.size,
+            self.work.amount,
+            self.work.fixed_s,
+            self.others or 0.0,
+            *(seconds for seconds, _ in self.marks),
+        ]
         if not all(0 <= one < MOST for one in numbers) or not all(0 <= one <= 1 for one in shares):
             raise ValueError(f"{self.work.step}: a time or a share is out of range")
 
@@ -133,9 +141,15 @@ def _of_records(records: Sequence[StepTime], work: StepWork, source: str, spread
         spread = OFTEN
     inner = totals[1:-1] if len(totals) >= MANY else totals
     return Expected(
-        step=work.step, seconds=seconds, low=inner[0] / spread, high=inner[-1] * spread,
-        fixed_s=min(fixed_s, seconds), source=source, times=len(totals), is_crowded=newest[-1][0].is_crowded,
-    )  # fmt: skip
+        step=work.step,
+        seconds=seconds,
+        low=inner[0] / spread,
+        high=inner[-1] * spread,
+        fixed_s=min(fixed_s, seconds),
+        source=source,
+        times=len(totals),
+        is_crowded=newest[-1][0].is_crowded,
+    )
 
 
 def predicted(one: StepTime, work: StepWork) -> tuple[float, float] | None:

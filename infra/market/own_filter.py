@@ -27,6 +27,7 @@ def takes(name: str, offer: Offer) -> bool:
     if not said:
         raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
     if not isinstance(said[0], bool):
-        raise UsageError(f"--machine-filter {name}: filter returned {said[0]!r:.100}; expected True or False "
-                         f"({extension.where})")  # fmt: skip
+        raise UsageError(
+            f"--machine-filter {name}: filter returned {said[0]!r:.100}; expected True or False ({extension.where})"
+        )
     return said[0]

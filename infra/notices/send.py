@@ -83,9 +83,14 @@ def _command(hook: Hook, said: Mapping[str, str]) -> str:
         given.write(json.dumps(dict(said)).encode())
         given.seek(0)
         try:
-            process = subprocess.Popen(["sh", "-c", SHELL], env=environ, stdin=given,
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                       start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                ["sh", "-c", SHELL],
+                env=environ,
+                stdin=given,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         except OSError as error:
             return f"its command cannot be started: {error.strerror}"
     with process:

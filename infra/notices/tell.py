@@ -98,5 +98,10 @@ def tell_end(
 def tell_back(op: Op, settings: Settings, say: Say) -> None:
     """Send a notice about a recovered run without waiting."""
     note = f"on {op.vendor}, recovery {op.recoveries}"
-    tell(Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note), names_of(op, settings),
-         settings, say, aside=True)  # fmt: skip
+    tell(
+        Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note),
+        names_of(op, settings),
+        settings,
+        say,
+        aside=True,
+    )

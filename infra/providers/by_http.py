@@ -94,9 +94,16 @@ class ByHttp(Market):
         return form.format(quote(pod_id, safe="", errors="replace"))
 
     def pod(
-        self, odd: Mapping[str, str], *, marks: tuple[str, ...], token: str, run: str, rate: int | None,
-        way: tuple[str, str, int] | None, **facts: Any,
-    ) -> Pod:  # fmt: skip
+        self,
+        odd: Mapping[str, str],
+        *,
+        marks: tuple[str, ...],
+        token: str,
+        run: str,
+        rate: int | None,
+        way: tuple[str, str, int] | None,
+        **facts: Any,
+    ) -> Pod:
         """Return the pod of a row.
 
         `odd`: the unreadable fields. `marks`: the fields with the owner's mark. `way`: user, host and port of a
@@ -115,5 +122,13 @@ class ByHttp(Market):
         except UsageError as error:
             run, doubts = "", [*doubts, f"its run: {error}"]
         is_legible = bool(token) or not odd.keys() & {*marks, "row"}
-        return Pod(provider=self.name, token=token, run=run, address=address, micro_usd_per_hour=rate or 0,
-                   odd="; ".join(doubts), is_legible=is_legible, **facts)  # fmt: skip
+        return Pod(
+            provider=self.name,
+            token=token,
+            run=run,
+            address=address,
+            micro_usd_per_hour=rate or 0,
+            odd="; ".join(doubts),
+            is_legible=is_legible,
+            **facts,
+        )

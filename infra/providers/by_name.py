@@ -37,8 +37,10 @@ def open_market(name: str, settings: Settings) -> Market:
     """Open the account with a vendor. Raise MissingKey without a key."""
     key = VENDORS[name]
     if not getattr(settings, key):
-        raise MissingKey(f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
-                         f"inv rehearse --provider {name}")  # fmt: skip
+        raise MissingKey(
+            f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
+            f"inv rehearse --provider {name}"
+        )
     found: Market = packs.load(PROVIDERS[name]).of(settings)
     return found
 
@@ -49,7 +51,8 @@ def open_own(name: str, settings: Settings) -> Market | None:
     if extension is None:
         return None
     if settings.rehearsal:
-        raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
-                         f"{', '.join(VENDORS)}")  # fmt: skip
+        raise UsageError(
+            f"provider {name} is of an extension, and a rehearsal has none of its machines; known: {', '.join(VENDORS)}"
+        )
     found: Market = packs.load(OF_AN_EXTENSION)(extension, settings)
     return found

@@ -127,10 +127,18 @@ class JsonApi:
     """The API at `base`, called as `name` with these headers, including the key."""
 
     def __init__(
-        self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
-        most_bytes: int = 16 << 20, pace: Pace | None = None, sleep: Callable[[float], None] = time.sleep,
+        self,
+        name: str,
+        base: str,
+        headers: Mapping[str, str],
+        *,
+        attempt_s: float = 20.0,
+        read_s: float = 60.0,
+        most_bytes: int = 16 << 20,
+        pace: Pace | None = None,
+        sleep: Callable[[float], None] = time.sleep,
         clock_scale: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare the API; send no request.
 
         `pace`: the rate limit, by default of this process alone. `clock_scale`: speed of the server's clock relative to

@@ -36,18 +36,38 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://lium.io/api"
-OWN_TEMPLATE = {"docker_image_digest": "", "internal_ports": [22], "startup_commands": "", "category": "UBUNTU",
-                "container_start_immediately": True, "description": "slipway", "entrypoint": "", "environment": {},
-                "is_private": True, "one_time_template": True, "is_temporary": False, "readme": "slipway",
-                "volumes": ["/root"]}  # fmt: skip
+OWN_TEMPLATE = {
+    "docker_image_digest": "",
+    "internal_ports": [22],
+    "startup_commands": "",
+    "category": "UBUNTU",
+    "container_start_immediately": True,
+    "description": "slipway",
+    "entrypoint": "",
+    "environment": {},
+    "is_private": True,
+    "one_time_template": True,
+    "is_temporary": False,
+    "readme": "slipway",
+    "volumes": ["/root"],
+}
 ARM_TRIES = 3
 USABLE = ("CREATED", "UPDATED", "VERIFY_SUCCESS")
 MOST_HOURS = 720
 PORTS = 4
 COUNTS = (1, 2, 4, 8)
-STATES = {"PENDING": "booting", "REBOOT_PENDING": "booting", "RUNNING": "running", "DELETING": "ending",
-          "STOPPED": "stopped", "CREATION_FAILED": "failed", "FAILED": "failed", "BROKEN": "failed",
-          "REBOOT_FAILED": "failed", "ERROR": "failed"}  # fmt: skip
+STATES = {
+    "PENDING": "booting",
+    "REBOOT_PENDING": "booting",
+    "RUNNING": "running",
+    "DELETING": "ending",
+    "STOPPED": "stopped",
+    "CREATION_FAILED": "failed",
+    "FAILED": "failed",
+    "BROKEN": "failed",
+    "REBOOT_FAILED": "failed",
+    "ERROR": "failed",
+}
 GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
 NOBODY = "00000000-0000-0000-0000-000000000000"  # an id without a resource
 MAKE_KEY = "make a key of the scope manage alone, with no other scope, at https://lium.io"
@@ -241,12 +261,17 @@ class Lium(ByHttp):
         if not farewell.is_sendable(self.self_end_key):
             raise UsageError("lium: LIUM_SELF_END_KEY holds characters that are never part of a key")
         api = JsonApi("lium", self.api.base, {"X-API-KEY": self.self_end_key}, clock_scale=self.api.clock_scale)
-        probes = {"rent": ("POST", f"/executors/{NOBODY}/rent"), "billing": ("GET", "/billing/statement"),
-                  "manage": ("DELETE", f"/pods/{NOBODY}")}  # fmt: skip
+        probes = {
+            "rent": ("POST", f"/executors/{NOBODY}/rent"),
+            "billing": ("GET", "/billing/statement"),
+            "manage": ("DELETE", f"/pods/{NOBODY}"),
+        }
         may = {scope: _may(api, *probe) for scope, probe in probes.items()}
         if more := [scope for scope in ("rent", "billing") if may[scope]]:
-            raise UsageError(f"lium: LIUM_SELF_END_KEY has the scope {' and '.join(more)} as well, and whoever runs "
-                             f"code on the pod could use it; {MAKE_KEY}")  # fmt: skip
+            raise UsageError(
+                f"lium: LIUM_SELF_END_KEY has the scope {' and '.join(more)} as well, and whoever runs "
+                f"code on the pod could use it; {MAKE_KEY}"
+            )
         if not may["manage"]:
             raise UsageError(f"lium: LIUM_SELF_END_KEY may not end pods; {MAKE_KEY}")
         return ""
@@ -319,8 +344,16 @@ class Lium(ByHttp):
             # The pod is rented: a failure here must not lose the id. The boot arms the end again and reads it back.
             with contextlib.suppress(SlipwayError):
                 self.arm(pod_id, began_at + limit_s)
-        return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
-                   micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
+        return Pod(
+            provider=self.name,
+            pod_id=pod_id,
+            token=token,
+            run=request.run,
+            address="",
+            name=token,
+            micro_usd_per_hour=offer.micro_usd_per_hour,
+            state="booting",
+        )
 
     def arm(self, pod_id: str, ends_at: float) -> None:
         """Set the exact end of a pod, before or after the boot; a repeated call with the same end is harmless."""

@@ -60,8 +60,17 @@ class Local(Provider):
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         gpu = gpus[0] if gpus else ""
-        return [Offer(provider=self.name, offer_id="this-machine", region="here", gpu=gpu, num_gpus=len(gpus),
-                      cpus=cpus, memory_bytes=memory_bytes)]  # fmt: skip
+        return [
+            Offer(
+                provider=self.name,
+                offer_id="this-machine",
+                region="here",
+                gpu=gpu,
+                num_gpus=len(gpus),
+                cpus=cpus,
+                memory_bytes=memory_bytes,
+            )
+        ]
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the folder of the run with `token`. Raise NoOffer if the marker of an earlier pod is still there."""

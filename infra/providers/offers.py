@@ -92,8 +92,10 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
             found.append(OfferSource(name, partial(_own, name, settings)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
-                         "look at a simulated market: inv offers --rehearse")  # fmt: skip
+        raise MissingKey(
+            f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
+            "look at a simulated market: inv offers --rehearse"
+        )
     return found
 
 

@@ -67,14 +67,17 @@ class OwnProvider(Market):
 
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; expected {_article(kind)} "
-                               f"({self.extension.where})")  # fmt: skip
+            raise SlipwayError(
+                f"{self.name}: {verb} returned {_kind_of(value)}; expected {_article(kind)} ({self.extension.where})"
+            )
         return value
 
     def _all(self, verb: str, value: Any, kind: type[T]) -> "list[T]":
         if not isinstance(value, (list, tuple)):
-            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; expected a list of {kind.__name__} "
-                               f"({self.extension.where})")  # fmt: skip
+            raise SlipwayError(
+                f"{self.name}: {verb} returned {_kind_of(value)}; expected a list of {kind.__name__} "
+                f"({self.extension.where})"
+            )
         return [self._checked(f"a row of {verb}", one, kind) for one in value]
 
     @property
@@ -90,8 +93,9 @@ class OwnProvider(Market):
 
     def check_self_end(self) -> str:
         """Raise UsageError: an extension does not say how the pods end themselves."""
-        raise UsageError(f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; "
-                         "leave it out")  # fmt: skip
+        raise UsageError(
+            f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; leave it out"
+        )
 
     def account(self) -> Account:
         found = self._checked("account", self._ask("account"), Account)
@@ -120,8 +124,10 @@ class OwnProvider(Market):
         except SlipwayError as error:
             raise Ambiguous(f"{error}; a machine may have been rented") from None
         if not found.pod_id or found.token != token:
-            raise Ambiguous(f"{self.name}: create returned the pod {found.pod_id!r} with the token {found.token!r} "
-                            f"instead of {token}; a machine may have been rented")  # fmt: skip
+            raise Ambiguous(
+                f"{self.name}: create returned the pod {found.pod_id!r} with the token {found.token!r} "
+                f"instead of {token}; a machine may have been rented"
+            )
         return found
 
     def find(self, pod: str) -> Pod | None:

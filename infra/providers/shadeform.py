@@ -30,8 +30,14 @@ from infra.settings import Settings
 
 URL = "https://api.shadeform.ai/v1"
 VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which path a cloud uses
-STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
-          "error": "failed", "deleting": "ending"}  # fmt: skip
+STATES = {
+    "creating": "booting",
+    "pending_provider": "booting",
+    "pending": "booting",
+    "active": "running",
+    "error": "failed",
+    "deleting": "ending",
+}
 GONE = ("deleted",)
 CENT = Decimal("0.01")
 REFUSALS = RefusalTable(
@@ -229,8 +235,16 @@ class Shadeform(ByHttp):
                 with contextlib.suppress(SlipwayError):  # a leftover key opens no machine and costs no money
                     self._drop_key(token)
             raise refusal from None
-        return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
-                   micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
+        return Pod(
+            provider=self.name,
+            pod_id=made.id,
+            token=token,
+            run=request.run,
+            address="",
+            name=token,
+            micro_usd_per_hour=offer.micro_usd_per_hour,
+            state="booting",
+        )
 
     def list(self) -> "list[Pod]":
         """Return all pods except deleted pods, oldest first. The vendor has no pages."""

@@ -99,8 +99,16 @@ class SshPools(Provider):
         """
         host = self.inventory.find(offer.place)
         try:
-            said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token, "",
-                       request.devices, host.token)  # fmt: skip
+            said = ask(
+                contact(host, self.connect),
+                host.python,
+                "mark",
+                check_name(request.run),
+                token,
+                "",
+                request.devices,
+                host.token,
+            )
         except (TimedOut, Lost) as error:
             raise Ambiguous(f"{self.name}: marking {host.place}: {error}") from error
         if "holder" in said:
@@ -166,9 +174,17 @@ class SshPools(Provider):
         others = [pod for pod in said["pods"] if not host.token or pod.get("token") != host.token]
         if taken := [pod for pod in others if not may_share(pod.get("devices", ""), request.devices)]:
             raise Busy(_in_words(taken[0]))
-        return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
-                     num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
-                     micro_usd_per_hour=host.micro_usd_per_hour, place=host.place)  # fmt: skip
+        return Offer(
+            provider=self.name,
+            offer_id=host.place,
+            region=host.pool,
+            gpu=what.gpu,
+            num_gpus=what.num_gpus or 0,
+            cpus=what.cpus or 0,
+            memory_bytes=what.memory_bytes or 0,
+            micro_usd_per_hour=host.micro_usd_per_hour,
+            place=host.place,
+        )
 
     def _host(self, place: str) -> Host:
         try:
@@ -185,9 +201,14 @@ class SshPools(Provider):
         return [self._pod(host, one["run"], one["token"], one["folder"]) for one in said]
 
     def _pod(self, host: Host, run: str, token: str, folder: str) -> Pod:
-        return Pod(provider=self.name, pod_id=f"{token}@{host.place}", token=token, run=run,
-                   address=str(replace(host.address, folder=folder)),
-                   micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
+        return Pod(
+            provider=self.name,
+            pod_id=f"{token}@{host.place}",
+            token=token,
+            run=run,
+            address=str(replace(host.address, folder=folder)),
+            micro_usd_per_hour=host.micro_usd_per_hour,
+        )
 
 
 def connections(settings: Settings) -> Connect:

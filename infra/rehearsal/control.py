@@ -39,7 +39,7 @@ class Whether(msgspec.Struct, forbid_unknown_fields=True):
 class Control(web.Api):
     def __init__(
         self, market: Market, hub: web.Hub, clock: Clock, counts: Callable[[], Counter[str]], seed: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._market, self._hub, self._clock, self._counts, self._seed = market, hub, clock, counts, seed
         self.routes = (
             web.Route("GET", "/truth", "truth", self._truth),
@@ -83,13 +83,21 @@ class Control(web.Api):
 
     def _pod(self, machine: Machine, processes: int) -> dict[str, Any]:
         return {
-            "vendor": machine.offer.vendor, "id": machine.machine_id, "name": machine.order.name,
-            "offer": machine.offer.offer_id, "spot": machine.order.spot, "state": machine.state,
-            "created_at": iso(machine.created_at), "active_at": iso(machine.active_at),
-            "ended_at": iso(machine.ended_at), "ended_by": machine.ended_by,
-            "micro_usd_per_hour": rate(machine), "billed_micro_usd": self._market.billed_micro_usd(machine),
-            "history": [[iso(at), what] for at, what in machine.history], "processes": processes,
-        }  # fmt: skip
+            "vendor": machine.offer.vendor,
+            "id": machine.machine_id,
+            "name": machine.order.name,
+            "offer": machine.offer.offer_id,
+            "spot": machine.order.spot,
+            "state": machine.state,
+            "created_at": iso(machine.created_at),
+            "active_at": iso(machine.active_at),
+            "ended_at": iso(machine.ended_at),
+            "ended_by": machine.ended_by,
+            "micro_usd_per_hour": rate(machine),
+            "billed_micro_usd": self._market.billed_micro_usd(machine),
+            "history": [[iso(at), what] for at, what in machine.history],
+            "processes": processes,
+        }
 
     def _move(self, asked: web.WebRequest) -> web.Answer:
         try:

@@ -150,8 +150,12 @@ class Market:
         return self._told(machine, of_disk)
 
     def _told(self, machine: Machine, segments: Sequence[Segment]) -> int:
-        grain_s = max([TERMS[machine.offer.vendor].grain_s, *(fate.after_s for fate in machine.fates
-                                                              if fate.trait == "coarse bill")])  # fmt: skip
+        grain_s = max(
+            [
+                TERMS[machine.offer.vendor].grain_s,
+                *(fate.after_s for fate in machine.fates if fate.trait == "coarse bill"),
+            ]
+        )
         bill = sum(_cost(segment, round(grain_s), self.now) for segment in segments)
         return round(bill * machine.factor("wrong bill"))
 

@@ -89,8 +89,16 @@ def _offer(row: Row, region: str, number: int) -> Offer:
     # A Lium machine is unique; other offers are identified by type and location.
     words = [row.vendor, str(number), row.kind] if row.vendor == "lium" else [row.vendor, row.cloud, row.kind, region]
     return Offer(
-        vendor=row.vendor, offer_id="/".join(word for word in words if word), cloud=row.cloud, kind=row.kind,
-        gpu=row.gpu, num_gpus=row.num_gpus, region=region, micro_usd_per_hour=micro_usd(row.usd_per_hour),
+        vendor=row.vendor,
+        offer_id="/".join(word for word in words if word),
+        cloud=row.cloud,
+        kind=row.kind,
+        gpu=row.gpu,
+        num_gpus=row.num_gpus,
+        region=region,
+        micro_usd_per_hour=micro_usd(row.usd_per_hour),
         spot_micro_usd_per_hour=micro_usd(row.usd_per_hour if row.spot else row.usd_per_hour_spot),
-        stock=1 if row.vendor == "lium" else row.stock, traits=tuple(row.traits), about=row,
-    )  # fmt: skip
+        stock=1 if row.vendor == "lium" else row.stock,
+        traits=tuple(row.traits),
+        about=row,
+    )

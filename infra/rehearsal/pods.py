@@ -111,9 +111,15 @@ class Pod:
     """A single boot of a machine. `start` and `end` may be called from any thread and in any order."""
 
     def __init__(
-        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], scripts: Scripts = Scripts(),
-        has_sshd: bool = True, environ: Mapping[str, str] = {}, volume: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        hardware: Hardware,
+        keys: tuple[str, ...],
+        scripts: Scripts = Scripts(),
+        has_sshd: bool = True,
+        environ: Mapping[str, str] = {},
+        volume: Path | None = None,
+    ) -> None:
         """Prepare a pod without starting any process.
 
         `environ` is the environment from the vendor for the first process; `volume` is a folder that outlives the pod.
@@ -188,10 +194,14 @@ class Pod:
         hardware = self._hardware
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
         smi = SMI.format(
-            name=shlex.quote(hardware.gpu + SLICE * hardware.is_sliced), count=hardware.num_gpus,
+            name=shlex.quote(hardware.gpu + SLICE * hardware.is_sliced),
+            count=hardware.num_gpus,
             memory=hardware.vram_gb * 1000_000_000 >> 20,
-            driver=driver, cuda=cuda, load=0 if hardware.is_idle else 97, uuid=self.token[-8:],
-        )  # fmt: skip
+            driver=driver,
+            cuda=cuda,
+            load=0 if hardware.is_idle else 97,
+            uuid=self.token[-8:],
+        )
         programs = {self.folder / "enter": ENTER, **({home / "bin" / "nvidia-smi": smi} if hardware.gpu else {})}
         for path, text in programs.items():
             path.write_text(text)
@@ -219,9 +229,15 @@ class Pod:
         ours[process.TOKEN] = self.token
         (self.folder / "token").write_text(self.token)
         self._init = subprocess.Popen(
-            [sys.executable, "-m", "infra.rehearsal.init", str(self.folder)], text=True, cwd=ROOT, env=ours,
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "infra.rehearsal.init", str(self.folder)],
+            text=True,
+            cwd=ROOT,
+            env=ours,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def _listens(self) -> bool:
         """Return whether this pod's sshd, and not a foreign sshd, listens on the port."""
@@ -253,8 +269,9 @@ def find_sshd() -> str:
     """Return the path of this machine's sshd. Raises UsageError."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not sshd:
-        raise UsageError("a rehearsed machine is reached by SSH, and there is no sshd here; "
-                         "install it: apt install openssh-server")  # fmt: skip
+        raise UsageError(
+            "a rehearsed machine is reached by SSH, and there is no sshd here; install it: apt install openssh-server"
+        )
     return sshd
 
 
@@ -263,11 +280,21 @@ def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
     sshd = find_sshd()
     sftp = next((path for path in SFTP if Path(path).exists()), "internal-sftp")
     options = {
-        "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": "none",
-        "ListenAddress": HOST, "Port": port, "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no",
-        "KbdInteractiveAuthentication": "no", "AllowUsers": getpass.getuser(), "MaxStartups": "100",
-        "PrintMotd": "no", "Subsystem": f"sftp {sftp}", "ForceCommand": shlex.quote(str(folder / "enter")),
-    }  # fmt: skip
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "authorized_keys",
+        "PidFile": "none",
+        "ListenAddress": HOST,
+        "Port": port,
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "AllowUsers": getpass.getuser(),
+        "MaxStartups": "100",
+        "PrintMotd": "no",
+        "Subsystem": f"sftp {sftp}",
+        "ForceCommand": shlex.quote(str(folder / "enter")),
+    }
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]

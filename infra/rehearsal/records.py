@@ -26,19 +26,37 @@ class Terms:
 
 TERMS = {
     "runpod": Terms(
-        grain_s=1, bills_boot=True, stages=(("PROVISIONING", 5, 15), ("STARTING", 20, 60)), deleting_s=0, check_s=30,
-        credit_s=3600, preempted="stopped", failed_bills=True,
+        grain_s=1,
+        bills_boot=True,
+        stages=(("PROVISIONING", 5, 15), ("STARTING", 20, 60)),
+        deleting_s=0,
+        check_s=30,
+        credit_s=3600,
+        preempted="stopped",
+        failed_bills=True,
     ),
     "lium": Terms(
-        grain_s=1, bills_boot=True, deleting_s=3, check_s=60, credit_s=900, preempted="deleting", failed_bills=False,
+        grain_s=1,
+        bills_boot=True,
+        deleting_s=3,
+        check_s=60,
+        credit_s=900,
+        preempted="deleting",
+        failed_bills=False,
         stages=(("queued", 1, 2), ("connecting to node", 1, 3), ("pulling image", 5, 15), ("configuring ssh", 3, 8)),
         failed_s=180,
     ),
     "shadeform": Terms(
-        grain_s=60, bills_boot=False, stages=(("creating", 3, 10), ("pending_provider", 30, 60), ("pending", 60, 120)),
-        deleting_s=30, check_s=60, credit_s=0, preempted="failed", failed_bills=False,
+        grain_s=60,
+        bills_boot=False,
+        stages=(("creating", 3, 10), ("pending_provider", 30, 60), ("pending", 60, 120)),
+        deleting_s=30,
+        check_s=60,
+        credit_s=0,
+        preempted="failed",
+        failed_bills=False,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,9 +223,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(api.error(413, "the body is too long"), None)
         parts = urlsplit(self.path)
         asked = WebRequest(
-            self.command, parts.path, (), dict(parse_qsl(parts.query, keep_blank_values=True)),
-            {key.lower(): value for key, value in self.headers.items()}, self.rfile.read(int(length)),
-        )  # fmt: skip
+            self.command,
+            parts.path,
+            (),
+            dict(parse_qsl(parts.query, keep_blank_values=True)),
+            {key.lower(): value for key, value in self.headers.items()},
+            self.rfile.read(int(length)),
+        )
         right = api.authenticate(asked)
         if isinstance(right, Answer):
             return self._send(right, None)

@@ -152,10 +152,14 @@ class World:
         row = machine.offer.about
         per_row = machine.order.quantity * machine.offer.num_gpus
         hardware = pods.Hardware(
-            gpu=row.chip, num_gpus=per_row - machine.has("fewer gpus"), vram_gb=row.vram_gb,
-            old_driver=machine.has("old driver"), slow_disk=machine.has("slow disk"),
-            is_idle=machine.has("idle gpus"), is_sliced=machine.has("slice"),
-        )  # fmt: skip
+            gpu=row.chip,
+            num_gpus=per_row - machine.has("fewer gpus"),
+            vram_gb=row.vram_gb,
+            old_driver=machine.has("old driver"),
+            slow_disk=machine.has("slow disk"),
+            is_idle=machine.has("idle gpus"),
+            is_sliced=machine.has("slice"),
+        )
         folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
         order = machine.order
         has_sshd = order.has_sshd and not machine.has("no ssh")

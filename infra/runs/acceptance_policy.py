@@ -42,8 +42,9 @@ def _accept(settings: Settings) -> Accept:
         promised = request
         if offer.num_gpus and not offer.place:  # For rented machines: the kind and size named by the vendor.
             kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
-            promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
-                               gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip
+            promised = replace(
+                request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0], gpu_memory_bytes=offer.gpu_memory_bytes
+            )
         report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
         if offer.place and not report.is_accepted:
             HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)

@@ -84,9 +84,15 @@ class EndedMeanwhile(SlipwayError):
 
 
 def start(
-    plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
-    say: Say, terms: Terms = PLAIN,
-) -> Op:  # fmt: skip
+    plan: Plan,
+    offers: Sequence[Offer],
+    vendors: Vendors,
+    journal: Journal,
+    root: Path,
+    secrets: Mapping[str, str],
+    say: Say,
+    terms: Terms = PLAIN,
+) -> Op:
     """Rent one pod per node of the plan, send the code in `root`, and hand over the job; return the row of node 0.
 
     Try the offers in order. Skip an offer that is taken, never boots, fails `terms.accept`, or loses the pod before the
@@ -120,9 +126,15 @@ def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -
 
 
 def hold(
-    request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
-    terms: Terms = PLAIN, clock_scale: float = 1.0,
-) -> Op:  # fmt: skip
+    request: Request,
+    limits: Limits,
+    offers: Sequence[Offer],
+    vendors: Vendors,
+    journal: Journal,
+    say: Say,
+    terms: Terms = PLAIN,
+    clock_scale: float = 1.0,
+) -> Op:
     """Rent one pod that stays without work, held to the limits by a guard. Raises as `start`."""
     job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
     plan = Plan(target="", store="", artifacts=(), job=job, request=request)
@@ -138,9 +150,15 @@ def hold(
 
 
 def give(
-    op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
+    op: Op,
+    plan: Plan,
+    provider: Provider,
+    journal: Journal,
+    root: Path,
+    secrets: Mapping[str, str],
+    say: Say,
     terms: Terms = PLAIN,
-) -> Op:  # fmt: skip
+) -> Op:
     """Send code, inputs and a job to a held pod; return the row. The limits of the pod keep counting. Idempotent.
 
     Raises UsageError if the pod is running a job, and Taken if a different pod makes the same target.
@@ -233,8 +251,10 @@ class _Renting:
         if self.budget is not None:
             left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):
-            raise LimitHit(f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
-                           "runs: inv cost shows them; launch again with more: --spend-limit, --ttl")  # fmt: skip
+            raise LimitHit(
+                f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
+                "runs: inv cost shows them; launch again with more: --spend-limit, --ttl"
+            )
         return left
 
 
@@ -374,10 +394,21 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_courier(job, store, plan.request.run)
-    row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, rank=rank, recoveries=terms.recoveries,
-                   admit=renting.admit, owner_kind=terms.owner_kind, owner=terms.owner, spec_hash=terms.spec_hash,
-                   budget=renting.budget, budget_name=terms.budget_name, turn=terms.turn, asked=terms.asked,
-                   budget_run=plan.request.run if terms.budget_name else "")  # fmt: skip
+    row = pods.RowDraft(
+        target="" if rank else plan.target,
+        store=plan.store,
+        rank=rank,
+        recoveries=terms.recoveries,
+        admit=renting.admit,
+        owner_kind=terms.owner_kind,
+        owner=terms.owner,
+        spec_hash=terms.spec_hash,
+        budget=renting.budget,
+        budget_name=terms.budget_name,
+        turn=terms.turn,
+        asked=terms.asked,
+        budget_run=plan.request.run if terms.budget_name else "",
+    )
     return pods.rent(provider, request, offer, job, renting.journal, row)
 
 
@@ -497,7 +528,16 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = op.read_job()
-    row = pods.RowDraft(target=op.target, store=op.store, rank=op.rank, owner_kind=op.owner_kind, owner=op.owner,
-                   spec_hash=op.spec_hash, budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run,
-                   asked=op.asked)  # fmt: skip
+    row = pods.RowDraft(
+        target=op.target,
+        store=op.store,
+        rank=op.rank,
+        owner_kind=op.owner_kind,
+        owner=op.owner,
+        spec_hash=op.spec_hash,
+        budget=op.budget,
+        budget_name=op.budget_name,
+        budget_run=op.budget_run,
+        asked=op.asked,
+    )
     return pods.rent(provider, request, offer, job, journal, row)

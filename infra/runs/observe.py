@@ -36,9 +36,14 @@ VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 
 
 def snapshot(
-    journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
+    journal: Journal,
+    providers: Mapping[str, Provider],
+    homes: Path,
+    *,
+    deadline_s: float = 5.0,
+    ended: int = 10,
     named: str = "",
-) -> list[PodView]:  # fmt: skip
+) -> list[PodView]:
     """Return one row per run, by its last pod: all live runs and the last `ended` ended runs; newest last.
 
     A pod detached from a run has a row of its own until the pod is proven gone. An ended replica of a service is left
@@ -65,16 +70,19 @@ def _cuts(run: str, homes: Path) -> list[str]:
     return [f"not all that its pod has is here: {'; '.join(cuts)}"] if cuts else []
 
 
-def _shown(
-    op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]
-) -> PodView:  # fmt: skip
+def _shown(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
     """Return the row of `view`, or a row with the error: a damaged row must not hide the others."""
     try:
         return view(op, seen, now, rows, told)
     except Exception as error:
-        return PodView(run=op.run, provider=op.vendor, state="lost" if op.is_live else "stopped",
-                       micro_usd_per_hour=op.rate, started_at=float(op.intent_at),
-                       note=f"its record cannot be shown: {in_words(error)}; end it: ./inv down {op.run}")  # fmt: skip
+        return PodView(
+            run=op.run,
+            provider=op.vendor,
+            state="lost" if op.is_live else "stopped",
+            micro_usd_per_hour=op.rate,
+            started_at=float(op.intent_at),
+            note=f"its record cannot be shown: {in_words(error)}; end it: ./inv down {op.run}",
+        )
 
 
 def view(op: Op, seen: Observation, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:

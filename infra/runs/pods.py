@@ -80,9 +80,7 @@ class RowDraft:
 PLAIN = RowDraft()
 
 
-def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN
-) -> Op:  # fmt: skip
+def rent(provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN) -> Op:
     """Rent one pod from `offer` for `job`, and return the row; the `job` field adds the token and the price.
 
     Raises Taken if the run, or the target in the store, is live, and Leased if the machine of the offer is occupied. In
@@ -104,13 +102,32 @@ def rent(
             row.admit(rows, new)
 
     with _looked_after(journal, token):  # Other processes do not clear the row away while this process lives.
-        op = journal.plan(token=token, run=request.run, rank=row.rank, vendor=provider.name, target=row.target,
-                          store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
-                          rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, devices=request.devices, recoveries=row.recoveries, admit=admit,
-                          owner_kind=row.owner_kind, owner=row.owner, budget=row.budget, budget_name=row.budget_name,
-                          budget_run=row.budget_run, asked=row.asked, account_fp=_account_of(provider),
-                          remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
+        op = journal.plan(
+            token=token,
+            run=request.run,
+            rank=row.rank,
+            vendor=provider.name,
+            target=row.target,
+            store=row.store,
+            spec_hash=spec_hash,
+            job=job.to_json(),
+            request=json.dumps(asdict(request)),
+            rate=offer.micro_usd_per_hour,
+            ttl_s=limits.time_s,
+            cap=limits.spend_micro_usd,
+            place=offer.place,
+            devices=request.devices,
+            recoveries=row.recoveries,
+            admit=admit,
+            owner_kind=row.owner_kind,
+            owner=row.owner,
+            budget=row.budget,
+            budget_name=row.budget_name,
+            budget_run=row.budget_run,
+            asked=row.asked,
+            account_fp=_account_of(provider),
+            remote_id=f"{token}@{offer.place}" if offer.place else None,
+        )
         op = journal.advance(op, "sending")
         try:
             if journal.op(token).epoch != op.epoch:  # This machine may have slept for hours since the row was written.
@@ -164,8 +181,9 @@ def check_end(offer: Offer, limits: Limits) -> None:
     timed_s = 1.0 if limits.time_s is None else limits.time_s
     if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:
         # A limit of centuries gives no protection.
-        raise UsageError(f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or "
-                         "--spend-limit")  # fmt: skip
+        raise UsageError(
+            f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or --spend-limit"
+        )
 
 
 def ask_to_end(op: Op, journal: Journal) -> Op:
@@ -185,7 +203,7 @@ def ask_to_end(op: Op, journal: Journal) -> Op:
 
 def end(
     provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
-) -> Op:  # fmt: skip
+) -> Op:
     """End a pod, and return the row once the pod is proven gone. Idempotent.
 
     `reason` is shown to users; without a reason the end counts as a user request. `outcome` gives the final state of

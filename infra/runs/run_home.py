@@ -85,8 +85,9 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a local record. Raises FileNotFoundError, and SlipwayError for a link, a folder or an unreadable file."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise SlipwayError(f"{path} is a link or a folder, and no record of ours; it is not used; look at it: "
-                               f"ls -l {path}")  # fmt: skip
+            raise SlipwayError(
+                f"{path} is a link or a folder, and no record of ours; it is not used; look at it: ls -l {path}"
+            )
         return outside.load(path)
     except outside.Unreadable as error:
         raise SlipwayError(f"{path} cannot be read: {error}") from None

@@ -35,9 +35,13 @@ OTHERS_S = 20.0
 
 
 def settle(
-    journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None,
-    own: Collection[str] | None = None, waits: bool = True,
-) -> list[Op]:  # fmt: skip
+    journal: Journal,
+    settings: Settings,
+    tell: Say,
+    only: Collection[str] | None = None,
+    own: Collection[str] | None = None,
+    waits: bool = True,
+) -> list[Op]:
     """Settle pods without a follower: download their output, then end the rows of finished work; return the ended rows.
 
     `only` limits the tokens; None means all live rows. A silent pod stays unchanged, and the error goes to `tell`.
@@ -86,7 +90,7 @@ def end_past_limit(op: Op, seen: Observation, journal: Journal, settings: Settin
 
 def _settle(
     op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool, seen: Observation | None = None
-) -> Op:  # fmt: skip
+) -> Op:
     """Settle a row, and return the new row. Raises the errors of the pod and the vendor.
 
     `seen` is a recent observation of the pod, if available.
@@ -112,9 +116,7 @@ def ended_how(op: Op) -> str:
     return "stopped" if op.outcome == ASKED else op.outcome or "lost"
 
 
-def reconcile_accounts(
-    journal: Journal, settings: Settings, tell: Say, reached: Collection[str] | None = None
-) -> None:  # fmt: skip
+def reconcile_accounts(journal: Journal, settings: Settings, tell: Say, reached: Collection[str] | None = None) -> None:
     """Compare the journal with the listing of each vendor; adopt or end our unknown pods, and report each action.
 
     `reached` has the meaning of `own` in `settle`.

@@ -146,8 +146,15 @@ def _as_told(op: Op, transport: Transport, asks: Asks, seen: Observation) -> Obs
     """Return the sight with the pod's own reports."""
     if Asks.AGENT in asks:
         said = ask(op, transport)
-        return replace(seen, is_there=True, is_alive=_lives(said), guard=said["guard"], agent=said["agent"],
-                       progress=said["progress"], verdict=said["verdict"])  # fmt: skip
+        return replace(
+            seen,
+            is_there=True,
+            is_alive=_lives(said),
+            guard=said["guard"],
+            agent=said["agent"],
+            progress=said["progress"],
+            verdict=said["verdict"],
+        )
     if Asks.FILES in asks:
         progress, verdict = words_of(op, transport)
         guard = {} if op.is_live else _read(transport, folder_of(op).state / "guard.json", op.token, "the guard")
@@ -245,8 +252,14 @@ def unproven_s(provider: Provider, op: Op) -> float:
 
 def pod_of(op: Op) -> Pod:
     """Return the `Pod` record of a row."""
-    return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
-               micro_usd_per_hour=op.rate)  # fmt: skip
+    return Pod(
+        provider=op.vendor,
+        pod_id=op.remote_id or "",
+        token=op.token,
+        run=op.run,
+        address=op.address or "",
+        micro_usd_per_hour=op.rate,
+    )
 
 
 def folder_of(op: Op) -> PodFolder:
@@ -255,8 +268,9 @@ def folder_of(op: Op) -> PodFolder:
     try:
         return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
     except ValueError as error:
-        raise UsageError(f"{op.run}: its address in the journal cannot be read: {error}; end it: "
-                         f"./inv down {op.run}") from None  # fmt: skip
+        raise UsageError(
+            f"{op.run}: its address in the journal cannot be read: {error}; end it: ./inv down {op.run}"
+        ) from None
 
 
 def _lives(said: Mapping[str, Mapping[str, Any]]) -> bool:

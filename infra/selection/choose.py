@@ -105,9 +105,13 @@ def without_failed_spot(found: Sequence[Offer], candidates: Sequence[Provider], 
 
 
 def among(
-    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell,
+    candidates: Sequence[Provider],
+    requests: Sequence[Request],
+    is_ordered: bool,
+    settings: Settings,
+    tell: Tell,
     narrow: Narrow = as_found,
-) -> ChosenMachine:  # fmt: skip
+) -> ChosenMachine:
     """Choose a request and return the offers: the first available if `is_ordered`, else the cheapest.
 
     `narrow` drops offers too small for the work. Raises NoOffer if no request has offers.

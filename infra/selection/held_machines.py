@@ -61,9 +61,10 @@ class HeldPods(Provider):
         if request is None:
             return found
         return [
-            op for op in found
+            op
+            for op in found
             if request.host in ("", op.run, place_of(op)) and request.pool in ("", op.pod_set, op.vendor)
-        ]  # fmt: skip
+        ]
 
     def whole(self, request: Request) -> Request:
         """Return the request with a GPU count: if open, all GPUs of the smallest matching pod."""
@@ -77,8 +78,9 @@ class HeldPods(Provider):
         if found is None:
             return None
         asked = asked_of(found)
-        return Offer(provider=found.vendor, offer_id="", gpu=asked.get("gpu", ""),
-                     num_gpus=request.num_gpus or gpus_of(found))  # fmt: skip
+        return Offer(
+            provider=found.vendor, offer_id="", gpu=asked.get("gpu", ""), num_gpus=request.num_gpus or gpus_of(found)
+        )
 
     def offers(self, request: Request) -> list[Offer]:
         """Return the matching held pods with free GPUs.

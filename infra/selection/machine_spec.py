@@ -65,10 +65,11 @@ class PlaceSpec:
     """The provider of a machine, and the choice among own machines."""
 
     provider: str = flag(
-        "", f"where: local, ssh, runpod, lium, shadeform, {', '.join(packs.words('providers'))}, market for all "
+        "",
+        f"where: local, ssh, runpod, lium, shadeform, {', '.join(packs.words('providers'))}, market for all "
         "vendors, or the name of an extension (default: what .env says)",
         group=MACHINE,
-    )  # fmt: skip
+    )
     pool: str = flag("", "; ".join(("ssh: only machines of this pool", *_of_packs("pool"))), group=OWN)
     host: str = flag("", "; ".join(("ssh: only this machine", *_of_packs("host"))), group=OWN)
 
@@ -86,11 +87,15 @@ class LimitSpec:
         unit="USD",
     )
     budget: str = flag(
-        "", "reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
+        "",
+        "reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
         "size (with --wait: wait in line until enough of it is free)",
-        group=RENTED, unit="NAME[=USD]",
-    )  # fmt: skip
+        group=RENTED,
+        unit="NAME[=USD]",
+    )
     idle_stop: str = flag(
-        "", "end it when no GPU has worked for this long, setup included: 15m", group=LIMITS,
+        "",
+        "end it when no GPU has worked for this long, setup included: 15m",
+        group=LIMITS,
         unit="DURATION",
-    )  # fmt: skip
+    )

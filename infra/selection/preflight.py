@@ -139,7 +139,7 @@ def setup_of(settings: Settings) -> tuple[float, float, float]:
 
 def preflight(
     plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, tell: Tell
-) -> list[Offer]:  # fmt: skip
+) -> list[Offer]:
     """Run all checks without cost and return the affordable offers.
 
     `again`: see `check_work`. Raises UsageError.
@@ -204,8 +204,10 @@ def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
         has = size(small.volume_bytes)
         raise UsageError(f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; take a larger one")
     if small and plan.disk_bytes >= LARGE_BYTES:
-        tell(f"volume {small.volume} has {size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
-             "data and caches 1 TB is recommended")  # fmt: skip
+        tell(
+            f"volume {small.volume} has {size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
+            "data and caches 1 TB is recommended"
+        )
     fits = [one for one in offers if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
     if not fits:
         raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")

@@ -41,8 +41,15 @@ def provider(settings: Settings, name: str) -> Provider:
     """
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     keys.append(settings.lium_self_end_key)
-    about = (name, str(settings.pods), str(settings.pools), repr(pack_settings("providers", name, settings)),
-             str(settings.state_file), settings.extensions, *keys)  # fmt: skip
+    about = (
+        name,
+        str(settings.pods),
+        str(settings.pools),
+        repr(pack_settings("providers", name, settings)),
+        str(settings.state_file),
+        settings.extensions,
+        *keys,
+    )
     with _turn:
         if about not in _open:
             found = open_provider(name, settings)
@@ -62,8 +69,9 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
     found = tuple(vendor for vendor, key in VENDORS.items() if getattr(settings, key))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"provider {MARKET}: no key is set; enter one of {keys}: inv init, or practise without one: "
-                         "inv rehearse")  # fmt: skip
+        raise MissingKey(
+            f"provider {MARKET}: no key is set; enter one of {keys}: inv init, or practise without one: inv rehearse"
+        )
     return found
 
 

@@ -66,8 +66,11 @@ def counted(wanted: Request) -> Request:
 
 def request_for(spec: MachineSpec) -> Request:
     """Return the request for a machine specification. Raises UsageError for invalid values."""
-    for flag, number in (("num-gpus", spec.num_gpus), ("min-upload-mbps", spec.min_upload_mbps),
-                         ("min-download-mbps", spec.min_download_mbps)):  # fmt: skip
+    for flag, number in (
+        ("num-gpus", spec.num_gpus),
+        ("min-upload-mbps", spec.min_upload_mbps),
+        ("min-download-mbps", spec.min_download_mbps),
+    ):
         if number < 0:
             raise UsageError(f"--{flag} is {number}; it cannot be negative")
     gpu, num_gpus = spec.gpu, spec.num_gpus

@@ -64,10 +64,14 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             config=fabric.Config(ssh_config=SSHConfig(), lazy=True),
             connect_timeout=OPEN_S,
             connect_kwargs={
-                "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
-                "banner_timeout": OPEN_S, "auth_timeout": OPEN_S, **more,
+                "key_filename": address.key,
+                "allow_agent": False,
+                "look_for_keys": False,
+                "banner_timeout": OPEN_S,
+                "auth_timeout": OPEN_S,
+                **more,
             },
-        )  # fmt: skip
+        )
         self.name, self.folder, self.address, self.known_hosts = name or address.host, folder, address, known_hosts
         self.client.set_log_channel("slipway.paramiko")
         logging.getLogger("slipway.paramiko").disabled = True  # paramiko logs tracebacks; relevant errors are raised

@@ -209,8 +209,14 @@ class _Local(_Tied, Local):
 
     def start(self, command: str, shell: str, env: Any) -> None:
         # A separate session isolates the process groups: signals to either group do not reach the other.
-        self.process = subprocess.Popen(["sh", "-c", command], env=env, start_new_session=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        self.process = subprocess.Popen(
+            ["sh", "-c", command],
+            env=env,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         assert self.process.stdin is not None
         self.began(self.process.stdin.close)
 
@@ -225,9 +231,15 @@ class _Local(_Tied, Local):
 
 
 def run(
-    machines: Sequence[PodConnection | LocalConnection], command: str, listen: Listen, *, sudo: bool = False,
-    timeout_s: float | None = None, keeps: bool = False, interrupted: Callable[[Sequence[str]], None] = lambda _: None,
-) -> list[CommandOutcome]:  # fmt: skip
+    machines: Sequence[PodConnection | LocalConnection],
+    command: str,
+    listen: Listen,
+    *,
+    sudo: bool = False,
+    timeout_s: float | None = None,
+    keeps: bool = False,
+    interrupted: Callable[[Sequence[str]], None] = lambda _: None,
+) -> list[CommandOutcome]:
     """Run a command line on all machines in parallel and return the outcomes in machine order.
 
     The command starts without stdin, in the folder of each connection. `sudo` runs the command as root and requires
@@ -288,5 +300,11 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     if work.says_too_much and not problem:
         problem = f"it said more than {size(KEPT_BYTES)}, which is the limit where output is kept; it was ended"
     seconds = work.ended_at - work.began_at
-    return CommandOutcome(name=work.name, exit_code=work.exit_code, problem=problem, seconds=seconds,
-                          stdout=result.stdout, stderr=result.stderr)  # fmt: skip
+    return CommandOutcome(
+        name=work.name,
+        exit_code=work.exit_code,
+        problem=problem,
+        seconds=seconds,
+        stdout=result.stdout,
+        stderr=result.stderr,
+    )

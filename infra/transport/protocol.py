@@ -59,8 +59,10 @@ class TooLarge(SlipwayError):
     """A file or the output of a command exceeds the caller's limit; the command was killed."""
 
     def __init__(self, where: str, what: str, limit_bytes: int) -> None:
-        super().__init__(f"{where}: {what}: more than the limit of {in_words(limit_bytes)} came; the rest was not read,"
-                         " and the command there was ended")  # fmt: skip
+        super().__init__(
+            f"{where}: {what}: more than the limit of {in_words(limit_bytes)} came; the rest was not read,"
+            " and the command there was ended"
+        )
 
 
 class Unreachable(SlipwayError):
@@ -179,8 +181,14 @@ class ThisMachine:
                 source.seek(0)
             try:
                 child = subprocess.Popen(
-                    words, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
-                    env={**os.environ, **(env or {})}, start_new_session=True)  # fmt: skip
+                    words,
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=cwd,
+                    env={**os.environ, **(env or {})},
+                    start_new_session=True,
+                )
             except OSError as error:
                 raise SlipwayError(f"{words[0]} cannot be run: {error}") from error
         out, err = bounded.WholeStream(limit_bytes), bounded.WholeStream(limit_bytes)
@@ -227,9 +235,13 @@ class ThisMachine:
     def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
         said = bounded.StreamEnd(TAIL_BYTES)
         with subprocess.Popen(
-            tied(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd,
+            tied(words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
             start_new_session=True,
-        ) as child:  # fmt: skip
+        ) as child:
             assert child.stdout is not None
             reader = bounded.drained(child.stdout, said)
 

@@ -124,8 +124,9 @@ def adopt(machine: Transport, dest: str | Path, token: str) -> str:
 
     Returns the source pod's folder, or "" without such a push. Raises UsageError for a refusal.
     """
-    return str(twice(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})],
-                                       BASE_S))["of"])  # fmt: skip
+    return str(
+        twice(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})], BASE_S))["of"]
+    )
 
 
 def differences(

@@ -69,7 +69,7 @@ class LongerThanPromised(SlipwayError):
 
 def copy(
     transport: Ssh, program: str, source: str, target: str, meter: Meter, compress: bool, limit_bytes: int | None = None
-) -> None:  # fmt: skip
+) -> None:
     """Run rsync from `source` to `target`; the remote path starts with `rsync_shell.HOST` and a colon.
 
     `program` is the remote rsync. `limit_bytes` limits a received file. Raises Lost when the connection breaks (a
@@ -80,13 +80,29 @@ def copy(
     # An untrusted sender may exceed the announced size, so the kernel limits the local rsync's file size too.
     bound = [] if limit_bytes is None else [*BOUNDED, str(limit_bytes // 512 + 1)]
     most = [] if limit_bytes is None else [f"--max-size={limit_bytes}", "--info=skip"]
-    words = [*bound, "rsync", *most,
-             "--secluded-args", "--inplace", "--no-whole-file", "--ignore-times", f"--timeout={IDLE_S}",
-             *(["--compress"] if compress else []), f"--rsync-path={program}", f"--rsh={shell}"]  # fmt: skip
+    words = [
+        *bound,
+        "rsync",
+        *most,
+        "--secluded-args",
+        "--inplace",
+        "--no-whole-file",
+        "--ignore-times",
+        f"--timeout={IDLE_S}",
+        *(["--compress"] if compress else []),
+        f"--rsync-path={program}",
+        f"--rsh={shell}",
+    ]
     with ours, tempfile.TemporaryFile() as said:
         try:
-            child = subprocess.Popen([*words, "--", source, target], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-                                     pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
+            child = subprocess.Popen(
+                [*words, "--", source, target],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         finally:
             theirs.close()
         try:

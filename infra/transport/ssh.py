@@ -103,10 +103,15 @@ class Ssh:
         # The byte count detects a broken connection, which looks like the end of the file. Some versions of `sync` take
         # no file name.
         steps = [
-            "umask go-w", f"mkdir -p -- {shlex.quote(folder or '.')}", "umask 077", f"cat > {draft}",
-            f'[ "$(wc -c < {draft})" -eq {len(content)} ]', f"chmod {mode:o} {draft}",
-            f"{{ sync {draft} 2>/dev/null || sync; }}", f"mv -f {draft} {place}",
-        ]  # fmt: skip
+            "umask go-w",
+            f"mkdir -p -- {shlex.quote(folder or '.')}",
+            "umask 077",
+            f"cat > {draft}",
+            f'[ "$(wc -c < {draft})" -eq {len(content)} ]',
+            f"chmod {mode:o} {draft}",
+            f"{{ sync {draft} 2>/dev/null || sync; }}",
+            f"mv -f {draft} {place}",
+        ]
         script = f"{' && '.join(steps)} || {{ rm -f {draft}; exit 1; }}"
         self._checked(script, f"put {path}", LIMIT_BYTES, content)
 
@@ -187,11 +192,19 @@ class Ssh:
         """Return the OpenSSH options to restrict a session to this machine, without forwarding."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         return {
-            "IdentitiesOnly": "yes", "IdentityAgent": "none", "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS,
-            "UserKnownHostsFile": f'"{pins}"', "GlobalKnownHostsFile": "none", "UpdateHostKeys": "no",
-            "ForwardAgent": "no", "ForwardX11": "no", "ConnectTimeout": f"{OPEN_S:.0f}", "ServerAliveInterval": "4",
+            "IdentitiesOnly": "yes",
+            "IdentityAgent": "none",
+            "StrictHostKeyChecking": "yes",
+            "HostKeyAlias": ALIAS,
+            "UserKnownHostsFile": f'"{pins}"',
+            "GlobalKnownHostsFile": "none",
+            "UpdateHostKeys": "no",
+            "ForwardAgent": "no",
+            "ForwardX11": "no",
+            "ConnectTimeout": f"{OPEN_S:.0f}",
+            "ServerAliveInterval": "4",
             "ServerAliveCountMax": "3",
-        }  # fmt: skip
+        }
 
     @contextlib.contextmanager
     def duplex(self, script: str) -> Iterator["Duplex"]:
@@ -254,9 +267,15 @@ class Ssh:
             yield link, channel
 
     def _converse(
-        self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float,
-        out: KeptStream, err: KeptStream, env: Mapping[str, str],
-    ) -> int:  # fmt: skip
+        self,
+        script: str,
+        name: str,
+        stdin: bytes | Iterable[bytes] | None,
+        timeout_s: float,
+        out: KeptStream,
+        err: KeptStream,
+        env: Mapping[str, str],
+    ) -> int:
         """Return the exit code of a shell script (negative: a signal); `out` and `err` collect the output.
 
         `name` identifies the script in errors. Raises Exceeded when `out` or `err` does; the script is killed first.
@@ -281,8 +300,10 @@ class Ssh:
                 channels.kill(link, framed.out.process)
                 raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
             except NoFrame:
-                raise SlipwayError(f"{self._where}: {name}: its login shell prints without end{says(framed.talk)}; put "
-                                   "what prints there behind a test for a terminal") from None  # fmt: skip
+                raise SlipwayError(
+                    f"{self._where}: {name}: its login shell prints without end{says(framed.talk)}; put "
+                    "what prints there behind a test for a terminal"
+                ) from None
             except broken() as error:
                 raise self._lost(link, name, str(error)) from None
             finally:

@@ -48,8 +48,13 @@ def resolve(alias: str, config: Path) -> Resolved:
     """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, and ssh, which reads it, is missing; write its address")
-    done = subprocess.run(["ssh", "-G", "-F", str(config), alias], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=ANSWER_S)  # fmt: skip
+    done = subprocess.run(
+        ["ssh", "-G", "-F", str(config), alias],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_S,
+    )
     if done.returncode != 0:
         raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
     said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]

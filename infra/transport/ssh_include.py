@@ -20,8 +20,11 @@ _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
 PLAIN = {  # options protected from a user's `Host *`: target machine, key, no forwarding
-    "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
-}  # fmt: skip
+    "BatchMode": "yes",
+    "PasswordAuthentication": "no",
+    "ProxyCommand": "none",
+    "ControlPath": "none",
+}
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,10 @@ def push_model(folder: Path, settings: Settings, quiet: bool) -> str:
         if step.name == INIT:
             name = str(step.config["making"]["name"])
             local_step.run(step.name, step.words, step.config, settings, quiet)
-            render.say(f"{name} is in {settings.store}, read back; train on: "
-                       f"inv launch --phase {BEGINS} --init {name} --store {settings.store}")  # fmt: skip
+            render.say(
+                f"{name} is in {settings.store}, read back; train on: "
+                f"inv launch --phase {BEGINS} --init {name} --store {settings.store}"
+            )
             return name
     (name,) = (one.name for one in plan.artifacts if one.name.startswith("imported/"))
     render.say(f"{name} is in {settings.store} already")

@@ -29,11 +29,21 @@ def status(spec: CkptStatusFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal, moving_line.waiting("asking every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""
-        views = [one for one in runs.status(journal, settings, name)
-                 if (one.run == name if name else one.state in AT_WORK)]  # fmt: skip
+        views = [
+            one for one in runs.status(journal, settings, name) if (one.run == name if name else one.state in AT_WORK)
+        ]
     if spec.json:
-        print_json([{"run": one.run, "pending": list(one.pending), "problem": one.upload_problem or None,
-                     "in_store": dict(one.in_store)} for one in views])  # fmt: skip
+        print_json(
+            [
+                {
+                    "run": one.run,
+                    "pending": list(one.pending),
+                    "problem": one.upload_problem or None,
+                    "in_store": dict(one.in_store),
+                }
+                for one in views
+            ]
+        )
         return
     if not views:
         render.say("no run is at work")

@@ -40,5 +40,7 @@ def verify(spec: CkptVerifyFlags) -> None:
         render.say(f"No checkpoints found in {where(spec.from_)}; there is nothing to verify")
     damaged = [one.name for one, problem in results if problem]
     if damaged:
-        raise Exit(f"inv ckpt.verify: damaged: {', '.join(damaged)}; a run passes over them and takes the one before",
-                   code=FOUND)  # fmt: skip
+        raise Exit(
+            f"inv ckpt.verify: damaged: {', '.join(damaged)}; a run passes over them and takes the one before",
+            code=FOUND,
+        )

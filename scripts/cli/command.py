@@ -30,9 +30,18 @@ class Command(Task):
     """A task with a record of flags, an optional bare word and an example."""
 
     def __init__(
-        self, body: Callable[..., Any], *, work: Callable[..., None], record: type | None, world: str, env: bool,
-        example: str = "", rents: bool = False, is_here: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        body: Callable[..., Any],
+        *,
+        work: Callable[..., None],
+        record: type | None,
+        world: str,
+        env: bool,
+        example: str = "",
+        rents: bool = False,
+        is_here: bool = False,
+        **options: Any,
+    ) -> None:
         self.work = work
         """The decorated function, which takes the record."""
         self.record = record
@@ -81,10 +90,15 @@ class Command(Task):
             name = one.spelled.replace("-", "_")
             about = f"{one.about} (also as a bare word)" if one.is_word else one.about
             found.append(
-                Argument(names=(name, *one.also), kind=list if one.is_many else one.kind,
-                         default=None if one.is_many else one.default, help=about, optional=one.is_bare,
-                         attr_name=None if one.name == name else one.name)
-            )  # fmt: skip
+                Argument(
+                    names=(name, *one.also),
+                    kind=list if one.is_many else one.kind,
+                    default=None if one.is_many else one.default,
+                    help=about,
+                    optional=one.is_bare,
+                    attr_name=None if one.name == name else one.name,
+                )
+            )
         return found
 
     def values(self, typed: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +161,7 @@ def add_packs(namespace: Collection) -> None:
 
 def command(
     record: type | None = None, *, world: str = FIND, env: bool = False, **options: Any
-) -> Callable[[Callable[..., None]], Command]:  # fmt: skip
+) -> Callable[[Callable[..., None]], Command]:
     """Return a decorator for a function `(spec)`, or `()` without flags; the decorator makes a command.
 
     `record`: the dataclass of the flags, passed to the function. `world`: "find" (needs a running rehearsal) and

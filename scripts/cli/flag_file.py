@@ -95,8 +95,10 @@ def _variables(path: Path, said: Any) -> list[str]:
     if isinstance(said, dict):
         said = [{"name": name, "value": value} for name, value in said.items()]
     try:
-        pairs = [one if isinstance(one, str) else f"{one['name']}={one['value']}"
-                 for one in (said if isinstance(said, list) else [said])]  # fmt: skip
+        pairs = [
+            one if isinstance(one, str) else f"{one['name']}={one['value']}"
+            for one in (said if isinstance(said, list) else [said])
+        ]
     except (TypeError, KeyError):
         raise UsageError(f"{path}: env: expected KEY: VALUE, or a list of name and value") from None
     return pairs
@@ -110,6 +112,8 @@ def _volume(path: Path, mounts: Any) -> str:
     except (TypeError, KeyError, ValueError):
         raise UsageError(f"{path}: volumeMounts: expected one entry with volumeName: the volume's id") from None
     if not name:
-        raise UsageError(f"{path}: volumeMounts: volumeName is empty; fill in the id of your network volume, as the "
-                         "vendor's page of volumes shows it, or type it: --volume ID; nothing was rented")  # fmt: skip
+        raise UsageError(
+            f"{path}: volumeMounts: volumeName is empty; fill in the id of your network volume, as the "
+            "vendor's page of volumes shows it, or type it: --volume ID; nothing was rented"
+        )
     return str(name)

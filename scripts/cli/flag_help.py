@@ -69,8 +69,10 @@ def lines(name: str, task: Any, typed: Mapping[str, Any] | None = None) -> Itera
     if task.example:
         yield ""
         yield f"Example: ./{task.example}"
-    groups = {title: [title, *(line for one in flags for line in _flag_lines(one, width))]
-              for title, flags in grouped(task.flags).items()}  # fmt: skip
+    groups = {
+        title: [title, *(line for one in flags for line in _flag_lines(one, width))]
+        for title, flags in grouped(task.flags).items()
+    }
     shown = list(groups) if typed is None else fitting(groups, typed)
     for title in shown:
         yield ""

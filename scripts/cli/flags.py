@@ -59,10 +59,13 @@ class Environment:
     """Environment flags, for commands with user work."""
 
     env: tuple[str, ...] = flag(
-        (), "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to take the shell's value; "
+        (),
+        "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to take the shell's value; "
         "repeatable",
-        group=WORLD, unit="KEY[=VALUE]", also=("e",),
-    )  # fmt: skip
+        group=WORLD,
+        unit="KEY[=VALUE]",
+        also=("e",),
+    )
     env_file: str = flag(
         "", "file of such variables, one KEY=VALUE per line; --env overrides it", group=WORLD, unit="FILE"
     )

@@ -45,9 +45,24 @@ MOST_VERBS = 6  # verbs of a collection shown on a line of the list
 REFUSED = ("stop",)  # unlisted commands: each only refers to a replacement
 # Core commands shown by `inv --list`, and collections shown on a single line with a title.
 FIRST = (
-    "launch", "status", "why", "logs", "down", "resume", "rehearse", "train", "chat", "eval", "shard",
-    "offers", "cost", "audit", "ssh", "init", "doctor",
-)  # fmt: skip
+    "launch",
+    "status",
+    "why",
+    "logs",
+    "down",
+    "resume",
+    "rehearse",
+    "train",
+    "chat",
+    "eval",
+    "shard",
+    "offers",
+    "cost",
+    "audit",
+    "ssh",
+    "init",
+    "doctor",
+)
 COLLECTIONS = {
     "ckpt": "Checkpoints",
     "tokenizer": "Tokenizers",

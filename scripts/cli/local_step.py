@@ -23,9 +23,13 @@ def python(settings: Settings, name: str = "train") -> Path:
 
 
 def run(
-    name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool,
+    name: str,
+    step: Sequence[str],
+    config: Mapping[str, Any],
+    settings: Settings,
+    quiet: bool,
     environ: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run a step and return the result; show progress as bars on a terminal, else as lines, or not at all if `quiet`.
 
     environ: variables added to the default step environment; they override the defaults.

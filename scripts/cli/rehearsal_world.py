@@ -44,8 +44,10 @@ def keep_apart(state_file: str) -> None:
     """
     path = Path(state_file).expanduser().absolute()
     if context.settings().rehearsal:
-        raise UsageError("--state-file: the rehearsal of this command line has its own journal; "
-                         "give the flag to the first command of the line")  # fmt: skip
+        raise UsageError(
+            "--state-file: the rehearsal of this command line has its own journal; "
+            "give the flag to the first command of the line"
+        )
     if path.is_dir():
         raise UsageError(f"--state-file {state_file} is a folder; name a file in it, such as {path}/journal.sqlite")
     os.environ["SLIPWAY_STATE_FILE"] = str(path)

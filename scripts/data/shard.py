@@ -43,10 +43,10 @@ class ShardFlags(Output, Typed):
         group="What is read",
     )
     dataset: str = flag(
-        "HuggingFaceFW/fineweb", "user/name of the data set on the hub; one of these four flags means the hub, "
-        "and smoke never falls back",
+        "HuggingFaceFW/fineweb",
+        "user/name of the data set on the hub; one of these four flags means the hub, and smoke never falls back",
         group="What is read",
-    )  # fmt: skip
+    )
     config: str = flag("sample-10BT", "hub: configuration of the data set", group="What is read")
     split: str = flag("train", "hub: split of the data set, or a part of it: train[:10%]", group="What is read")
     revision: str = flag("main", "hub: branch, tag or commit of the data set", group="What is read")
@@ -54,14 +54,15 @@ class ShardFlags(Output, Typed):
         "", "name of the text column (default: `text`); json.caption is a field inside a column", group="What is read"
     )
     skip_invalid: bool = flag(
-        False, "skip lines that are not documents and damaged files; they are counted and listed in "
-        "manifest.json",
+        False,
+        "skip lines that are not documents and damaged files; they are counted and listed in manifest.json",
         group="What is read",
-    )  # fmt: skip
+    )
     exhausted: str = flag(
-        "first", "when a mixture ends: with its first exhausted source (first), or when all were read once (all)",
+        "first",
+        "when a mixture ends: with its first exhausted source (first), or when all were read once (all)",
         group="What is read",
-    )  # fmt: skip
+    )
     packages: str = flag("", "pydocs: more installed packages to read, comma-separated", group="What is read")
     take: int | None = flag(None, "stop after this many documents", group="What is kept")
     lines_per_shard: int | None = flag(None, "documents per shard (SHARD_LINES, else 250000)", group="What is written")

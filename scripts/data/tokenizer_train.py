@@ -50,8 +50,12 @@ def train(spec: TokenizerFlags) -> None:
     else:
         check_size(vocab_size)
         inputs = {"text": str(text_folder(settings, spec.source, spec.text, spec.json))}
-        made_by = {"vocab_size": vocab_size, "retrain": spec.retrain, "others": of_the_store(settings),
-                   "partial": spec.partial}  # fmt: skip
+        made_by = {
+            "vocab_size": vocab_size,
+            "retrain": spec.retrain,
+            "others": of_the_store(settings),
+            "partial": spec.partial,
+        }
         config = {"out": str(folder), "inputs": inputs, "spec": made_by}
         result = local_step.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, spec.json)
     if spec.json:

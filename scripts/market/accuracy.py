@@ -37,9 +37,19 @@ def table(found: list[ForecastError]) -> str:
         spent = "" if one.spent_micro_usd is None else cents(one.spent_micro_usd)
         amounts = (cents(one.micro_usd[1]) if one.micro_usd else "", spent) if has_money else ()
         busy = f"; others had {100 * one.others:.0f} % of the CPUs" if one.is_crowded else ""
-        rows.append((one.run, one.machine, estimated(seconds), between(low, high),
-                     duration(one.came_s), percent(one.error), percent(one.early_error), *amounts,
-                     f"{one.source}{busy}"))  # fmt: skip
+        rows.append(
+            (
+                one.run,
+                one.machine,
+                estimated(seconds),
+                between(low, high),
+                duration(one.came_s),
+                percent(one.error),
+                percent(one.early_error),
+                *amounts,
+                f"{one.source}{busy}",
+            )
+        )
     return columns(rows)
 
 

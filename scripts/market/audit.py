@@ -47,8 +47,15 @@ def audit(spec: AuditFlags) -> None:
     if spec.json:
         machines = [machine_json(one) for one in seen.found]
         done = [asdict(one) for one in seen.done]
-        print_json({"installation": installation, "machines": machines, "done": done, "problems": seen.problems,
-                    "over_limit": [over_json(one) for one in over]})  # fmt: skip
+        print_json(
+            {
+                "installation": installation,
+                "machines": machines,
+                "done": done,
+                "problems": seen.problems,
+                "over_limit": [over_json(one) for one in over],
+            }
+        )
     else:
         for one in seen.done:
             render.say(done_words(one))

@@ -192,8 +192,10 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         print(f"=== {what} ===")
         print(estimate_table(found, bool(price), seen.dated))
         if wanted.hours is None:
-            render.say(f"Hours are of the work named, without what it goes on from; dollars are with boot and set-up, "
-                       f"{duration(SETUP_S[1])} expected")  # fmt: skip
+            render.say(
+                f"Hours are of the work named, without what it goes on from; dollars are with boot and set-up, "
+                f"{duration(SETUP_S[1])} expected"
+            )
         for one in seen.silent:
             render.say(render.clean(one))
     if all(one.micro_usd is None for one in found):
@@ -208,8 +210,7 @@ def kinds_of(gpu: str, num_gpus: int) -> list[tuple[str, int]]:
 
 def priced(kind: str, num_gpus: int, micro_usd_per_gpu: int) -> Offer:
     """Return an offer at the typed price."""
-    return Offer(provider="", offer_id="", gpu=kind, num_gpus=num_gpus,
-                 micro_usd_per_hour=micro_usd_per_gpu * num_gpus)  # fmt: skip
+    return Offer(provider="", offer_id="", gpu=kind, num_gpus=num_gpus, micro_usd_per_hour=micro_usd_per_gpu * num_gpus)
 
 
 def price_of(text: str) -> int:

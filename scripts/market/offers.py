@@ -32,9 +32,9 @@ class OffersFlags(Output, MachineSpec):
         "", f"only runpod, lium, shadeform, ssh (own machines){LISTED}, or an extension", group=MACHINE
     )
     save: bool = flag(
-        False, "save today's prices of all vendors with a key, as the catalogue that is shown without "
-        "keys",
-    )  # fmt: skip
+        False,
+        "save today's prices of all vendors with a key, as the catalogue that is shown without keys",
+    )
 
 
 @command(record=OffersFlags, world=BEGIN, example="inv offers --gpu H100,H200 --num-gpus 8")
@@ -63,8 +63,14 @@ def offers(spec: OffersFlags) -> None:
     notes = account_notes.of_accounts(settings, [one.name for one in asked])
     if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
-        print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),
-                    "silent": silent, **{name: one.document for name, one in notes.items()}})  # fmt: skip
+        print_json(
+            {
+                "offers": [about(one) for one in found.offers],
+                "considered": len(found.considered),
+                "silent": silent,
+                **{name: one.document for name, one in notes.items()},
+            }
+        )
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
     print(render.clean(offers_table.table(found.offers, time.time())))

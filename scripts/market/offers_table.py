@@ -24,17 +24,17 @@ MOST_NAMED = 3  # GPU kinds in a table title
 ITSELF = "The pod can delete itself when its work is over: --self-end."
 
 
-def show(
-    plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False
-) -> None:  # fmt: skip
+def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False) -> None:
     """Print the offers, the cost of the first offer, and the events that end the pod."""
     assert plan.job is not None
     show_offers(plan.request, offers)
     first = offers[0]
     found = plan.shown
     if found is None or not found.steps:
-        render.say(f"on the first: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD for each hour; how "
-                   "long the work takes is not known until it has run once")  # fmt: skip
+        render.say(
+            f"on the first: {rounded_up(first.micro_usd_per_hour * plan.request.nodes)} USD for each hour; how "
+            "long the work takes is not known until it has run once"
+        )
     else:
         costs = preflight.shown_forecast(plan, first) if plan.imitated else preflight.forecast_of(plan, first, settings)
         low, expected, high = map(render.cents, costs.micro_usd)
@@ -64,7 +64,7 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
 
 def show_ends(
     limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False, self_end: bool = False
-) -> None:  # fmt: skip
+) -> None:
     """Print the events that end a pod made from the offer."""
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
@@ -83,7 +83,7 @@ def show_ends(
 
 def show_laptop_off(
     what: str, pods: Sequence[tuple[Offer, Limits]], settings: Settings, is_followed: bool = True
-) -> None:  # fmt: skip
+) -> None:
     """Print the fate of several pods while the laptop is off: `what`, and per vendor the end of a pod.
 
     is_followed: a process follows the pods, which an always-on machine could run instead.
@@ -115,8 +115,22 @@ def tell_of_laptop_off(ways: Sequence[str]) -> None:
 
 def table(found: Sequence[Offer], now: float) -> str:
     """Return a table with a numbered row per offer; `?` for values the vendor omits."""
-    rows = [("#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "$/GPU-h", "Spot", "NVLink", "Up/Down Mbps", "Age",
-             "Type")]  # fmt: skip
+    rows = [
+        (
+            "#",
+            "Provider",
+            "Region",
+            "GPUs",
+            "VRAM",
+            "Price/hr",
+            "$/GPU-h",
+            "Spot",
+            "NVLink",
+            "Up/Down Mbps",
+            "Age",
+            "Type",
+        )
+    ]
     for number, one in enumerate(found, 1):
         kind = f" {one.gpu}" if one.gpu else ""
         rows.append(
@@ -145,9 +159,14 @@ def catalogue_table(found: Sequence[Priced]) -> str:
         offer = one.offer
         whose = f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider
         rows.append(
-            (one.mark, f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
-             dollars(offer.micro_usd_per_hour), per_gpu(offer) if offer.num_gpus else "", whose)
-        )  # fmt: skip
+            (
+                one.mark,
+                f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
+                dollars(offer.micro_usd_per_hour),
+                per_gpu(offer) if offer.num_gpus else "",
+                whose,
+            )
+        )
     return columns(list(dict.fromkeys(rows)))
 
 

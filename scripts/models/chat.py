@@ -57,9 +57,15 @@ def chat(spec: ChatFlags) -> None:
         from scripts.services import endpoint_chat
 
         endpoint_chat.hold(
-            spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens, spec.system,
+            spec.endpoint,
+            settings,
+            spec.model,
+            spec.prompt,
+            spec.temperature,
+            spec.max_tokens,
+            spec.system,
             place_of(settings),
-        )  # fmt: skip
+        )
         return
     first = () if spec.engine == "torch" else phases_for(LLAMA)
     found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
@@ -70,8 +76,15 @@ def chat(spec: ChatFlags) -> None:
         refuse_gguf(folder, name, instead="leave out --engine llama.cpp")
         python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
     place = place_of(settings)
-    values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
-              "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
+    values = {
+        "model": folder,
+        "name": name,
+        "system": spec.system,
+        "temperature": spec.temperature,
+        "max-tokens": spec.max_tokens,
+        "history": place.history,
+        "folder": place.folder,
+    }
     said += [f"--{word}={value}" for word, value in values.items()]  # `=` keeps values with leading dashes intact
     said += [f"--prompt={spec.prompt}"] if spec.prompt else []
     os.environ.setdefault("PYTHONUNBUFFERED", "1")

@@ -73,8 +73,11 @@ class EvalFlags(Output):
     persona: str = flag(
         "", "YAML file with the name to look for (default: the persona the model was trained with)", unit="FILE"
     )
-    task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
-                                "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
+    task: tuple[str, ...] = flag(
+        (),
+        ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
+        "sort, gsm8k, math, mbpp; repeatable",
+    )
     as_text: bool = flag(False, "ask questions of tasks as text to continue, as is always done with base models")
     shots: int = flag(0, "how many answered questions of a task's file precede each question")
     core: str = flag(
@@ -102,8 +105,14 @@ def eval(spec: EvalFlags) -> None:
         return
     if spec.lm_eval or spec.endpoint or spec.served_name:
         one = subject(settings, models[0] if models else "", spec.tag)
-        measures = lm_eval.measure(one.folder, one.name, lm_eval=spec.lm_eval, endpoint=spec.endpoint,
-                                   served_name=spec.served_name, as_text=spec.as_text or one.only_reads)  # fmt: skip
+        measures = lm_eval.measure(
+            one.folder,
+            one.name,
+            lm_eval=spec.lm_eval,
+            endpoint=spec.endpoint,
+            served_name=spec.served_name,
+            as_text=spec.as_text or one.only_reads,
+        )
         tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
         return
     learnt = [one for one in spec.task if one in TASKS]

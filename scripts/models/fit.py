@@ -52,21 +52,31 @@ def fit(spec: FitFlags) -> None:
     kinds = kinds_of(spec.gpu)
     found = {kind.name: memory.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     seen = offers_of(kinds, spec.num_gpus, settings)
-    said = {kind.name: quotes.quote([config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes)
-            for kind in kinds if found[kind.name].fits and gpus.tflops(kind.name)}  # fmt: skip
+    said = {
+        kind.name: quotes.quote([config], kind.name, spec.num_gpus, seen.offers, settings, spec.nodes)
+        for kind in kinds
+        if found[kind.name].fits and gpus.tflops(kind.name)
+    }
     if spec.json:
-        print_json({
-            "profile": recipe.name, "phase": spec.phase, "params": config.model.num_params, "rows": config.rows,
-            "sequence_len": config.sequence_len,
-            "prices_as_of": seen.dated or None,
-            "gpus": [about(kind, found[kind.name], said.get(kind.name)) for kind in kinds],
-        })  # fmt: skip
+        print_json(
+            {
+                "profile": recipe.name,
+                "phase": spec.phase,
+                "params": config.model.num_params,
+                "rows": config.rows,
+                "sequence_len": config.sequence_len,
+                "prices_as_of": seen.dated or None,
+                "gpus": [about(kind, found[kind.name], said.get(kind.name)) for kind in kinds],
+            }
+        )
         return
     gpus_each = f"{spec.num_gpus} GPUs" if spec.num_gpus > 1 else "one GPU"
     machines = gpus_each if spec.nodes == 1 else f"{spec.nodes} machines of {gpus_each}"
     batch = f"{config.rows} x {config.sequence_len} tokens a step"
-    print(f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {config.steps:,} steps, {batch} "
-          f"(estimates; {machines})")  # fmt: skip
+    print(
+        f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {config.steps:,} steps, {batch} "
+        f"(estimates; {machines})"
+    )
     if spec.gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
     else:
@@ -113,9 +123,19 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], said: Mapping[str, Quote
         time = units.estimated(quote.seconds[1]) if quote else "?" if one.fits else ""
         usd = cents(quote.micro_usd[1]) if quote and quote.micro_usd else "?" if one.fits else ""
         rows.append(
-            (kind.name, f"{kind.memory_gb} GB", render.size(one.memory.total), size, times, again, spread, price, time,
-             usd)
-        )  # fmt: skip
+            (
+                kind.name,
+                f"{kind.memory_gb} GB",
+                render.size(one.memory.total),
+                size,
+                times,
+                again,
+                spread,
+                price,
+                time,
+                usd,
+            )
+        )
     return columns(rows)
 
 
@@ -172,8 +192,11 @@ def show(name: str, params: bool, json: bool) -> None:
     """Print a recipe, or only the parameter count if `params`, for `inv config --profile`."""
     recipe = profile_named(name)
     model = recipe.phases["base"].model
-    counts = {"total": model.num_params, "embedding": model.vocab_size * model.hidden_size,
-              "multiplied": model.num_matrix_params}  # fmt: skip
+    counts = {
+        "total": model.num_params,
+        "embedding": model.vocab_size * model.hidden_size,
+        "multiplied": model.num_matrix_params,
+    }
     if params:
         if json:
             print_json({"profile": recipe.name, "params": counts})

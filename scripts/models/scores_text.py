@@ -24,8 +24,9 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
             continue
         what, beside = MEASURES.get(key, (key, ""))
         if key == "text":
-            beside = ", ".join(f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9"))
-                               if kind in found)  # fmt: skip
+            beside = ", ".join(
+                f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9")) if kind in found
+            )
         elif "chance" in one:
             beside = f"by chance: {100 * one['chance']:.1f} %"
         of = f" of {one['of']:,}" if one.get("of") else ""
@@ -90,8 +91,15 @@ def show_compression(found: Mapping[str, Any]) -> None:
         ours, rates = row["by"]["ours"], [row["by"][name]["bytes_per_token"] for name in there]
         beside = [f"{rate:.2f} ({rates[0] / rate:.2f} x)" if rate else "?" for rate in rates[1:]]
         used = f"{100 * ours['vocabulary_used']:.1f} %"
-        table.add_row(kind, size(row["bytes"]), f"{row['words']:,}", f"{ours['tokens_per_word']:.2f}", used,
-                      f"{rates[0]:.2f}", *beside)  # fmt: skip
+        table.add_row(
+            kind,
+            size(row["bytes"]),
+            f"{row['words']:,}",
+            f"{ours['tokens_per_word']:.2f}",
+            used,
+            f"{rates[0]:.2f}",
+            *beside,
+        )
     console(stderr=False).print(table)
     sizes = ", ".join(f"{names[name]} {number:,}" for name, number in found["vocabularies"].items())
     say(f"the last columns: bytes per token, and how many times as many ours packs; ids: {sizes}")

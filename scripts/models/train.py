@@ -32,9 +32,11 @@ class TrainFlags(Output, WorkSpec):
     phase: str = again(WorkSpec, "phase", default="base")
     config: str = flag("", "the same as --profile", group=WORK)
     script: str = flag(
-        "", "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
-        unit="FILE", group=WORK,
-    )  # fmt: skip
+        "",
+        "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
+        unit="FILE",
+        group=WORK,
+    )
     prepare: bool = flag(False, "only make what the phases read", group=WORK)
 
 

@@ -75,8 +75,14 @@ def apply(spec: ApplyFlags) -> None:
             render.say(f"{name}: from now on {again} its place when it is taken away")
         is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change(journal, settings))
     if spec.json:
-        print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": spec.dry_run,
-                    "usd_per_hour": render.usd(use_case.rate_then(lines))})  # fmt: skip
+        print_json(
+            {
+                "set": set_name,
+                "steps": [line_json(line) for line in lines],
+                "dry_run": spec.dry_run,
+                "usd_per_hour": render.usd(use_case.rate_then(lines)),
+            }
+        )
     else:
         said = "nothing was changed" if spec.dry_run else f"done: {render.count(len(changes), 'change')}"
         if limit and is_limit_new:
@@ -132,8 +138,9 @@ def show(set_name: str, lines: Sequence[Change]) -> None:
         rows = [("", "pod", "provider", "USD/h", "")]
         for line in lines:
             why = f"{line.about}; {line.step.why}" if line.step.why else line.about
-            rows.append((MARKS[line.step.action], line.step.name, line.provider,
-                         render.usd(line.micro_usd_per_hour), why))  # fmt: skip
+            rows.append(
+                (MARKS[line.step.action], line.step.name, line.provider, render.usd(line.micro_usd_per_hour), why)
+            )
         print(render.clean(columns(rows)))
     now = sum(line.micro_usd_per_hour for line in lines if line.step.action != "create")
     print(f"set {set_name}: {render.usd(now)} USD/h now, {render.usd(use_case.rate_then(lines))} USD/h then")

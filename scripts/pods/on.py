@@ -29,9 +29,10 @@ LONGEST_LINE = 1 << 16  # characters buffered before an unfinished line is print
 @dataclass(frozen=True, kw_only=True)
 class OnFlags(Output):
     pods: tuple[str, ...] = flag(
-        (), "runs, sets of pods, services, pools or machines of the inventory, or beginnings of pod names",
+        (),
+        "runs, sets of pods, services, pools or machines of the inventory, or beginnings of pod names",
         word=True,
-    )  # fmt: skip
+    )
     all: bool = flag(False, "every pod")
     sudo: bool = flag(False, "run as root; where the login is another user, by sudo without a password")
     timeout: str = flag(
@@ -60,8 +61,15 @@ def on(spec: OnFlags) -> None:
         machines = targets.find(words, spec.all, journal, settings)
     names = [one.name for one in machines]
     lines = NamedLines(names)
-    outcomes = run_on(machines, command, (lambda *_: None) if spec.json else lines.take, sudo=spec.sudo,
-                      timeout_s=timeout_s, keeps=spec.json, interrupted=tell_interrupted)  # fmt: skip
+    outcomes = run_on(
+        machines,
+        command,
+        (lambda *_: None) if spec.json else lines.take,
+        sudo=spec.sudo,
+        timeout_s=timeout_s,
+        keeps=spec.json,
+        interrupted=tell_interrupted,
+    )
     lines.flush()
     worst = max(one.code for one in outcomes)
     if spec.json:

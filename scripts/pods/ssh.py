@@ -22,10 +22,11 @@ NAMES = "Names for ssh"
 class SshFlags(Questions):
     run: str = flag("", LAST_RUN, word=True)
     config: bool = flag(
-        False, "write an SSH configuration for every pod, and show the line of ~/.ssh/config that includes "
+        False,
+        "write an SSH configuration for every pod, and show the line of ~/.ssh/config that includes "
         "it: then ssh RUN, scp, editors and notebooks know pods by name",
         group=NAMES,
-    )  # fmt: skip
+    )
     remove: bool = flag(False, "--config: remove that file, and the line that includes it", group=NAMES)
 
 

@@ -30,8 +30,12 @@ def check(spec: CheckFlags) -> None:
     seen = [(one.host.place, one.problem) for one in looks] + [(one.place, one.why) for one in unusable]
     if spec.json:
         says = [one.shell_says for one in looks] + [""] * len(unusable)
-        print_json([{"host": place, "problem": problem or None, "shell_says": said}
-                    for (place, problem), said in zip(seen, says, strict=True)])  # fmt: skip
+        print_json(
+            [
+                {"host": place, "problem": problem or None, "shell_says": said}
+                for (place, problem), said in zip(seen, says, strict=True)
+            ]
+        )
     else:
         verdicts = [(one.host.place, one.verdict) for one in looks] + [(one.place, one.why) for one in unusable]
         print(clean(columns(verdicts)))

@@ -44,8 +44,9 @@ def doctor(spec: DoctorFlags) -> None:
         why = packs.lacking("providers", provider) or f"known: {', '.join(by_name.known())}"
         raise UsageError(f"--provider is {provider!r}; {why}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
-        raise UsageError("expected --for train, --for serve, the latter with --config FILE or without, or "
-                         "--provider NAME")  # fmt: skip
+        raise UsageError(
+            "expected --for train, --for serve, the latter with --config FILE or without, or --provider NAME"
+        )
     settings = Settings.load(ROOT, {"provider": provider})
     with moving_line.waiting(f"{provider or for_ or 'this machine'} is looked at"):
         if spec.lint:

@@ -48,7 +48,7 @@ def index_text(namespace: Any) -> str:
 
 def page(
     pack: Pack, sections: Sequence[str], settings_table: Callable[[Sequence[dict[str, Any]]], Sequence[str]]
-) -> str:  # fmt: skip
+) -> str:
     """Return the reference page of a pack.
 
     sections: the lines about the commands; settings_table: renders rows of settings as lines.

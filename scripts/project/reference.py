@@ -38,33 +38,66 @@ COMMON = (
     "state-file",
 )  # flags with the same meaning in every command, documented once
 PLACES = (  # place, setting or "", content, and removal rule of each file or folder that Slipway writes
-    ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
-     "yes; the next launch makes them again"),
+    (
+        "artifacts",
+        "store",
+        "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
+        "yes; the next launch makes them again",
+    ),
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
-    ("`var/runs`", "", "the home of each run: its receipt `run.json`; in `kept/` the code that its next pod gets; in "
-     "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted", "yes"),
+    (
+        "`var/runs`",
+        "",
+        "the home of each run: its receipt `run.json`; in `kept/` the code that its next pod gets; in "
+        "`pod/` what was fetched of its pod (logs, reports, figures, checkpoints), which is never trusted",
+        "yes",
+    ),
     ("`var/logs`", "", "tracebacks of errors in Slipway itself", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
     ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),
-    ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
-     "when no service runs"),
-    ("environments", "environments", "environments that train, serve and test; "
-     "`~/.cache/slipway/environments` by default", "yes"),
+    (
+        "`var/services`",
+        "",
+        "of services: logs of requests and of the controller, hashes of API keys",
+        "when no service runs",
+    ),
+    (
+        "environments",
+        "environments",
+        "environments that train, serve and test; `~/.cache/slipway/environments` by default",
+        "yes",
+    ),
     ("`.venv`", "", "the environment of the commands", "yes"),
     ("`~/.slipway` on an SSH machine", "", "its pods and artifacts", "when nothing runs there"),
-    ("`~/.slipway/control` on a control host", "", "the journal, keys, artifacts, logs, and the code of each checkout",
-     "after `./inv control.down`"),
-    ("`journal-control` beside the journal", "", "of a control host: its host key, and the last copy of its journal",
-     "no, while the journal is there"),
-    ("the journal", "state_file", "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
-     "no"),
+    (
+        "`~/.slipway/control` on a control host",
+        "",
+        "the journal, keys, artifacts, logs, and the code of each checkout",
+        "after `./inv control.down`",
+    ),
+    (
+        "`journal-control` beside the journal",
+        "",
+        "of a control host: its host key, and the last copy of its journal",
+        "no, while the journal is there",
+    ),
+    (
+        "the journal",
+        "state_file",
+        "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
+        "no",
+    ),
     ("`journal-rehearsal` beside the journal", "", "a rehearsal: its journal, store and machines", "when none runs"),
-    ("`journal-ssh-config` beside the journal", "", "names of pods for ssh, kept by `./inv ssh --config`",
-     "by `./inv ssh --config --remove`"),
+    (
+        "`journal-ssh-config` beside the journal",
+        "",
+        "names of pods for ssh, kept by `./inv ssh --config`",
+        "by `./inv ssh --config --remove`",
+    ),
     ("`journal-prices.json` beside the journal", "", "prices that `./inv offers --save` kept", "yes"),
     ("`chat-history` beside the journal", "", "history of questions typed in `./inv chat`", "yes"),
     ("`~/.config/slipway`", "", "the id of each journal on each machine; may be carried to other machines", "no"),
-)  # fmt: skip
+)
 OTHER_CODES = (
     ("0", "Done."),
     ("2", "Also: a word or flag that no command knows; settings, data or a store that cannot be used as they are."),
@@ -135,14 +168,24 @@ def commands() -> str:
     every = [one for name in found.task_names for one in found[name].flags if is_common(one)]
     common = {one.spelled: one for one in every}
     meant = [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON]
-    meant += [(f"`{flag} {row['unit']}`", cell(row["about"])) for pack in packs.known().values()
-             for flag, row in pack["line_flags"].items()]  # fmt: skip
+    meant += [
+        (f"`{flag} {row['unit']}`", cell(row["about"]))
+        for pack in packs.known().values()
+        for flag, row in pack["line_flags"].items()
+    ]
     lines += table(("flag", "meaning"), meant)
     for title, tasks in front_page.groups(found).items():
         if title != front_page.PACKS:
             lines += [f"## {title}", "", *command_sections(found, tasks)]
-    rows = [(f"`{name}`", ", ".join(f"`{one}`" for one in pack["commands"]), cell(pack["about"]),
-             f"[flags](../../packs/{name}/reference.md)") for name, pack in packs.known().items()]  # fmt: skip
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(f"`{one}`" for one in pack["commands"]),
+            cell(pack["about"]),
+            f"[flags](../../packs/{name}/reference.md)",
+        )
+        for name, pack in packs.known().items()
+    ]
     lines += ["## Packs", "", "Each is a folder of `packs/`, and is off where that folder is not there.", ""]
     lines += table(("pack", "commands", "", ""), rows)
     return "\n".join(lines)
@@ -173,41 +216,56 @@ def pack_pages() -> dict[Path, str]:
     """Return the reference page of each installed pack by file path."""
     found = namespace()
     return {
-        packs.FOLDER / name / "reference.md": NOTE + packs_index.page(
+        packs.FOLDER / name / "reference.md": NOTE
+        + packs_index.page(
             pack, command_sections(found, [(one, found[one]) for one in pack.commands]), settings_table
-        ).rstrip() + "\n"
+        ).rstrip()
+        + "\n"
         for name, pack in packs.installed().items()
-    }  # fmt: skip
+    }
 
 
 def settings_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return settings as a table. rows: the name of each setting with the arguments of `infra.settings.row`."""
-    cells = [(f"`{one['variable']}`", "" if one["secret"] else f"`{one['name']}`",
-              f"`{one['default']}`" if one["default"] else "", cell(one["about"])) for one in rows]  # fmt: skip
+    cells = [
+        (
+            f"`{one['variable']}`",
+            "" if one["secret"] else f"`{one['name']}`",
+            f"`{one['default']}`" if one["default"] else "",
+            cell(one["about"]),
+        )
+        for one in rows
+    ]
     return table(("variable", "in slipway.yaml", "default", "meaning"), cells)
 
 
 def settings_page() -> str:
     """Return the page of all settings."""
-    of_packs = [f"[`{name}`](../../packs/{name}/reference.md)" for name, pack in packs.known().items()
-                if pack["settings"]]  # fmt: skip
-    return "\n".join([
-        "# Settings",
-        "",
-        "A setting is taken from the first of these that gives it: a flag, the shell's environment, `.env`, "
-        "`slipway.yaml`, its default. `./inv config` shows each value and where it came from.",
-        "",
-        "`.env` and `slipway.yaml` lie at the root of the checkout. `.env` holds variables; copy `.env.example`. "
-        "`slipway.yaml` holds lines of the form `name: value` by the names of the second column; keys are not taken "
-        "from it. Relative paths start at the checkout, or at the current folder when they were typed or exported.",
-        "",
-        *settings_table([{"name": one.name, **one.metadata} for one in settings.table()]),
-        f"Packs have settings of their own: {', '.join(of_packs)}.",
-        "",
-        "These are read from the environment that a command, or a pod's guard, is started in, and from no file:",
-        "",
-        *table(("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]),
-    ])  # fmt: skip
+    of_packs = [
+        f"[`{name}`](../../packs/{name}/reference.md)" for name, pack in packs.known().items() if pack["settings"]
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "A setting is taken from the first of these that gives it: a flag, the shell's environment, `.env`, "
+            "`slipway.yaml`, its default. `./inv config` shows each value and where it came from.",
+            "",
+            "`.env` and `slipway.yaml` lie at the root of the checkout. `.env` holds variables; copy `.env.example`. "
+            "`slipway.yaml` holds lines of the form `name: value` by the names of the second column; keys are not "
+            "taken from it. Relative paths start at the checkout, or at the current folder when they were typed or "
+            "exported.",
+            "",
+            *settings_table([{"name": one.name, **one.metadata} for one in settings.table()]),
+            f"Packs have settings of their own: {', '.join(of_packs)}.",
+            "",
+            "These are read from the environment that a command, or a pod's guard, is started in, and from no file:",
+            "",
+            *table(
+                ("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]
+            ),
+        ]
+    )
 
 
 def code_table() -> list[str]:
@@ -220,17 +278,19 @@ def code_table() -> list[str]:
 
 def exit_codes() -> str:
     """Return the page of exit codes."""
-    return "\n".join([
-        "# Exit codes",
-        "",
-        "Every command exits with one of these. With `--json`, a failure is a document too: "
-        '`{"error": "...", "exit_code": 5}`.',
-        "",
-        *code_table(),
-        "`./inv logs --follow` and a `./inv launch` that follows a run exit with 0 when the run succeeded. "
-        "`./inv ssh RUN -- COMMAND` and `./inv test` exit with the code of what they ran.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Exit codes",
+            "",
+            "Every command exits with one of these. With `--json`, a failure is a document too: "
+            '`{"error": "...", "exit_code": 5}`.',
+            "",
+            *code_table(),
+            "`./inv logs --follow` and a `./inv launch` that follows a run exit with 0 when the run succeeded. "
+            "`./inv ssh RUN -- COMMAND` and `./inv test` exit with the code of what they ran.",
+            "",
+        ]
+    )
 
 
 def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
@@ -259,8 +319,12 @@ def _inside() -> dict[str, type]:
     from serve import service
     from serve.gateway.http.certificate import Tls
 
-    return {"service": service.ServiceSection, "service.readiness_probe": service.Probe,
-            "service.replica_policy": service.ReplicaPolicy, "service.tls": Tls}  # fmt: skip
+    return {
+        "service": service.ServiceSection,
+        "service.readiness_probe": service.Probe,
+        "service.replica_policy": service.ReplicaPolicy,
+        "service.tls": Tls,
+    }
 
 
 INSIDE = _inside()
@@ -275,57 +339,65 @@ def files() -> str:
         where = place if meta is None else f"`{meta['default']}` ({place})" if meta["default"] else place
         places.append((where, f"`{meta['variable']}`" if meta else "", what, removable))
     renamed = ", ".join(f"`{theirs}` for `{ours}`" for theirs, ours in flag_file.RUNPOD.items())
-    pods = [(f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
-            for name, default, about in pod_set.schema()]  # fmt: skip
-    return "\n".join([
-        "# Files",
-        "",
-        "## What Slipway writes",
-        "",
-        *table(("where", "setting", "what", "may be removed"), places),
-        "## Flags of a launch (`./inv launch FILE`)",
-        "",
-        "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
-        "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
-        "`./inv config --schema launch` prints the file's JSON Schema; "
-        "so do `pod` and `service` for what stands below. Command-line flags "
-        "override the file. RunPod's words "
-        f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
-        "",
-        "## A set of pods (`./inv apply FILE`)",
-        "",
-        "`pods` is a list with these keys; `set` is the name of the set, else the file's. "
-        + ", ".join(f"`{theirs}` may be written for `{ours}`" for theirs, ours in pod_set.ALIASES.items())
-        + ". Example: [examples/fleet.yaml](../../examples/fleet.yaml).",
-        "",
-        *table(("key", "default", "meaning"), pods),
-        "## A service (`./inv serve.up --config FILE`)",
-        "",
-        "The keys are SkyServe's (its documentation describes those without a meaning here), except for the "
-        "section `slipway`, which `./inv serve.export` leaves out. "
-        "Examples: [examples/service.yaml](../../examples/service.yaml), "
-        "[serve/service.yaml](../../serve/service.yaml).",
-        "",
-        *table(("key", "default", "meaning"), keys(ServiceFile)),
-        "## Own machines (`ssh_node_pools.yaml`)",
-        "",
-        "The file maps the name of each pool to its keys: " + ", ".join(f"`{one}`" for one in inventory.POOL_KEYS)
-        + ". An entry of `hosts` is an address, an alias of `~/.ssh/config`, or a map of: "
-        + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS) + ". `password` is refused. "
-        "Example: [ssh_node_pools.yaml.example](../../ssh_node_pools.yaml.example).",
-        "",
-        "## A persona (`./inv launch --persona FILE`)",
-        "",
-        "The keys are " + ", ".join(f"`{one.name}`" for one in dataclasses.fields(Persona)) + ". "
-        "Examples: [examples/persona.yaml](../../examples/persona.yaml), [data/persona.yaml](../../data/persona.yaml).",
-        "",
-        "## Conversations (`./inv launch --mixture FILE.jsonl=WEIGHT`)",
-        "",
-        'Each line is `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`; '
-        "ShareGPT's `conversations` (`from`, `value`) are read too. "
-        "Example: [examples/talk.jsonl](../../examples/talk.jsonl).",
-        "",
-    ])  # fmt: skip
+    pods = [
+        (f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
+        for name, default, about in pod_set.schema()
+    ]
+    return "\n".join(
+        [
+            "# Files",
+            "",
+            "## What Slipway writes",
+            "",
+            *table(("where", "setting", "what", "may be removed"), places),
+            "## Flags of a launch (`./inv launch FILE`)",
+            "",
+            "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
+            "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
+            "`./inv config --schema launch` prints the file's JSON Schema; "
+            "so do `pod` and `service` for what stands below. Command-line flags "
+            "override the file. RunPod's words "
+            f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
+            "",
+            "## A set of pods (`./inv apply FILE`)",
+            "",
+            "`pods` is a list with these keys; `set` is the name of the set, else the file's. "
+            + ", ".join(f"`{theirs}` may be written for `{ours}`" for theirs, ours in pod_set.ALIASES.items())
+            + ". Example: [examples/fleet.yaml](../../examples/fleet.yaml).",
+            "",
+            *table(("key", "default", "meaning"), pods),
+            "## A service (`./inv serve.up --config FILE`)",
+            "",
+            "The keys are SkyServe's (its documentation describes those without a meaning here), except for the "
+            "section `slipway`, which `./inv serve.export` leaves out. "
+            "Examples: [examples/service.yaml](../../examples/service.yaml), "
+            "[serve/service.yaml](../../serve/service.yaml).",
+            "",
+            *table(("key", "default", "meaning"), keys(ServiceFile)),
+            "## Own machines (`ssh_node_pools.yaml`)",
+            "",
+            "The file maps the name of each pool to its keys: "
+            + ", ".join(f"`{one}`" for one in inventory.POOL_KEYS)
+            + ". An entry of `hosts` is an address, an alias of `~/.ssh/config`, or a map of: "
+            + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS)
+            + ". `password` is refused. "
+            "Example: [ssh_node_pools.yaml.example](../../ssh_node_pools.yaml.example).",
+            "",
+            "## A persona (`./inv launch --persona FILE`)",
+            "",
+            "The keys are " + ", ".join(f"`{one.name}`" for one in dataclasses.fields(Persona)) + ". "
+            "Examples: [examples/persona.yaml](../../examples/persona.yaml), "
+            "[data/persona.yaml](../../data/persona.yaml).",
+            "",
+            "## Conversations (`./inv launch --mixture FILE.jsonl=WEIGHT`)",
+            "",
+            'Each line is `{"messages": [{"role": "user", "content": "..."}, '
+            '{"role": "assistant", "content": "..."}]}`; '
+            "ShareGPT's `conversations` (`from`, `value`) are read too. "
+            "Example: [examples/talk.jsonl](../../examples/talk.jsonl).",
+            "",
+        ]
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

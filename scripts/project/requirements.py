@@ -33,8 +33,10 @@ class Requirement:
 def read(path: Path = FILE) -> dict[str, list[Requirement]]:
     """Return the requirements by source in file order. Raises TypeError for an unknown key."""
     said: dict[str, list[dict[str, Any]]] = strict_yaml.read(path)
-    return {source: [Requirement(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows]
-            for source, rows in said.items()}  # fmt: skip
+    return {
+        source: [Requirement(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows]
+        for source, rows in said.items()
+    }
 
 
 def page() -> str:

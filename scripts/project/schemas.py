@@ -138,9 +138,12 @@ def of_flags(record: type, but: Collection[str] = ()) -> Schema:
 
 
 def with_phases(flags: Schema) -> Schema:
-    nested = {"type": "object", "description": "options of single phases instead of the profile's",
-              "properties": {name: {"$ref": f"#/$defs/phases/{name}"} for name in PHASES},
-              "additionalProperties": False}  # fmt: skip
+    nested = {
+        "type": "object",
+        "description": "options of single phases instead of the profile's",
+        "properties": {name: {"$ref": f"#/$defs/phases/{name}"} for name in PHASES},
+        "additionalProperties": False,
+    }
     return {**flags, "properties": {**flags["properties"], files.PHASES: nested}}
 
 
@@ -148,8 +151,11 @@ def launch() -> Schema:
     flags = with_phases(of_flags(LaunchFlags, ("file",)))
     for record in (Environment, *map(packs.load, packs.command_flags("launch"))):
         flags["properties"] |= of_flags(record)["properties"]
-    return {"title": "Flags of a launch: ./inv launch FILE", **{"$ref": "#/$defs/flags"},
-            "$defs": {"flags": flags, "phases": phases()}}  # fmt: skip
+    return {
+        "title": "Flags of a launch: ./inv launch FILE",
+        **{"$ref": "#/$defs/flags"},
+        "$defs": {"flags": flags, "phases": phases()},
+    }
 
 
 def pod() -> Schema:
@@ -158,11 +164,18 @@ def pod() -> Schema:
         if "string" in known.get("type", ()) and name != "name":  # numbers are accepted as text
             known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]
     one["properties"] |= {theirs: dict(one["properties"][ours]) for theirs, ours in pod_set.ALIASES.items()}
-    properties = {"set": {"type": "string", "description": "name of the set (default: the file's)"},
-                  "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"},
-                  "spend_limit": {**TEXT, "description": "rented: US dollars for all of them together"}}  # fmt: skip
-    return {"title": "A set of pods: ./inv apply FILE", "type": "object", "properties": properties,
-            "required": ["pods"], "additionalProperties": False}  # fmt: skip
+    properties = {
+        "set": {"type": "string", "description": "name of the set (default: the file's)"},
+        "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"},
+        "spend_limit": {**TEXT, "description": "rented: US dollars for all of them together"},
+    }
+    return {
+        "title": "A set of pods: ./inv apply FILE",
+        "type": "object",
+        "properties": properties,
+        "required": ["pods"],
+        "additionalProperties": False,
+    }
 
 
 def service() -> Schema:
@@ -170,8 +183,10 @@ def service() -> Schema:
 
 
 SCHEMAS: dict[str, Callable[[], Schema]] = {
-    "launch": launch, "pod": pod, "service": service,
-}  # fmt: skip
+    "launch": launch,
+    "pod": pod,
+    "service": service,
+}
 
 
 def schemas() -> dict[str, Callable[[], Schema]]:

@@ -25,9 +25,13 @@ from scripts.market import offers_table
 
 
 def deploy(
-    requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: Any, settings: Settings,
+    requests: Sequence[Request],
+    is_ordered: bool,
+    limits: Limits,
+    spec: Any,
+    settings: Settings,
     narrow: choose.Narrow = choose.as_found,
-) -> None:  # fmt: skip
+) -> None:
     """Rent and hold a machine. `spec`: flags of `pod.create`, or of a launch.
 
     `requests`, `is_ordered`, `narrow`: acceptable machines, as in `choose.among`.
@@ -46,9 +50,14 @@ def deploy(
         payable = choose.payable(offers, 1, settings, render.tell)
         if spec.dry_run:
             if spec.json:
-                print_json({"run": None, "state": "planned",
-                            "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
-                            "flags": shown(spec, plan_text.NOT_OF_THE_PLAN)})  # fmt: skip
+                print_json(
+                    {
+                        "run": None,
+                        "state": "planned",
+                        "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
+                        "flags": shown(spec, plan_text.NOT_OF_THE_PLAN),
+                    }
+                )
             render.say("dry run: nothing was rented")
             return
         if candidates[0].is_rented:
@@ -58,14 +67,23 @@ def deploy(
                 render.say("nothing was rented")
                 return
         with supervisor_client.handing_on(settings):
-            op = held_pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
-                                unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
+            op = held_pods.make(
+                replace(had, offers=tuple(payable)),
+                limits,
+                journal,
+                settings,
+                render.tell,
+                unchecked=spec.no_accept,
+                budget=spec.budget,
+            )
         session.use(op)
     if spec.json:
         print_json(about(op, settings))
     beside = f"; or beside others: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
-    render.say(f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}. "
-               f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}")  # fmt: skip
+    render.say(
+        f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}. "
+        f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}"
+    )
 
 
 def about(op: Op, settings: Settings) -> dict[str, Any]:

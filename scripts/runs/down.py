@@ -43,8 +43,12 @@ def down(spec: DownFlags) -> None:
             return
         # End waiting runs first, so that none of them rents the capacity that becomes free.
         waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
-        groups = [(kind, name) for kind in run_groups.kinds() for name in kind.known(journal, settings)
-                  if spec.all or name == run]  # fmt: skip
+        groups = [
+            (kind, name)
+            for kind in run_groups.kinds()
+            for name in kind.known(journal, settings)
+            if spec.all or name == run
+        ]
         rows = [op for kind, name in groups for op in kind.stop(name, journal, settings, render.tell)]
         if spec.all:
             rows = ending.all_rows(journal)

@@ -24,10 +24,11 @@ from store import moving_line
 @dataclass(frozen=True, kw_only=True)
 class LaunchFlags(Output, Questions, LaunchSpec):
     file: str = flag(
-        "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
+        "",
+        "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
         "the file",
         word=True,
-    )  # fmt: skip
+    )
     detach: bool = flag(False, "hand over and return", group=RUN)
 
 

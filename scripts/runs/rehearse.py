@@ -59,9 +59,10 @@ class RehearseFlags(LaunchFlags):
     faults: str = flag("", "YAML file of further faults (infra/rehearsal/faults.py)", group=SIMULATED, unit="FILE")
     offers: str = flag("", "JSON file of offers, instead of the built-in ones", group=SIMULATED, unit="FILE")
     speed: float | None = flag(
-        None, "simulated seconds per second (60, or fewer where a limit would be hit before the work begins)",
+        None,
+        "simulated seconds per second (60, or fewer where a limit would be hit before the work begins)",
         group=SIMULATED,
-    )  # fmt: skip
+    )
     stop: bool = flag(False, "end the rehearsal and everything in it", group=SIMULATED)
 
 
@@ -185,11 +186,14 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
         return found
     at_start = [name for name in AT_START_ONLY if plan.get(name)]
     other = (
-        "with other offers" if known not in ("", found.about["offers"])
-        else f"{found.speed:g} times as fast" if speed not in (None, found.speed)
-        else f"and {at_start[0]} is set at its start only" if at_start
+        "with other offers"
+        if known not in ("", found.about["offers"])
+        else f"{found.speed:g} times as fast"
+        if speed not in (None, found.speed)
+        else f"and {at_start[0]} is set at its start only"
+        if at_start
         else ""
-    )  # fmt: skip
+    )
     if other:
         raise UsageError(f"a rehearsal runs already, {other}; end it with: inv rehearse --stop")
     return found
@@ -228,16 +232,26 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
     running = [pod for pod in pods if pod["micro_usd_per_hour"]]
     problems = truth["problems"][len(before["problems"]) :]
     if as_json:
-        print_json({
-            "launch": outcome,
-            "timeline": [{"at": render.iso(one.at), "after_s": round(one.at - start), "provider": one.vendor,
-                          "id": one.machine or None, "what": one.what} for one in timeline],
-            "billed_usd": render.usd(billed),
-            "ledger_usd": render.usd(ours),
-            "still_running": [pod["id"] for pod in running],
-            "preemptions_left": truth["preemptions_left"],
-            "problems": problems,
-        })  # fmt: skip
+        print_json(
+            {
+                "launch": outcome,
+                "timeline": [
+                    {
+                        "at": render.iso(one.at),
+                        "after_s": round(one.at - start),
+                        "provider": one.vendor,
+                        "id": one.machine or None,
+                        "what": one.what,
+                    }
+                    for one in timeline
+                ],
+                "billed_usd": render.usd(billed),
+                "ledger_usd": render.usd(ours),
+                "still_running": [pod["id"] for pod in running],
+                "preemptions_left": truth["preemptions_left"],
+                "problems": problems,
+            }
+        )
         return
     print(f"=== What the market saw (its clock ran {world.speed:g} times as fast) ===")
     for one in timeline:

@@ -29,10 +29,11 @@ from trainer.reporting.run_report import Story, charts, cost_chart, memory_chart
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(Output):
     run: tuple[str, ...] = flag(
-        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv train); two are "
+        (),
+        "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv train); two are "
         "compared",
         word=True,
-    )  # fmt: skip
+    )
     out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
     open: bool = flag(False, "open the page in the browser")
 

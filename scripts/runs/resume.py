@@ -64,11 +64,15 @@ def report(found: resuming.Resumption, as_json: bool) -> None:
     first, limits = (found.offers[0], found.plan.job.limits) if found.plan and found.plan.job else (None, None)
     left = limits.spend_micro_usd if limits else None
     if as_json:
-        print_json({
-            "run": found.op.run, "state": "planned", "rents": first is not None,
-            "usd_per_hour": dollars(first.micro_usd_per_hour) if first else None,
-            "left_usd": None if left is None else dollars(left),
-        })  # fmt: skip
+        print_json(
+            {
+                "run": found.op.run,
+                "state": "planned",
+                "rents": first is not None,
+                "usd_per_hour": dollars(first.micro_usd_per_hour) if first else None,
+                "left_usd": None if left is None else dollars(left),
+            }
+        )
         return
     where = "rents nothing: it has its machine" if first is None else "rents the first that can be had"
     rest = "" if left is None else f", for {in_usd(left)} at most"

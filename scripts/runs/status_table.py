@@ -126,9 +126,21 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         )
         told = view.progress.get("tracking") or {}
         linked = [f"{clean(name)}: {clean(link)}" for name, link in told.items() if link]
-        words = (left(view), view.beyond_limit, curve(view), clean(view.note), ended(view, now), *safe,
-                 *uploads(view), back, money(view), more(view),
-                 *linked, *map(clean, view.ends), view.ssh)  # fmt: skip
+        words = (
+            left(view),
+            view.beyond_limit,
+            curve(view),
+            clean(view.note),
+            ended(view, now),
+            *safe,
+            *uploads(view),
+            back,
+            money(view),
+            more(view),
+            *linked,
+            *map(clean, view.ends),
+            view.ssh,
+        )
         lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)

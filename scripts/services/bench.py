@@ -51,8 +51,10 @@ def bench(spec: BenchFlags) -> None:
         raise UsageError(f"--target-ttft is {spec.target_ttft:g}; it must be seconds, more than 0")
     if spec.rate * duration_s > MOST_REQUESTS:
         number = f"{spec.rate * duration_s:.0f} requests"
-        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
-                         f"{MOST_REQUESTS} are the most that can be counted")  # fmt: skip
+        raise UsageError(
+            f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
+            f"{MOST_REQUESTS} are the most that can be counted"
+        )
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         with moving_line.waiting(f"{name}: asked"):
@@ -64,9 +66,17 @@ def bench(spec: BenchFlags) -> None:
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
-    config = {"url": seen.endpoint, "certfile": certfile, "rate": spec.rate, "duration_s": duration_s,
-              "model": service_state.served_name(name, newest.service), "max_tokens": spec.max_tokens,
-              "prompt": spec.prompt, "replicas": ready, "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
+    config = {
+        "url": seen.endpoint,
+        "certfile": certfile,
+        "rate": spec.rate,
+        "duration_s": duration_s,
+        "model": service_state.served_name(name, newest.service),
+        "max_tokens": spec.max_tokens,
+        "prompt": spec.prompt,
+        "replicas": ready,
+        "target_ttft_s": spec.target_ttft or 0.0,
+    }
     result: dict[str, Any] = {}
     python = controller_client.python(settings, render.say)
     with moving_line.waiting(f"{name}: {spec.rate:g} requests per second are sent"):
@@ -81,8 +91,10 @@ def bench(spec: BenchFlags) -> None:
     if not first["answered_per_s"]:
         hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
         why = ", ".join(first["failures"])
-        raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
-                           f"see: inv serve.logs {name} --tail 5")  # fmt: skip
+        raise SlipwayError(
+            f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+            f"see: inv serve.logs {name} --tail 5"
+        )
     if result.get("advice") and not spec.json:
         print(result["advice"])
 

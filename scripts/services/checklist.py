@@ -29,8 +29,16 @@ def serving(config: str, settings: Settings) -> list[DoctorLine]:
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
     unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
-    return [*nodes, *_clouds(settings), _model(service, config, name, settings), *unread, _replicas(service, own),
-            _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
+    return [
+        *nodes,
+        *_clouds(settings),
+        _model(service, config, name, settings),
+        *unread,
+        _replicas(service, own),
+        _load(service, shipped, name),
+        _alerts(settings),
+        _door(name, settings),
+    ]
 
 
 def _nodes(settings: Settings) -> list[DoctorLine]:
@@ -102,5 +110,6 @@ def _door(name: str, settings: Settings) -> DoctorLine:
     proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
     if Places.of(settings, name).keys.exists():
         return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")
-    return DoctorLine("access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for "
-                   f"WHO; {proxy}")  # fmt: skip
+    return DoctorLine(
+        "access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for WHO; {proxy}"
+    )

@@ -53,12 +53,17 @@ def advice(
 ) -> list[tuple[str, str]]:
     """Return the findings as (problem, advice) pairs, without I/O."""
     newest, found = wanted.newest, list[tuple[str, str]]()
-    found += [(f"{key} of its service file changes nothing", instead)
-              for key, instead in placement.unread(newest.service)]  # fmt: skip
+    found += [
+        (f"{key} of its service file changes nothing", instead) for key, instead in placement.unread(newest.service)
+    ]
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:
-        found.append(("its controller was not running", f"it has been started again; why it ended: "
-                      f"inv serve.logs {name} --controller"))  # fmt: skip
+        found.append(
+            (
+                "its controller was not running",
+                f"it has been started again; why it ended: inv serve.logs {name} --controller",
+            )
+        )
     if seen.problem:
         found.append((seen.problem, f"inv serve.logs {name} --controller"))
     if seen.held:
@@ -72,20 +77,31 @@ def advice(
         found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
-            found.append((
-                f"{one.run} is {one.state.value}{f': {at}' if (at := phases(one)) else ''}",
-                f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
-                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
-                "which counts from its engine's start",
-            ))  # fmt: skip
+            found.append(
+                (
+                    f"{one.run} is {one.state.value}{f': {at}' if (at := phases(one)) else ''}",
+                    f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
+                    f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
+                    "which counts from its engine's start",
+                )
+            )
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:
-        found.append((f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
-                      "raise initial_delay_seconds in the service file, or see the log of one"))  # fmt: skip
+        found.append(
+            (
+                f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
+                "raise initial_delay_seconds in the service file, or see the log of one",
+            )
+        )
     waits = metrics["queue_s"]["p95"]
     if waits is not None and waits > 1.0:
-        found.append((f"requests wait {waits:g} s for a replica (p95)", f"scale up: inv serve.scale {name} "
-                      f"--min-replicas {policy.min_replicas + 1}, or lower target_qps_per_replica"))  # fmt: skip
+        found.append(
+            (
+                f"requests wait {waits:g} s for a replica (p95)",
+                f"scale up: inv serve.scale {name} "
+                f"--min-replicas {policy.min_replicas + 1}, or lower target_qps_per_replica",
+            )
+        )
     if metrics["requests"] and metrics["failed"]:
         share = metrics["failed"] / metrics["requests"]
         found.append((f"{share:.1%} of the requests of five minutes failed", f"inv serve.logs {name} --tail 20"))

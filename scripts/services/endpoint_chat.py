@@ -85,8 +85,13 @@ class ServicePartner:
     def _answer(self) -> Iterator[str]:
         """Yield the pieces of an answer as they arrive."""
         head = [{"role": "system", "content": self.system}] if self.system else []
-        asked = {**self.asked, "model": self.name, "messages": [*head, *self.messages], "stream": True,
-                 "stream_options": {"include_usage": True}}  # fmt: skip
+        asked = {
+            **self.asked,
+            "model": self.name,
+            "messages": [*head, *self.messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         with _told(self.url), self.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
             if reply.status_code != 200:
                 reply.read()
@@ -105,9 +110,15 @@ class ServicePartner:
 
 
 def hold(
-    endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int,
-    system: str = "", place: talk.TalkPlace = talk.NOWHERE,
-) -> None:  # fmt: skip
+    endpoint: str,
+    settings: Settings,
+    model: str,
+    prompt: str | None,
+    temperature: float,
+    max_tokens: int,
+    system: str = "",
+    place: talk.TalkPlace = talk.NOWHERE,
+) -> None:
     """Ask a single question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""
     if "://" not in endpoint:

@@ -47,11 +47,15 @@ def key(spec: KeyFlags) -> None:
     if spec.drop and spec.for_ not in names:
         raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
     if spec.drop and len(names) == 1 and name in known:
-        raise UsageError(f"{name} has only this API key; removing it would make the endpoint public. Create "
-                         f"another key first: inv serve.key {name} --for NAME")  # fmt: skip
+        raise UsageError(
+            f"{name} has only this API key; removing it would make the endpoint public. Create "
+            f"another key first: inv serve.key {name} --for NAME"
+        )
     if not spec.drop and spec.for_ in names:
-        raise UsageError(f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
-                         f"inv serve.key {name} --for {spec.for_} --drop")  # fmt: skip
+        raise UsageError(
+            f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
+            f"inv serve.key {name} --for {spec.for_} --drop"
+        )
     lines = [line for line in lines if line.split()[:1] != [spec.for_]]
     made = ""
     if not spec.drop:
@@ -77,5 +81,7 @@ def lock_out(name: str, after_s: float | None) -> str:
     """Return a note on when clients without a key are refused; `after_s`: None if the service does not run."""
     if after_s is None:
         return f"{name} does not run; once it does, clients without a key are refused (401)"
-    return (f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
-            "from then on those without one are refused (401)")  # fmt: skip
+    return (
+        f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
+        "from then on those without one are refused (401)"
+    )

@@ -32,9 +32,14 @@ def take_over(name: str, settings: Settings, journal: Journal) -> None:
 
 
 def show(
-    names: Sequence[str], settings: Settings, journal: Journal, *, with_replicas: bool, with_metrics: bool = False,
+    names: Sequence[str],
+    settings: Settings,
+    journal: Journal,
+    *,
+    with_replicas: bool,
+    with_metrics: bool = False,
     as_json: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     found = look(names, settings, journal, with_metrics)
     if as_json:
         print_json(found[0] if len(names) == 1 and found else found)

@@ -36,8 +36,18 @@ def lines_about(one: dict[str, Any], with_replicas: bool) -> list[str]:
 def table(replicas: Sequence[dict[str, Any]]) -> str:
     rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
     for one in replicas:
-        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
-                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
+        rows.append(
+            (
+                str(one["id"]),
+                str(one["version"]),
+                one["state"],
+                one["where"] or "-",
+                one["kind"],
+                one["usd_per_hour"],
+                render.duration(one["age_s"]),
+                one["why"] or one["at"] or "",
+            )
+        )
     return columns(rows)
 
 

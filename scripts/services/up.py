@@ -90,19 +90,42 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
         rows = [
-            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
-             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in offers]  # fmt: skip
-        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
-                    "max_replicas": most, "placement": rows})  # fmt: skip
+            {
+                "provider": one.provider,
+                "offer_id": one.offer_id,
+                "kind": placement.kind_of(one),
+                "gpu": one.gpu or None,
+                "num_gpus": one.num_gpus,
+                "usd_per_hour": dollars(one.micro_usd_per_hour),
+            }
+            for one in offers
+        ]
+        print_json(
+            {
+                "service": name,
+                "model": version.model,
+                "engine": version.engine,
+                "min_replicas": least,
+                "max_replicas": most,
+                "placement": rows,
+            }
+        )
         return
     table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
     for number, one in enumerate(offers[:SHOWN], 1):
         what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
-        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
-                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
+        table.append(
+            (
+                str(number),
+                placement.kind_of(one),
+                one.provider,
+                one.place or one.instance_type or one.offer_id,
+                what,
+                dollars(one.micro_usd_per_hour),
+            )
+        )
     many = count(most, "replica") if least == most else f"{least} to {most} replicas"
-    render.say(f"{name}: {version.model} by {version.engine}, {many}; machines in the order "
-               "in which they are tried:")  # fmt: skip
+    render.say(f"{name}: {version.model} by {version.engine}, {many}; machines in the order in which they are tried:")
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
     for one in offers:  # an own machine holds a single replica; a vendor offers many machines of a kind

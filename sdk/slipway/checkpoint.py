@@ -131,9 +131,13 @@ class Saver:
             {"path": path.relative_to(draft).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
             for path in paths
         ]
-        about: Dict[str, Any] = {"phase": self.prefix, "step": step, "files": files,
-                                 "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                                 "metrics": {name: float(value) for name, value in metrics.items()}}  # fmt: skip
+        about: Dict[str, Any] = {
+            "phase": self.prefix,
+            "step": step,
+            "files": files,
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "metrics": {name: float(value) for name, value in metrics.items()},
+        }
         if model_type:
             about["model_type"] = model_type
         for path in paths:

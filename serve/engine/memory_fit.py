@@ -108,9 +108,13 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
     """Raise UsageError when the model `what` needs more than `there` bytes, as in `check`."""
     if room.total <= there:
         return
-    where = "this machine" if engine == "vllm-cpu" else f"each of {tuning.num_gpus} GPUs" if tuning.num_gpus > 1 else (
-        "the GPU"
-    )  # fmt: skip
+    where = (
+        "this machine"
+        if engine == "vllm-cpu"
+        else f"each of {tuning.num_gpus} GPUs"
+        if tuning.num_gpus > 1
+        else ("the GPU")
+    )
     longest = room.longest(there)
     help = [f"max_model_len of at most {longest:,}"] if engine != "vllm-cpu" and longest >= 256 else []
     help += [f"--gpu with more memory, or num_gpus {2 * tuning.num_gpus}"] if engine == "vllm" else ["a larger machine"]

@@ -39,9 +39,15 @@ class Proxy:
     """State shared by all requests of a gateway."""
 
     def __init__(
-        self, limits: GatewayLimits, keys: Keys, turns: WaitQueue, engines: Engines, metrics: GatewayMetrics,
-        log: AccessLog | None, own: bytes,
-    ) -> None:  # fmt: skip
+        self,
+        limits: GatewayLimits,
+        keys: Keys,
+        turns: WaitQueue,
+        engines: Engines,
+        metrics: GatewayMetrics,
+        log: AccessLog | None,
+        own: bytes,
+    ) -> None:
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
         self.own = own  # listen address

@@ -51,9 +51,18 @@ class ReplicaSlot:
     """Record of a replica in the gateway."""
 
     __slots__ = (
-        "replica", "in_flight", "failures", "lost", "errors", "ejections", "ejected_until", "admitted_at", "heard_at",
-        "started", "turn",
-    )  # fmt: skip
+        "replica",
+        "in_flight",
+        "failures",
+        "lost",
+        "errors",
+        "ejections",
+        "ejected_until",
+        "admitted_at",
+        "heard_at",
+        "started",
+        "turn",
+    )
 
     def __init__(self, replica: Target, now: float) -> None:
         self.replica = replica

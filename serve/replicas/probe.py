@@ -60,9 +60,14 @@ CHAT = ProbeRequest(
 
 
 async def probe(
-    session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, before: Counters | None,
+    session: aiohttp.ClientSession,
+    url: str,
+    key: str,
+    model: str,
+    asked: Probe,
+    before: Counters | None,
     requests: Sequence[ProbeRequest] = (TOKEN,),
-) -> Probed:  # fmt: skip
+) -> Probed:
     """Probe an engine once.
 
     `before`: counters of the last probe of a replica that was ready then; None = not ready so far.
@@ -146,9 +151,13 @@ def _headers(key: str) -> dict[str, str]:
 
 
 async def _token(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str, request: ProbeRequest,
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    model: str,
+    request: ProbeRequest,
     limit: aiohttp.ClientTimeout,
-) -> None:  # fmt: skip
+) -> None:
     said = {"model": model, **request.said}
     async with session.post(url + request.path, headers=headers, json=said, timeout=limit) as reply:
         body = await body_of(reply)

@@ -100,8 +100,13 @@ class ReplicaLauncher:
             tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
             bounds=wanted.ours.limits,
         )
-        step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
-                    max_restarts=0)  # fmt: skip
+        step = Step(
+            STEP,
+            ("-m", "serve.engines"),
+            engines.ENVIRONMENTS[version.engine],
+            engines.config_of(engine),
+            max_restarts=0,
+        )
         is_near = is_here or bool(self.settings.rehearsal)  # pods of a rehearsal are processes of this machine
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
         secrets = {**self._secrets(version), engines.KEY: self.key_of(member.run)}
@@ -124,8 +129,9 @@ class ReplicaLauncher:
             send_model(Path(version.model), version.weights, op, transport, self.say)
 
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
-        terms = replace(terms, owner_kind="service", owner=self.name, prepare=prepare if is_sent else None,
-                        budget_name=self.budget)  # fmt: skip
+        terms = replace(
+            terms, owner_kind="service", owner=self.name, prepare=prepare if is_sent else None, budget_name=self.budget
+        )
         with self._journal() as journal:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 

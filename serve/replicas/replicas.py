@@ -73,9 +73,15 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, wanted: WantedService, journal: Journal, landing: ReplicaLauncher, gateway: GatewayClient,
-        take_off: Callable[[], None], say: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        wanted: WantedService,
+        journal: Journal,
+        landing: ReplicaLauncher,
+        gateway: GatewayClient,
+        take_off: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
         """Callback that sends the gateway the list of replicas without ending replicas."""
@@ -194,8 +200,12 @@ class Replicas:
                 port = one.member.port
                 way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
                 near = await self._in_thread(one.links.enter_context, way)
-                one.replica = Target(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
-                                      version=one.member.version, key=self.landing.key_of(one.member.run))  # fmt: skip
+                one.replica = Target(
+                    replica_id=one.member.run,
+                    url=f"http://127.0.0.1:{near}",
+                    version=one.member.version,
+                    key=self.landing.key_of(one.member.run),
+                )
                 await self._care(one)
             except SlipwayError as error:
                 facts = replace(one.member.facts, app_failed=True)
@@ -374,9 +384,15 @@ class Replicas:
 
     def _endpoint(self, one: KeptReplica, op: Op) -> ReplicaEndpoint:
         return ReplicaEndpoint(
-            replica_id=one.member.run, version=one.member.version, key=self.landing.key_of(one.member.run),
-            port=one.member.port, vendor=op.vendor, pod_id=op.remote_id or "", token=op.token, address=op.address or "",
-        )  # fmt: skip
+            replica_id=one.member.run,
+            version=one.member.version,
+            key=self.landing.key_of(one.member.run),
+            port=one.member.port,
+            vendor=op.vendor,
+            pod_id=op.remote_id or "",
+            token=op.token,
+            address=op.address or "",
+        )
 
     def note(self, one: KeptReplica, facts: Facts) -> None:
         before = one.member.state

@@ -25,8 +25,17 @@ CONFIG, GENERATION, TOKENIZER, NAMED = (
 )
 ADDED = "added_tokens.json"  # tokens added to a tokenizer.model
 # Tokenizer files in formats that this module does not read.
-UNREAD = ("tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "spm.model", "tekken.json",
-          "tiktoken.model", "sentencepiece.bpe.model")  # fmt: skip
+UNREAD = (
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "spm.model",
+    "tekken.json",
+    "tiktoken.model",
+    "sentencepiece.bpe.model",
+)
 MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
 

@@ -32,5 +32,7 @@ def open_place(uri: str) -> Backend:
         found: Backend = packs.load(BACKENDS[kind])(uri)
         return found
     said = re.sub("//[^/]*@", "//", clean(uri))
-    raise NoStore(f"store {said}: {kind}:// is not supported; a store is a folder, hf://user/repo, "
-                  "s3://bucket/folder or gs://bucket/folder")  # fmt: skip
+    raise NoStore(
+        f"store {said}: {kind}:// is not supported; a store is a folder, hf://user/repo, "
+        "s3://bucket/folder or gs://bucket/folder"
+    )

@@ -76,8 +76,15 @@ class GoogleBucket(BucketBackend):
                 continue
             body = source if isinstance(source, bytes) else source.read_bytes()
             try:
-                self._ask(f"writing {name}", "POST", self._objects(upload=True), {"uploadType": "media", **asked},
-                          {"Content-Type": "application/octet-stream"}, body, len(body))  # fmt: skip
+                self._ask(
+                    f"writing {name}",
+                    "POST",
+                    self._objects(upload=True),
+                    {"uploadType": "media", **asked},
+                    {"Content-Type": "application/octet-stream"},
+                    body,
+                    len(body),
+                )
             except Conflict:
                 if self.get(name, 0, size + 1) != body:
                     # A real conflict. With equal content, our own earlier attempt succeeded and the response was lost.
@@ -138,15 +145,25 @@ class GoogleBucket(BucketBackend):
 
     def _account(self) -> "GoogleAccount":
         try:
-            return _account(credentials.of("GOOGLE_CREDENTIALS"), os.environ.get("STORAGE_EMULATOR_HOST", ""),
-                            os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", ""))  # fmt: skip
+            return _account(
+                credentials.of("GOOGLE_CREDENTIALS"),
+                os.environ.get("STORAGE_EMULATOR_HOST", ""),
+                os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", ""),
+            )
         except ImportError as error:
             raise NoStore(f"store {self.uri}: {error}") from None
 
     def _ask(
-        self, what: str, verb: str, address: str, asked: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None, body: bytes = b"", num_bytes: int = 0, absent: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        what: str,
+        verb: str,
+        address: str,
+        asked: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        num_bytes: int = 0,
+        absent: bool = False,
+    ) -> Any:
         """Return the response, with retries. absent: return None for a missing file instead of raising."""
         address = f"{address}?{urlencode(asked)}" if asked else address
 

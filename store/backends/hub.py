@@ -141,8 +141,12 @@ class Repository(Backend):
                     return
                 copied = [one for one in ours.values() if isinstance(one, Copy) and len(one.version) != 64]
                 try:
-                    self._commit(f"slipway: {_told(ours, gone)}", [*adds.values(), *drops], head,
-                                 2 * sum(one.size for one in copied))  # fmt: skip
+                    self._commit(
+                        f"slipway: {_told(ours, gone)}",
+                        [*adds.values(), *drops],
+                        head,
+                        2 * sum(one.size for one in copied),
+                    )
                     return
                 except _Moved:
                     if self._has(ours, gone):  # an earlier attempt committed; the response was lost

@@ -126,8 +126,9 @@ def find(setting: str, kind: str, name: str, ours: Sequence[str] = ()) -> Extens
     if not listed or taken and not any(kind in read(word).adds for word in listed):
         return None
     if taken:
-        raise ExtensionError(f"{listed[0]} adds a {kind} called {name}, and Slipway's own {kind} has that name; rename "
-                             "the file")  # fmt: skip
+        raise ExtensionError(
+            f"{listed[0]} adds a {kind} called {name}, and Slipway's own {kind} has that name; rename the file"
+        )
     if name not in (name_of(word) for word in listed):
         raise ExtensionError(f"{kind} {name!r} is not known; did you mean {name_of(listed[0])!r}, of {listed[0]}?")
     if len(listed) > 1:
@@ -234,8 +235,9 @@ def _of_module(word: str) -> Extension:
             spec = importlib.machinery.PathFinder.find_spec(word[:end], places)
             places = list(spec.submodule_search_locations or ()) if spec else []
             if spec is None:
-                raise ExtensionError(f"{word}: there is no module {word[:end]} for {sys.executable}; give the file: "
-                                     "path/to/NAME.py")  # fmt: skip
+                raise ExtensionError(
+                    f"{word}: there is no module {word[:end]} for {sys.executable}; give the file: path/to/NAME.py"
+                )
     assert spec is not None
     if not spec.origin or not spec.origin.endswith(".py"):
         raise ExtensionError(f"{word} is not a Python file ({spec.origin or 'a folder without __init__.py'})")
@@ -253,8 +255,10 @@ def _of_module(word: str) -> Extension:
                 modules.setdefault(name[:end], "")
     text = PACKED + json.dumps(word) + ', "modules": ' + json.dumps(modules, sort_keys=True) + "}"
     if len(text) > MOST_BYTES:
-        raise ExtensionError(f"{word}: the package {top} is {len(text) >> 10} KiB of code, all of which would be sent "
-                             f"with each run; at most {MOST_BYTES >> 10} KiB can be: give a single file")  # fmt: skip
+        raise ExtensionError(
+            f"{word}: the package {top} is {len(text) >> 10} KiB of code, all of which would be sent "
+            f"with each run; at most {MOST_BYTES >> 10} KiB can be: give a single file"
+        )
     return Extension(name_of(word), text, spec.origin, word)
 
 

@@ -85,8 +85,10 @@ def _module(extension: Extension) -> Any:
     if top in sys.modules:
         loader = getattr(sys.modules[top].__spec__, "loader", None)
         if not isinstance(loader, _Texts) or loader.texts != finder.texts:
-            raise ExtensionError(f"{extension.where}: another module {top} is in use by this process already; give the "
-                                 "package another name, or run the command again")  # fmt: skip
+            raise ExtensionError(
+                f"{extension.where}: another module {top} is in use by this process already; give the "
+                "package another name, or run the command again"
+            )
     else:
         sys.meta_path.insert(0, finder)
     try:

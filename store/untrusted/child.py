@@ -75,9 +75,14 @@ class LimitedChild:
         command = [sys.executable, "-m", self.module, str(limits.room_bytes), str(limits.cpu_s), *self.words]
         environ = {name: os.environ[name] for name in KNOWN if name in os.environ} | THREADS
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=environ,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environ,
             start_new_session=True,
-        )  # fmt: skip
+        )
         weakref.finalize(self, _end, process, os.getpid())
         self._process, self._owner = process, os.getpid()
         try:

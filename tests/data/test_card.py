@@ -105,8 +105,9 @@ def test_what_others_have_put_there_stays(run, tmp_path, monkeypatch):
         place.create()
         theirs = {
             card.CARD: b"---\nlicense: mit\ntags: [sea]\nconfigs: [{config_name: old}]\n---\n# Mine\n\nAll about it.\n",
-            "train-7.parquet": b"theirs", "notes.txt": b"theirs",
-        }  # fmt: skip
+            "train-7.parquet": b"theirs",
+            "notes.txt": b"theirs",
+        }
         place.put(theirs)
         source = str(tmp_path / "rows.jsonl")
         for number in (1, 2):  # a second push finds its own part, and theirs

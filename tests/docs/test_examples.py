@@ -99,9 +99,13 @@ GPT = EXAMPLES / "jobs" / "gpt"
 def trained(folder: Path, *words: str) -> "subprocess.Popen[str]":
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "SLIPWAY_WORK": str(folder), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "train.py", *words], cwd=GPT, env=environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "train.py", *words],
+        cwd=GPT,
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def test_the_small_gpt_learns_and_goes_on_after_a_kill_with_the_losses_of_one_left_alone(tmp_path):

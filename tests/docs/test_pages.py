@@ -145,8 +145,13 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
 
 def test_what_the_page_about_money_says_of_vendors_is_what_they_can():
     text = (ROOT / "docs" / "money.md").read_text()
-    rows = {cells[0]: cells[1:] for line in text.splitlines() if line.startswith("| ")
-            for cells in [[one.strip() for one in line.strip("| ").split("|")]] if len(cells) == 4}  # fmt: skip
+    rows = {
+        cells[0]: cells[1:]
+        for line in text.splitlines()
+        if line.startswith("| ")
+        for cells in [[one.strip() for one in line.strip("| ").split("|")]]
+        if len(cells) == 4
+    }
     for column, vendor in enumerate((RunPod, Lium, Shadeform)):
         can = abilities(vendor.documented, REPORTED.get(vendor.name, ()), (), "", 0.0)
         timer, amount = rows["the vendor ends it at a time"][column], rows["the vendor ends it at an amount"][column]

@@ -41,9 +41,15 @@ class Reader:
 
     def begin(self, line: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            ["bash", "-c", line], cwd=self.checkout, env=self.environ, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            ["bash", "-c", line],
+            cwd=self.checkout,
+            env=self.environ,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def type(self, line: str, mark: str) -> None:
         """Run a line of a page; it must leave with 0. One that goes on until Ctrl-C gets that after its first words."""

@@ -45,8 +45,11 @@ class Place:
     def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, tls=None, **probe) -> str:
         section = {"replica_policy": policy} if policy else {"replicas": replicas}
         section |= {"tls": vars(tls)} if tls else {}
-        file = {"service": {"readiness_probe": {**PROBE, **probe}, **section}, "slipway": slipway or {},
-                "resources": resources or {}}  # fmt: skip
+        file = {
+            "service": {"readiness_probe": {**PROBE, **probe}, **section},
+            "slipway": slipway or {},
+            "resources": resources or {},
+        }
         path = self.folder / "service.yaml"
         path.write_text(json.dumps(file))  # which is YAML, too
         return str(path)

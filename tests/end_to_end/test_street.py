@@ -140,8 +140,10 @@ def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, t
     folder = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny"
     for word in ("sft", str(folder)):
         world.inv("report", word, "--out", str(tmp_path / "one"))
-        curves = [set(re.findall(r'points="([^"]+)"', (tmp_path / name / "report.html").read_text()))
-                  for name in ("run", "one")]  # fmt: skip
+        curves = [
+            set(re.findall(r'points="([^"]+)"', (tmp_path / name / "report.html").read_text()))
+            for name in ("run", "one")
+        ]
         assert curves[1] and curves[1] < curves[0]  # the run has those of its other phases, too
         assert (tmp_path / "one" / "sft-loss.png").is_file()  # whose name it bears above its picture
     assert "base_checkpoints/tiny" in world.begin("report", "no/such").communicate(timeout=60)[1]
@@ -244,8 +246,14 @@ def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_thread
     ready.extra["OMP_NUM_THREADS"] = "1"
     ready.inv("eject", run, "--out", str(plain))
     python = train_env.interpreter(ROOT, cache_folder.default_cache(), print)
-    said = subprocess.run(["sh", plain / "run.sh"], env={**ready.environ, "PYTHON": str(python)}, cwd=tmp_path,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    said = subprocess.run(
+        ["sh", plain / "run.sh"],
+        env={**ready.environ, "PYTHON": str(python)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert said.returncode == 0 and "PyTorch is" not in said.stderr, said.stderr
     (made,) = (plain / "store" / "base_checkpoints" / "tiny" / "hf").glob("*.safetensors")
     assert made.read_bytes() == weights
@@ -305,12 +313,17 @@ def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_wou
     world = ready
     words = ("launch", "--phase", "base", "--steps", "50000", "--yes")
     run = world.json(*words, "--ttl", "2h", "--keep", "3", "--detach")["run"]
-    same = [(), ("--ttl", "120m", "--keep", "3", "--nodes", "1", "--on-failure", "end"),
-            ("--provider", "local", "--run-name", run)]  # fmt: skip
-    other = {("--gpu", "H1000"): "--gpu H1000 (there: not given)",
-             ("--ttl", "3h", "--nodes", "2", "--run-name", "mine"): "--nodes 2 (there: not given), --ttl 3h (there: "
-             "2h), --run-name mine",
-             ("--keep", "4"): "--keep 4 (there: 3)"}  # fmt: skip
+    same = [
+        (),
+        ("--ttl", "120m", "--keep", "3", "--nodes", "1", "--on-failure", "end"),
+        ("--provider", "local", "--run-name", run),
+    ]
+    other = {
+        ("--gpu", "H1000"): "--gpu H1000 (there: not given)",
+        ("--ttl", "3h", "--nodes", "2", "--run-name", "mine"): "--nodes 2 (there: not given), --ttl 3h (there: "
+        "2h), --run-name mine",
+        ("--keep", "4"): "--keep 4 (there: 3)",
+    }
     begun = {more: world.begin(*words, *more, "--detach") for more in (*same, *other)}
     for more, process in begun.items():
         _, err = process.communicate(timeout=120)
@@ -367,9 +380,13 @@ def test_watching_redraws_and_gives_the_terminal_back(done):
     screen, terminal = pty.openpty()
     watch = subprocess.Popen(
         [sys.executable, "-m", "invoke", "status", "--watch", "1"],
-        cwd=ROOT, env={**world.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}, start_new_session=True,
-        stdin=terminal, stdout=terminal, stderr=terminal,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**world.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        start_new_session=True,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
     os.close(terminal)
     os.set_blocking(screen, False)
     shown = b""

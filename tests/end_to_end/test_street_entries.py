@@ -114,8 +114,17 @@ def damaged(row, number, **more):
 def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_working(tmp_path):
     world = World(tmp_path)
     good = world.json("launch", "--cmd", "echo good", "--provider", "local", "--yes")["run"]
-    odd = ({"job": "{"}, {"job": '{"schema": 99}'}, {"job": "[1]"}, {"request": "{"}, {"asked": "["},
-           {"address": "ssh://u@h:x/?k"}, {"vendor": "nobody"}, {"vendor": "ssh"}, {"vendor": "slurm"})  # fmt: skip
+    odd = (
+        {"job": "{"},
+        {"job": '{"schema": 99}'},
+        {"job": "[1]"},
+        {"request": "{"},
+        {"asked": "["},
+        {"address": "ssh://u@h:x/?k"},
+        {"vendor": "nobody"},
+        {"vendor": "ssh"},
+        {"vendor": "slurm"},
+    )
     with contextlib.closing(sqlite3.connect(world.environ["SLIPWAY_STATE_FILE"])) as db:
         names = [one[1] for one in db.execute("PRAGMA table_info(ops)")]
         row = dict(zip(names, db.execute("SELECT * FROM ops").fetchone(), strict=True))
@@ -124,8 +133,17 @@ def test_rows_of_the_journal_that_do_not_parse_keep_nothing_of_the_others_from_w
             db.execute(f"INSERT INTO ops ({','.join(new)}) VALUES ({','.join('?' * len(new))})", [*new.values()])
         db.commit()
     page = (("ui", "--export", str(tmp_path / "page.html")),) if "page" in packs.installed() else ()
-    for words in (("status",), ("logs", good), ("why", good), ("cost",), ("supervisor",), ("pod.list",),
-                  ("doctor",), *page, ("down", good)):  # fmt: skip
+    for words in (
+        ("status",),
+        ("logs", good),
+        ("why", good),
+        ("cost",),
+        ("supervisor",),
+        ("pod.list",),
+        ("doctor",),
+        *page,
+        ("down", good),
+    ):
         said(world, *words)
     assert "good" in said(world, "logs", good)[0]
     assert {row["run"] for row in world.json("status")} >= {f"bad-{len(odd) + one}" for one in range(3)}

@@ -25,8 +25,21 @@ def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
         (own / name.rpartition("/")[2]).write_text(text.replace("def phase", f"{SLOWER}\ndef phase"))
     words = ",".join(str(own / name) for name in ("sentences.py", "smooth.py", "tracker.py"))
     world = World(tmp_path / "world", {"SLIPWAY_EXTENSIONS": words})
-    launch = ("launch", "--phase", "smooth", "--source", MIXED, "--track", "tracker", "--steps", "20",
-              "--set", "smooth.steps=100", "--save-every", "5")  # fmt: skip
+    launch = (
+        "launch",
+        "--phase",
+        "smooth",
+        "--source",
+        MIXED,
+        "--track",
+        "tracker",
+        "--steps",
+        "20",
+        "--set",
+        "smooth.steps=100",
+        "--save-every",
+        "5",
+    )
     plan = world.json(*launch, "--dry-run")
     assert "smooth_checkpoints/tiny" in [one["name"] for one in plan["artifacts"]]
     world.inv(*launch, "--run-name", "mine", "--yes", "--detach")
@@ -37,8 +50,10 @@ def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
 
     receipt = json.loads((world.folder / "runs" / "mine" / "run.json").read_text())
     assert {(one["name"], one["kind"]) for one in receipt["extensions"]} == {
-        ("sentences", "source"), ("smooth", "phase"), ("tracker", "tracker"),
-    }  # fmt: skip
+        ("sentences", "source"),
+        ("smooth", "phase"),
+        ("tracker", "tracker"),
+    }
     (own / "smooth.py").unlink()
     (own / "sentences.py").write_text((own / "sentences.py").read_text() + "# edited\n")
     process = world.begin("resume", "mine")

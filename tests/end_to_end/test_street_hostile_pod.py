@@ -74,9 +74,20 @@ def test_a_log_that_is_named_as_the_receipt_makes_again_run_nothing(world, tmp_p
     stolen = tmp_path / "run-by-the-laptop"
     words = ["-c", f"open({str(stolen)!r}, 'w').close()"]
     config = {"making": {"name": "x", "fingerprint": "0" * 12, "inputs": {}, "store": ""}}
-    receipt = {"schema": 1, "at": 0.0, "commit": "", "diff_sha256": "", "environment": "", "provider": "ssh",
-               "micro_usd_per_hour": 0, "asked": {}, "offer": {}, "store": str(tmp_path / "artifacts"),
-               "extensions": [], "job": {"steps": [{"name": "x", "words": words, "config": config}]}}  # fmt: skip
+    receipt = {
+        "schema": 1,
+        "at": 0.0,
+        "commit": "",
+        "diff_sha256": "",
+        "environment": "",
+        "provider": "ssh",
+        "micro_usd_per_hour": 0,
+        "asked": {},
+        "offer": {},
+        "store": str(tmp_path / "artifacts"),
+        "extensions": [],
+        "job": {"steps": [{"name": "x", "words": words, "config": config}]},
+    }
     run_to_its_end(world, job_of(tmp_path, run=receipt))
     (ours,) = world.folder.glob(f"*/{RUN}/run.json")
     assert str(stolen) not in ours.read_text()

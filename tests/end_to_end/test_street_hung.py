@@ -64,8 +64,22 @@ def hang(token):
 
 def begun(user, name):
     """A run at work on a pod, which is hung; its row, and the process that looks after it."""
-    user.inv("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n", name,
-             "--spend-limit", "1.50", "--detach", "--yes")  # fmt: skip
+    user.inv(
+        "launch",
+        "--rehearse",
+        "--provider",
+        "runpod",
+        "--gpu",
+        "H100",
+        "--cmd",
+        "sleep 100000",
+        "-n",
+        name,
+        "--spend-limit",
+        "1.50",
+        "--detach",
+        "--yes",
+    )
     with journal_of(user) as journal:
         (op,) = journal.ops(run=name)
         until(lambda: journal.leases.holder(keeper_lease(name)), "a keeper")
@@ -121,8 +135,21 @@ def test_a_hung_pod_without_a_timer_is_ended_by_whoever_looks(user, number, comm
 @pytest.mark.nightly
 def test_a_pod_whose_launch_was_stopped_in_its_terminal_is_ended_at_its_limit(user):
     """Ctrl-Z stops a launch that follows its run, and that holds the lease of the run."""
-    launch = user.begin("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--cmd", "sleep 100000", "-n",
-                        "otter", "--spend-limit", "1.50", "--yes")  # fmt: skip
+    launch = user.begin(
+        "launch",
+        "--rehearse",
+        "--provider",
+        "runpod",
+        "--gpu",
+        "H100",
+        "--cmd",
+        "sleep 100000",
+        "-n",
+        "otter",
+        "--spend-limit",
+        "1.50",
+        "--yes",
+    )
     with journal_of(user) as journal:
         until(lambda: identify(launch.pid) == journal.leases.holder(keeper_lease("otter")), "its keeper")
         (op,) = journal.ops(run="otter")
@@ -146,8 +173,23 @@ SILENT_S = 62.0  # longer than a supervisor may be silent
 @pytest.mark.parametrize("what", ["ends", "rents"])
 def test_a_frozen_supervisor_is_replaced_and_does_nothing_more_when_it_wakes(user, what):
     """Frozen while it asks a vendor to delete that does not, or while a run waits for another pod."""
-    user.inv("launch", "--rehearse", "--provider", "runpod", "--gpu", "H100", "--use-spot", "--cmd", "sleep 100000",
-             "-n", "otter", "--spend-limit", "40", "--detach", "--yes")  # fmt: skip
+    user.inv(
+        "launch",
+        "--rehearse",
+        "--provider",
+        "runpod",
+        "--gpu",
+        "H100",
+        "--use-spot",
+        "--cmd",
+        "sleep 100000",
+        "-n",
+        "otter",
+        "--spend-limit",
+        "40",
+        "--detach",
+        "--yes",
+    )
     with journal_of(user) as journal:
         until(lambda: journal.leases.holder(keeper_lease("otter")), "a keeper")
         (op,) = journal.ops(run="otter")

@@ -98,8 +98,15 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
     world.take(stock)
     controller, terminal = pty.openpty()
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
-    launch = subprocess.Popen([sys.executable, "-m", "invoke", *words], cwd=ROOT, env=world.environ, stdin=terminal,
-                              stdout=terminal, stderr=terminal, start_new_session=True)  # fmt: skip
+    launch = subprocess.Popen(
+        [sys.executable, "-m", "invoke", *words],
+        cwd=ROOT,
+        env=world.environ,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
     os.close(terminal)
     drained = threading.Thread(target=drain, args=(controller,), daemon=True)
     drained.start()
@@ -118,8 +125,15 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
 def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leaves_a_keeper(world, stock):
     world.take(stock)
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
-    launch = subprocess.run([sys.executable, "-c", source("hung_up_after_hand_over"), *words], cwd=ROOT, text=True,
-                            env=world.environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=150)  # fmt: skip
+    launch = subprocess.run(
+        [sys.executable, "-c", source("hung_up_after_hand_over"), *words],
+        cwd=ROOT,
+        text=True,
+        env=world.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=150,
+    )
     assert launch.returncode == 128 + signal.SIGHUP, launch.stderr
     (run,) = [row["run"] for row in world.json("status")]
     until(lambda: keeper(world, run), "a keeper, which nobody has asked for")
@@ -130,9 +144,15 @@ def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leav
 def test_a_launch_that_is_killed_at_the_hand_over_has_kept_the_code_for_another_machine(world, stock):
     world.take(stock)
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
-    launch = subprocess.run([sys.executable, "-c", source("killed_at_hand_over"), *words], cwd=ROOT, env=world.environ,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            timeout=150)  # fmt: skip
+    launch = subprocess.run(
+        [sys.executable, "-c", source("killed_at_hand_over"), *words],
+        cwd=ROOT,
+        env=world.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=150,
+    )
     assert launch.returncode == -signal.SIGKILL
     (run,) = [row["run"] for row in world.json("status")]
     assert (world.folder / "runs" / run / "kept" / "code" / "trainer").is_dir()

@@ -63,8 +63,11 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
             with heard.open("wb") as out:
                 follow = subprocess.Popen(
                     [sys.executable, "-m", "invoke", "logs", "a-1", "--follow"],
-                    cwd=ROOT, env=world.environ, stdin=subprocess.DEVNULL, stdout=out,
-                )  # fmt: skip
+                    cwd=ROOT,
+                    env=world.environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                )
             try:
                 for _ in range(10):
                     before = heard.stat().st_size

@@ -148,17 +148,27 @@ class Filed:
 def filed(tmp_path_factory):
     for user in world_of(tmp_path_factory.mktemp("filed"), 60):
         user.world.tell("/faults", {"machines": [{"trait": "idle gpus", "count": None}]})
-        prices = {name: float(user.json("offers", "--rehearse", "--provider", name, "--gpu", gpu)["offers"][0]
-                              ["usd_per_hour"]) for name, gpu in VENDORS.items()}  # fmt: skip
+        prices = {
+            name: float(
+                user.json("offers", "--rehearse", "--provider", name, "--gpu", gpu)["offers"][0]["usd_per_hour"]
+            )
+            for name, gpu in VENDORS.items()
+        }
         lines = {}
         for name, gpu in VENDORS.items():
             pod = {"provider": name, "gpu": gpu, "num_gpus": 0}
             path = user.folder / f"set-{name}.yaml"
-            path.write_text(json.dumps({"pods": [
-                {**pod, "name": f"dollar-{name}", "spend_limit": f"{prices[name] * 0.75:.2f}"},
-                {**pod, "name": f"hour-{name}", "ttl_hours": 0.75},
-                {**pod, "name": f"idle-{name}", "idle_stop_minutes": 20, "ttl_hours": 3},
-            ]}))  # fmt: skip
+            path.write_text(
+                json.dumps(
+                    {
+                        "pods": [
+                            {**pod, "name": f"dollar-{name}", "spend_limit": f"{prices[name] * 0.75:.2f}"},
+                            {**pod, "name": f"hour-{name}", "ttl_hours": 0.75},
+                            {**pod, "name": f"idle-{name}", "idle_stop_minutes": 20, "ttl_hours": 3},
+                        ]
+                    }
+                )
+            )
             lines[name] = ["apply", str(path), "--yes"]
         said = user.at_once(lines)
         made = {pod["run"]: pod for pod in user.json("pod.list", "--rehearse")}
@@ -179,8 +189,16 @@ def test_the_pods_of_a_file_are_made(filed):
 
 
 def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_the_run(user):
-    user.world.tell("/faults", {"machines": [rule for vendor in VENDORS for rule in (
-        {"trait": "ghost", "vendor": vendor}, {"trait": "hang", "vendor": vendor, "skip": 1})]})  # fmt: skip
+    user.world.tell(
+        "/faults",
+        {
+            "machines": [
+                rule
+                for vendor in VENDORS
+                for rule in ({"trait": "ghost", "vendor": vendor}, {"trait": "hang", "vendor": vendor, "skip": 1})
+            ]
+        },
+    )
     lines = {name: line(name, "--run-name", f"whole-{name}", "--spend-limit", "5", "--yes") for name in VENDORS}
     begun = {name: user.begin(*words, "--rehearse") for name, words in lines.items()}
 
@@ -222,9 +240,9 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
     calm = ("--phase", "base", "--tag", "calm", *ONE_THREAD, "--seed", "7", "--yes")
     local = user.begin("launch", "--provider", "local", *calm)
-    done = user.at_once({
-        name: line(name, "--run-name", f"spot-{name}", *words, *more[name], gpu=gpu) for name, gpu in SPOT.items()
-    })  # fmt: skip
+    done = user.at_once(
+        {name: line(name, "--run-name", f"spot-{name}", *words, *more[name], gpu=gpu) for name, gpu in SPOT.items()}
+    )
     for name, one in done.items():
         assert one.returncode == 0, one.stderr
         told = json.loads(one.stdout)
@@ -291,10 +309,12 @@ def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
     corpus = user.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     more = ("--source", str(corpus), "--spend-limit", "5", "--yes", "--on-failure")
-    done = user.at_once({
-        f"{kind}-{name}": line(name, "--run-name", f"{kind}-{name}", *more, kind)
-        for kind, name in (("keep", "lium"), *(("end", name) for name in VENDORS))
-    })  # fmt: skip
+    done = user.at_once(
+        {
+            f"{kind}-{name}": line(name, "--run-name", f"{kind}-{name}", *more, kind)
+            for kind, name in (("keep", "lium"), *(("end", name) for name in VENDORS))
+        }
+    )
     for name, one in done.items():
         assert one.returncode == 1 and f"{name} failed" in one.stderr, one.stderr
         assert f"inv logs --rehearse {name} --errors" in one.stderr, one.stderr
@@ -310,8 +330,10 @@ def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_ha
     said = typed(user, ["9\n", "x\n", "q\n"], "--provider", "shadeform", "--profile", "d20", "--phase", "base")
     assert said.count("Select instance [1-3] or 'q' to quit:") == 3 and "nothing was rented" in said
     before = user.calls("create")
-    lines = [line(name, "--run-name", f"menu-{name}", "--detach", "--spend-limit", "5", "--steps", "5000")
-             for name in VENDORS]  # fmt: skip
+    lines = [
+        line(name, "--run-name", f"menu-{name}", "--detach", "--spend-limit", "5", "--steps", "5000")
+        for name in VENDORS
+    ]
     with ThreadPoolExecutor(len(lines)) as pool:
         said = "".join(pool.map(lambda words: typed(user, ["2\n"], *words[1:]), lines))
     assert all(f"inv down --rehearse menu-{name}" in said for name in VENDORS), said
@@ -379,8 +401,11 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
         offers = user.json("offers", "--rehearse", "--provider", name)["offers"]  # earlier tests may have the cheapest
         offers = [one for one in offers if one["gpu"] and gpus.is_for_training(one["gpu"])]
         kinds = "|".join({one["gpu"] for one in offers})  # the cheapest may be doubtful, and come last
-        (note,) = (one for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
-                   if one.startswith("machine: "))  # fmt: skip
+        (note,) = (
+            one
+            for one in user.json("launch", "--rehearse", "--provider", name, "--dry-run")["notes"]
+            if one.startswith("machine: ")
+        )
         said = rf"machine: 1 x ({kinds}) at 0\.\d+ USD/h; the price decides: the plan needs 1\.2 GB of memory on each"
         assert re.match(said, note), (said, note)
     short = user.begin("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
@@ -401,8 +426,21 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     held = user.begin("launch", "--rehearse", "--provider", "lium", "--deploy-only", "--dry-run")
     _, said = held.communicate(timeout=60)
     assert held.returncode == 0 and re.search(r"machine: 1 x \S+ at 0\.\d+ USD/h", said), said
-    large = user.begin("launch", "--rehearse", "--provider", "lium", "--profile", "qwen3_4b", "--phase", "base",
-                       "--gpu", "RTX4090", "--num-gpus", "1", "--dry-run")  # fmt: skip
+    large = user.begin(
+        "launch",
+        "--rehearse",
+        "--provider",
+        "lium",
+        "--profile",
+        "qwen3_4b",
+        "--phase",
+        "base",
+        "--gpu",
+        "RTX4090",
+        "--num-gpus",
+        "1",
+        "--dry-run",
+    )
     _, said = large.communicate(timeout=60)
     assert large.returncode == 2 and "The smallest change: --gpu RTXPRO6000 (1 x RTXPRO6000, 1.29 USD/h)" in said, said
     assert user.calls("create") == before
@@ -460,8 +498,9 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
     """Return what `inv launch` prints on a terminal where somebody types these answers."""
     controller, terminal = pty.openpty()
     line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
-    process = subprocess.Popen(line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal,
-                               start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
     os.close(terminal)
     said, deadline, rest = "", time.monotonic() + 120, list(answers)
     while time.monotonic() < deadline:

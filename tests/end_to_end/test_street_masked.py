@@ -47,8 +47,12 @@ def test_a_secret_that_a_job_prints_is_masked_wherever_its_log_is_read(world, tm
     (pod / "workdir" / "GO").touch()
     until(lambda: world.verdicts(), "the end of the job")
     export = tmp_path / "page"
-    said = [world.inv("logs", "leaky"), world.inv("logs", "leaky", "--errors"), world.inv("why", "leaky"),
-            world.inv("status", "--json")]  # fmt: skip
+    said = [
+        world.inv("logs", "leaky"),
+        world.inv("logs", "leaky", "--errors"),
+        world.inv("why", "leaky"),
+        world.inv("status", "--json"),
+    ]
     if "page" in packs.installed():
         said.append(world.inv("ui", "--export", str(export)))
     page = "".join(path.read_text(errors="replace") for path in export.rglob("*") if path.is_file())

@@ -105,8 +105,9 @@ def test_a_terminal_that_is_closed_during_a_launch_is_told_as_that_and_no_machin
     controller, terminal = pty.openpty()
     words = (*L40S, "--tag", "closed", "-n", "closed", "--spend-limit", "5", "--yes", "--no-accept")
     line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
-    launch = subprocess.Popen(line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal,
-                              start_new_session=True)  # fmt: skip
+    launch = subprocess.Popen(
+        line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
     os.close(terminal)
     said = ""
     while "rent " not in said:

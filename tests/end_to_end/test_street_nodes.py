@@ -138,15 +138,30 @@ def machines(request, tmp_path, hosts):
     listed = []
     for host in found:
         share(host, cache_folder.default_cache())
-        host.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()} OMP_NUM_THREADS=1 "
-                        + " ".join(f"{key}={value}" for key, value in QUICK.items())]  # fmt: skip
+        host.options = [
+            f"-oSetEnv=SLIPWAY_ENVIRONMENTS={cache_folder.default_cache()} OMP_NUM_THREADS=1 "
+            + " ".join(f"{key}={value}" for key, value in QUICK.items())
+        ]
         host.stop()
         host.start()
-        listed.append({"ip": host.address.host, "user": host.address.user, "identity_file": host.address.key,
-                       "python": getattr(sys, "_base_executable", sys.executable)})  # fmt: skip
+        listed.append(
+            {
+                "ip": host.address.host,
+                "user": host.address.user,
+                "identity_file": host.address.key,
+                "python": getattr(sys, "_base_executable", sys.executable),
+            }
+        )
     (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"hosts": listed}}))
-    one = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "SLIPWAY_PROVIDER": "ssh",
-                           "SLIPWAY_ACCEPT_FREE_GB": "1", "SLIPWAY_ACCEPT_DISK_MB_S": "1"})  # fmt: skip
+    one = World(
+        tmp_path,
+        {
+            "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+            "SLIPWAY_PROVIDER": "ssh",
+            "SLIPWAY_ACCEPT_FREE_GB": "1",
+            "SLIPWAY_ACCEPT_DISK_MB_S": "1",
+        },
+    )
     yield one, found
     one.inv("down", "--all")
 

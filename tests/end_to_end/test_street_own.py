@@ -41,13 +41,25 @@ class Rack:
 
     def rent(self, order: dict) -> dict:
         name = f"m{len(self.pods) + 1}"
-        pod = self.pods[name] = Pod(self.folder / name, Hardware(gpu="NVIDIA L40S", num_gpus=1, vram_gb=48),
-                                    (order["ssh_key"],) if order["ssh_key"] else ())  # fmt: skip
+        pod = self.pods[name] = Pod(
+            self.folder / name,
+            Hardware(gpu="NVIDIA L40S", num_gpus=1, vram_gb=48),
+            (order["ssh_key"],) if order["ssh_key"] else (),
+        )
         host, port = pod.start() or ("", 22)
         at = time.time()
-        self.machines[name] = {"id": name, "token": order["token"], "run": order["run"], "state": "running",
-                               "user": "root", "host": host, "port": port, "usd_per_hour": KIND["usd_per_hour"],
-                               "created": int(at), "ends": at + order["seconds"]}  # fmt: skip
+        self.machines[name] = {
+            "id": name,
+            "token": order["token"],
+            "run": order["run"],
+            "state": "running",
+            "user": "root",
+            "host": host,
+            "port": port,
+            "usd_per_hour": KIND["usd_per_hour"],
+            "created": int(at),
+            "ends": at + order["seconds"],
+        }
         return self.machines[name]
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
@@ -99,8 +111,15 @@ def rack(tmp_path):
 
 def world_of(rack: Rack, folder: Path, *more: str) -> World:
     words = ",".join([str(ROOT / "examples" / "own" / "lab.py"), *more])
-    return World(folder, {"SLIPWAY_EXTENSIONS": words, "LAB_URL": rack.url, "LAB_KEY": KEY,
-                          "SLIPWAY_STORE": f"file://{folder}/artifacts"})  # fmt: skip
+    return World(
+        folder,
+        {
+            "SLIPWAY_EXTENSIONS": words,
+            "LAB_URL": rack.url,
+            "LAB_KEY": KEY,
+            "SLIPWAY_STORE": f"file://{folder}/artifacts",
+        },
+    )
 
 
 def rows(world: World, run: str) -> list:
@@ -117,8 +136,24 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
     (offer,) = world.json("offers", "--provider", "lab", "--gpu", "L40S")["offers"]
     assert (offer["provider"], offer["usd_per_hour"]) == ("lab", "0.50")
     rack.is_losing_a_reply = True  # a lost answer rents once
-    launch = ("launch", "--provider", "lab", "--gpu", "L40S", "--num-gpus", "1", "--cmd", "echo hello; sleep 600",
-              "--spend-limit", "5", "--no-accept", "--run-name", "racked", "--detach", "--yes")  # fmt: skip
+    launch = (
+        "launch",
+        "--provider",
+        "lab",
+        "--gpu",
+        "L40S",
+        "--num-gpus",
+        "1",
+        "--cmd",
+        "echo hello; sleep 600",
+        "--spend-limit",
+        "5",
+        "--no-accept",
+        "--run-name",
+        "racked",
+        "--detach",
+        "--yes",
+    )
     world.inv(*launch)
     assert list(rack.machines) == ["m1"] and rack.asked.count("POST /machines") == 1
     (row,) = rows(world, "racked")
@@ -175,9 +210,10 @@ def test_a_provider_of_a_file_is_drilled_as_a_vendor_is_and_its_plan_reads_the_r
     out, err = process.communicate(timeout=900)
     said = json.loads(out)
     assert {one["clause"]: one["state"] for one in said["findings"]} == {
-        **dict.fromkeys("offer slices price token listing timer boot key machine guard log checkpoint delete".split(),
-                        "kept"),
+        **dict.fromkeys(
+            "offer slices price token listing timer boot key machine guard log checkpoint delete".split(), "kept"
+        ),
         **dict.fromkeys(["timer before boot", "host key", "lost reply", "nothing left"], "kept"),
-    }, err  # fmt: skip
+    }, err
     assert process.returncode == 0 and rack.machines == {} and rack.asked.count("POST /machines") == 2
     assert world.json("offers", "--provider", "lab")["drills"]["lab"]["broken"] == []

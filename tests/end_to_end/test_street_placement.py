@@ -56,8 +56,18 @@ def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_
         place.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
         stack.callback(place.world.inv, "rehearse", "--stop")
         config = place.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
-        line = ("serve.up", "demo", "--model", str(place.model("A")), "--provider", "any", "--config", config,
-                "--rehearse", "--dry-run")  # fmt: skip
+        line = (
+            "serve.up",
+            "demo",
+            "--model",
+            str(place.model("A")),
+            "--provider",
+            "any",
+            "--config",
+            config,
+            "--rehearse",
+            "--dry-run",
+        )
         shown = place.world.json(*line)["placement"]
         assert {one["kind"] for one in shown} == {"spot", "on-demand"}
 

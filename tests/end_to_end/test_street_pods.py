@@ -156,8 +156,14 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
 )
 def test_an_apply_that_is_killed_in_the_midst_is_finished_by_the_next_one(world, writes):
     path = write(world, {"name": "a"}, {"name": "b"})
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(writes), "apply", path, "--yes"], cwd=ROOT,
-                            env=world.environ, capture_output=True, text=True, timeout=120)  # fmt: skip
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(writes), "apply", path, "--yes"],
+        cwd=ROOT,
+        env=world.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [op.state for op in rows(world)] == AFTER[writes]
     process = world.begin("apply", path, "--yes")

@@ -26,8 +26,14 @@ run: ls -A ~/data ~/keys
 @pytest.fixture
 def world(tmp_path):
     home = tmp_path / "home"
-    files = {".aws/config": "region = x", ".aws/sso/cache.json": "{}", ".bash_history": "ls", "data/a": "12345",
-             "data/.envrc": "A=1", "work/main.py": "print()"}  # fmt: skip
+    files = {
+        ".aws/config": "region = x",
+        ".aws/sso/cache.json": "{}",
+        ".bash_history": "ls",
+        "data/a": "12345",
+        "data/.envrc": "A=1",
+        "work/main.py": "print()",
+    }
     for name, text in files.items():
         path = home / name if name.startswith(".") else tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,8 +90,16 @@ def test_at_a_terminal_each_hidden_folder_is_a_question_and_no_is_the_default(wo
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path).replace("  ~/history: ~/.bash_history\n", ""))
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "invoke", *launch(world, tmp_path)]
-    process = subprocess.Popen(words, cwd=ROOT, env=world.environ, stdin=theirs, stderr=subprocess.PIPE, text=True,
-                               stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=world.environ,
+        stdin=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     os.close(theirs)
     os.write(ours, b"\n")
     _, told = process.communicate(timeout=200)

@@ -30,8 +30,17 @@ pytestmark = pytest.mark.process
 def test_a_service_from_its_first_request_to_its_end(place):
     model = place.model("Bosun")
     sky = {"zone": "us-east-1a", "image_id": "docker:x", "labels": {"a": "b"}}
-    shown, said = place.world.begin("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
-                                    place.config(resources=sky), "--dry-run").communicate(timeout=GUARD_S)  # fmt: skip
+    shown, said = place.world.begin(
+        "serve.up",
+        "demo",
+        "--model",
+        str(model),
+        "--provider",
+        "local",
+        "--config",
+        place.config(resources=sky),
+        "--dry-run",
+    ).communicate(timeout=GUARD_S)
     assert "own" in shown and place.world.processes() == []
     assert all(f"resources.{name}: for sky serve up only; here " in said for name in sky), said
     up = place.up("demo", model, "--config", place.config())
@@ -310,8 +319,16 @@ def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_dela
 
 
 def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
-    up = place.world.begin("serve.up", "demo", "--model", str(place.model("A", start_s=3.0)), "--provider", "local",
-                           "--config", place.config(1))  # fmt: skip
+    up = place.world.begin(
+        "serve.up",
+        "demo",
+        "--model",
+        str(place.model("A", start_s=3.0)),
+        "--provider",
+        "local",
+        "--config",
+        place.config(1),
+    )
     said = up.communicate(timeout=GUARD_S)[1]
     assert up.returncode == 0 and re.search(r"demo-0 STARTING: .*compiling [\d.]+ s so far\n", said), said
     assert re.search(r"demo-0 READY: .*compiling [\d.]+ s", said), said

@@ -88,8 +88,12 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     world.take(stock)
     corpus = world.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
-    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3},
-            {"name": "broken", "source": str(corpus)}]  # fmt: skip
+    runs = [
+        {"name": "short", "ttl": "1s", "steps": 999},
+        {"name": "long", "steps": 60},
+        {"name": "after", "seed": 3},
+        {"name": "broken", "source": str(corpus)},
+    ]
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))
@@ -184,8 +188,10 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     (user.folder / "open.yaml").write_text(
         json.dumps({"each": each, "runs": [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]})
     )
-    for more, machine in (((), "open.a and 1 other run: machine: 1 x RTX4090 at 0.28 USD/h"),
-                          (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.34137 USD/h")):  # fmt: skip
+    for more, machine in (
+        ((), "open.a and 1 other run: machine: 1 x RTX4090 at 0.28 USD/h"),
+        (("--pack", "2"), "each run: machine: 1 x RTX4090 at 0.34137 USD/h"),
+    ):
         planning = user.begin("sweep", str(user.folder / "open.yaml"), "--rehearse", "--dry-run", *more)
         _, err = planning.communicate(timeout=60)
         assert planning.returncode == 0 and machine in err, err

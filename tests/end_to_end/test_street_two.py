@@ -98,8 +98,11 @@ def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, trained)
     kept = kept_name("base_checkpoints/tiny", before)
     reference = root / "references" / "service-mine.json"
     reference.parent.mkdir(exist_ok=True)
-    reference.write_text(json.dumps({"schema": 1, "owner": "service mine", "until": time.time() + 600,
-                                     "reads": [["base_checkpoints", before]]}))  # fmt: skip
+    reference.write_text(
+        json.dumps(
+            {"schema": 1, "owner": "service mine", "until": time.time() + 600, "reads": [["base_checkpoints", before]]}
+        )
+    )
     assert world.json("store.gc", "--older", "1s")["removed"] == []
     reference.write_text("{")
     assert "service-mine.json" in world.json("store.gc", "--older", "1s", code=1)["error"]

@@ -36,15 +36,27 @@ def test_the_boot_of_the_manifest_trains_on_the_volume_and_a_second_pod_takes_wh
         (volume / "raw_corpus.txt").write_text("".join(f"{line}\n" for line in lines))
         profile = volume / "toy.yaml"  # 200 lines make few words
         profile.write_text("profile: tiny\nmodel: {vocab_size: 300}\n")
-        knobs = {"RUN_EXPERIMENT": NAME, "RUN_CONFIG": profile, "RUN_INPUT": volume / "raw_corpus.txt",
-                 "SHARD_LINES": 50, "OMP_NUM_THREADS": 1}  # fmt: skip
+        knobs = {
+            "RUN_EXPERIMENT": NAME,
+            "RUN_CONFIG": profile,
+            "RUN_INPUT": volume / "raw_corpus.txt",
+            "SHARD_LINES": 50,
+            "OMP_NUM_THREADS": 1,
+        }
         for run, shard in (("first", 1), ("second", 0)):
             given = [f"--env={name}={value}" for name, value in {**knobs, "RUN_SHARD": shard}.items()]
             user.inv("launch", str(MANIFEST), "--volume", VOLUME, *given, "--rehearse", "--run-name", run, "--yes")
             log = (user.store / "logs" / run / "run.log").read_text()
             if run == "first":
-                stages = ["directories: 6 new folders", "shards: 5 shards, 200 lines", "tokenizer: made, 300 ids",
-                          "config: ", "TensorBoard: port 6006", "training: tokens, base", "Next: "]  # fmt: skip
+                stages = [
+                    "directories: 6 new folders",
+                    "shards: 5 shards, 200 lines",
+                    "tokenizer: made, 300 ids",
+                    "config: ",
+                    "TensorBoard: port 6006",
+                    "training: tokens, base",
+                    "Next: ",
+                ]
                 assert [log.index(one) for one in stages] == sorted(log.index(one) for one in stages)
                 shards = {path: path.stat().st_mtime_ns for path in (volume / "datasets" / "train" / NAME).iterdir()}
                 assert len(shards) > 3

@@ -189,8 +189,11 @@ def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tm
         for store, kills in (("undisturbed", False), ("store", True)):
             pods.store = tmp_path / store
             world = trainer.World(pods.store, tmp_path, inputs[1])
-            config = {"making": asdict(world.making()), "spec": asdict(trainer.tiny(steps=40)),
-                      "keeping": asdict(Keeping(save_every=10, reserve_bytes=0))}  # fmt: skip
+            config = {
+                "making": asdict(world.making()),
+                "spec": asdict(trainer.tiny(steps=40)),
+                "keeping": asdict(Keeping(save_every=10, reserve_bytes=0)),
+            }
             step = module("base", config=json.loads(json.dumps(config)))
             step = replace(step, words=("-m", "trainer", "base"))
             pod = pods.new(step, environ={"OMP_NUM_THREADS": "1"})

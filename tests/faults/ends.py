@@ -115,7 +115,7 @@ class Rig:
 
     def _begun(
         self, running: Running, folder: Path, chance: random.Random, number: int, index: int, kind: str
-    ) -> Trial:  # fmt: skip
+    ) -> Trial:
         stage = (
             chance.choice(self.stages)
             if kind == "laptop"
@@ -130,8 +130,12 @@ class Rig:
             running.fault()
         own = folder / f"run-{number}-{index}"
         own.mkdir()
-        environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(own / "journal.db"),
-                   "SLIPWAY_BOOT_S": f"{LONG_S * SPEED:.0f}", "PYTHONPATH": str(ROOT)}  # fmt: skip
+        environ = {
+            "SLIPWAY_CLOCK_SCALE": str(SPEED),
+            "SLIPWAY_STATE_FILE": str(own / "journal.db"),
+            "SLIPWAY_BOOT_S": f"{LONG_S * SPEED:.0f}",
+            "PYTHONPATH": str(ROOT),
+        }
         about = running.about["runpod"]
         environ |= {"SLIPWAY_RUNPOD_URL": about["url"], VENDORS["runpod"].upper(): about["key"]}
         one = Trial(kind, stage, own, environ)

@@ -60,8 +60,16 @@ class JsonJournal:
         return op
 
     def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
-        op = Op(token=pod.token, run=f"orphan-{pod.token[-8:]}", vendor=pod.provider, state=state, reason=reason,
-                remote_id=pod.pod_id, rate=pod.micro_usd_per_hour, last_seen_at=int(time.time()))  # fmt: skip
+        op = Op(
+            token=pod.token,
+            run=f"orphan-{pod.token[-8:]}",
+            vendor=pod.provider,
+            state=state,
+            reason=reason,
+            remote_id=pod.pod_id,
+            rate=pod.micro_usd_per_hour,
+            last_seen_at=int(time.time()),
+        )
         with self._changing("claim") as rows:
             rows[op.token] = op
         return op

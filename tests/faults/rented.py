@@ -42,8 +42,17 @@ true_gettime = time.clock_gettime
 
 def offers_file(folder: Path) -> Path:
     """Enough of everything: a trial never waits for another one's machine."""
-    row = {"gpu": "L40S", "chip": "NVIDIA L40S", "num_gpus": 1, "vram_gb": 48, "cpus": 16, "memory_gb": 64,
-           "disk_gb": 500, "usd_per_hour": "1.00", "stock": 100_000}  # fmt: skip
+    row = {
+        "gpu": "L40S",
+        "chip": "NVIDIA L40S",
+        "num_gpus": 1,
+        "vram_gb": 48,
+        "cpus": 16,
+        "memory_gb": 64,
+        "disk_gb": 500,
+        "usd_per_hour": "1.00",
+        "stock": 100_000,
+    }
     rows: list[dict[str, Any]] = [
         {**row, "vendor": "shadeform", "kind": "L40S", "cloud": "hyperstack", "regions": ["canada-1"]},
         {**row, "vendor": "runpod", "kind": "NVIDIA L40S", "cloud": "SECURE", "regions": ["US-KS-2"]},

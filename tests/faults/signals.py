@@ -160,8 +160,22 @@ class Rig:
         watch_requests(points)
         running = importlib.import_module("invoke.main").program
         os.chdir(ROOT)
-        sys.argv = ["inv", "pod.create", "--provider", vendor, "--gpu", "L40S", "--num-gpus", "1", "--run-name", RUN,
-                    "--ttl", "24h", "--no-accept", "--yes"]  # fmt: skip
+        sys.argv = [
+            "inv",
+            "pod.create",
+            "--provider",
+            vendor,
+            "--gpu",
+            "L40S",
+            "--num-gpus",
+            "1",
+            "--run-name",
+            RUN,
+            "--ttl",
+            "24h",
+            "--no-accept",
+            "--yes",
+        ]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         try:
@@ -170,9 +184,15 @@ class Rig:
             tell("exit", str(leaving.code if isinstance(leaving.code, int) else bool(leaving.code) + 0))
 
     def _environ(self, vendor: str, folder: Path) -> dict[str, str]:
-        found = {**environ(folder), "SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_PODS": str(folder / "pods"),
-                 "SLIPWAY_STATE_FILE": str(journal_of(folder)), "SLIPWAY_STORE": str(folder / "store"),
-                 "SLIPWAY_SPEND_CAP_USD": "", "SLIPWAY_REHEARSAL": ""}  # fmt: skip
+        found = {
+            **environ(folder),
+            "SLIPWAY_CLOCK_SCALE": str(SPEED),
+            "SLIPWAY_PODS": str(folder / "pods"),
+            "SLIPWAY_STATE_FILE": str(journal_of(folder)),
+            "SLIPWAY_STORE": str(folder / "store"),
+            "SLIPWAY_SPEND_CAP_USD": "",
+            "SLIPWAY_REHEARSAL": "",
+        }
         for name, key in KEYS.items():
             about = self.here.running.about[name]
             found |= {f"SLIPWAY_{name.upper()}_URL": about["url"], key.upper(): about["key"] if name == vendor else ""}
@@ -296,8 +316,15 @@ def main(words: list[str]) -> int:
         folder = Path(text)
         with stage(folder, flags.seed, SPEED, boots=True) as here:
             try:
-                run(Rig(here, manners, folder), random.Random(flags.seed), flags.rounds,
-                    lambda line: print(line, flush=True), flags.most, flags.kind, flags.at)  # fmt: skip
+                run(
+                    Rig(here, manners, folder),
+                    random.Random(flags.seed),
+                    flags.rounds,
+                    lambda line: print(line, flush=True),
+                    flags.most,
+                    flags.kind,
+                    flags.at,
+                )
             except Wrong as wrong:
                 print(f"FAILED (seed {flags.seed}): {wrong}", flush=True)
                 return 1

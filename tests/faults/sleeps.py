@@ -260,8 +260,15 @@ class Trial:
     def _keep(self, vendor: Market, journal: Any) -> None:
         home = RunHome(self.folder / "home")
         home.kept.code.mkdir(parents=True)
-        keeper = RunKeeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], home,
-                           {}, lambda _: None, Terms(boot_s=20.0))  # fmt: skip
+        keeper = RunKeeper(
+            journal,
+            lambda _: vendor,
+            lambda request: vendor.offers(request)[:2],
+            home,
+            {},
+            lambda _: None,
+            Terms(boot_s=20.0),
+        )
         with keeper.keeping(RUN):
             for _ in keeper.keep(journal.ops(run=RUN)[-1]):
                 pass

@@ -75,11 +75,29 @@ class Rig:
 
     def type_it(self) -> None:
         """Type the sweep, again or for the first time."""
-        words = ["sweep", str(self.user.folder / "trials.yaml"), "--provider", self.provider, "--rehearse", "--yes",
-                 "--pods", str(self.pods), "--pack", "1", "--spend-limit", str(self.trials * EACH_USD)]  # fmt: skip
+        words = [
+            "sweep",
+            str(self.user.folder / "trials.yaml"),
+            "--provider",
+            self.provider,
+            "--rehearse",
+            "--yes",
+            "--pods",
+            str(self.pods),
+            "--pack",
+            "1",
+            "--spend-limit",
+            str(self.trials * EACH_USD),
+        ]
         with self.log.open("ab") as log:
-            self.sweep = subprocess.Popen([sys.executable, "-m", "invoke", *words], env=self.user.environ, stdout=log,
-                                          stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+            self.sweep = subprocess.Popen(
+                [sys.executable, "-m", "invoke", *words],
+                env=self.user.environ,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self.typed += 1
 
     @functools.cached_property

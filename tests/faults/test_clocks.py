@@ -61,8 +61,12 @@ class Clock:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"LD_PRELOAD": debian.find(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.path),
-                "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
+        return {
+            "LD_PRELOAD": debian.find(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self.path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
 
 class Laptop:
@@ -72,10 +76,22 @@ class Laptop:
         folder.mkdir()
         self.clock = Clock(folder, shift_s)
         words = [sys.executable, "-m", "tests.faults.laptop"]
-        self.process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, **self.clock.environ}, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        about = {"folder": str(folder), "vendor": vendor, "scale": SPEED, "world": here.running.about[vendor],
-                 "limits": limits, "count": count}  # fmt: skip
+        self.process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env={**os.environ, **self.clock.environ},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        about = {
+            "folder": str(folder),
+            "vendor": vendor,
+            "scale": SPEED,
+            "world": here.running.about[vendor],
+            "limits": limits,
+            "count": count,
+        }
         self._tell(json.dumps(about))
 
     def do(self, what: str) -> dict[str, Any]:

@@ -75,13 +75,14 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
 
 def launch(
     running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = (), speed: float = SPEED
-) -> list[Rented]:  # fmt: skip
+) -> list[Rented]:
     """Launch by a process that is killed as soon as it has handed over."""
     endings = endings or ENDINGS[vendor]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor, speed)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
-    with subprocess.Popen(words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as launcher:  # fmt: skip
+    with subprocess.Popen(
+        words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as launcher:
         assert launcher.stdout is not None and launcher.stderr is not None
         lines = [launcher.stdout.readline() for _ in endings]
         launcher.kill()
@@ -95,8 +96,11 @@ def launch(
 
 def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
     """Return the environment of an installation that knows this world only."""
-    environ = {"SLIPWAY_CLOCK_SCALE": str(speed), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),
-               "SLIPWAY_BOOT_S": f"{LONG_S * speed:.0f}"}  # fmt: skip
+    environ = {
+        "SLIPWAY_CLOCK_SCALE": str(speed),
+        "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),
+        "SLIPWAY_BOOT_S": f"{LONG_S * speed:.0f}",
+    }
     for name, key in VENDORS.items():
         about = running.about[name]
         environ |= {f"SLIPWAY_{name.upper()}_URL": about["url"], key.upper(): about["key"]}

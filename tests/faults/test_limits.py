@@ -44,8 +44,12 @@ while True:
 def narrow() -> Iterator[Callable[[], Path | None]]:
     """Makes memory cgroups of 128 MB without swap, one for each pod; None where we may not make one."""
     v1 = Path("/sys/fs/cgroup/memory")
-    wanted = {"memory.limit_in_bytes": 128 << 20, "memory.memsw.limit_in_bytes": 128 << 20, "memory.max": 128 << 20,
-              "memory.swap.max": 0}  # fmt: skip
+    wanted = {
+        "memory.limit_in_bytes": 128 << 20,
+        "memory.memsw.limit_in_bytes": 128 << 20,
+        "memory.max": 128 << 20,
+        "memory.swap.max": 0,
+    }
     made: list[Path] = []
 
     def make() -> Path | None:

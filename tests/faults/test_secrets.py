@@ -51,12 +51,26 @@ def look_everywhere(host: Host, folder: Path) -> None:
     canaries = {**tokens, **plant(root)}
     machine = {"ip": host.address.host, "user": host.address.user, "identity_file": host.address.key}
     (folder / "pools.yaml").write_text(json.dumps({"lab": {"hosts": [machine]}}))
-    world = World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1",
-                           "SLIPWAY_ACCEPT_DISK_MB_S": "1", "PYTHONPATH": str(ROOT), **tokens})  # fmt: skip
+    world = World(
+        folder,
+        {
+            "SLIPWAY_POOLS": str(folder / "pools.yaml"),
+            "SLIPWAY_ACCEPT_FREE_GB": "1",
+            "SLIPWAY_ACCEPT_DISK_MB_S": "1",
+            "PYTHONPATH": str(ROOT),
+            **tokens,
+        },
+    )
     count = counted(host)
     with wire() as packets, command_lines() as lines:
-        child = subprocess.Popen([sys.executable, "-c", LAUNCH, root, folder / "store"], cwd=ROOT, text=True,
-                                 env=world.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        child = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, root, folder / "store"],
+            cwd=ROOT,
+            text=True,
+            env=world.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             until(lambda: count.lines() or child.poll() is not None, "work on the host", 60)
             assert child.poll() is None, child.communicate()

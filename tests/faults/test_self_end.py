@@ -101,8 +101,11 @@ def test_the_key_of_lium_may_end_pods_and_nothing_else(running, tmp_path):
 
     rented = len(running.truth()["pods"])
     assert asked(ends) == ""
-    for key, why in (("", "needs LIUM_SELF_END_KEY"), (about["lium"]["key"], "the scope rent and billing as well"),
-                     (about["read_keys"]["lium"], "scope")):  # fmt: skip
+    for key, why in (
+        ("", "needs LIUM_SELF_END_KEY"),
+        (about["lium"]["key"], "the scope rent and billing as well"),
+        (about["read_keys"]["lium"], "scope"),
+    ):
         with pytest.raises(UsageError, match=why):
             asked(key)
     environ = environ_of(running, tmp_path, "shadeform", SPEED)

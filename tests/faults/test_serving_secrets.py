@@ -57,13 +57,33 @@ def test_a_service_leaves_its_secrets_nowhere_and_another_user_gets_nothing_at_i
         environ = dict(re.findall(r"([A-Z_]+)=([^\0]*)", Path(f"/proc/{engine}/environ").read_text()))
         port = words[words.index("--port") + 1]
         other = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
-        theirs = subprocess.run(["python3", "-c", ASK, port], cwd="/", env={"PATH": os.environ["PATH"]},
-                                capture_output=True, text=True, timeout=60, **other)  # fmt: skip
+        theirs = subprocess.run(
+            ["python3", "-c", ASK, port],
+            cwd="/",
+            env={"PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **other,
+        )
         assert theirs.stdout.split() == ["401"] * 3, theirs
-        told = [place.world.inv(*line.split()) for line in ("status", "serve.status demo --all", "serve.logs demo",
-                                                            "serve.logs demo --controller", "config")]  # fmt: skip
-    secret = {**{name: place.world.extra[name] for name in KEYS}, "engine": environ["VLLM_API_KEY"], "client": key,
-              "prompt": prompt, "wrong": wrong}  # fmt: skip
+        told = [
+            place.world.inv(*line.split())
+            for line in (
+                "status",
+                "serve.status demo --all",
+                "serve.logs demo",
+                "serve.logs demo --controller",
+                "config",
+            )
+        ]
+    secret = {
+        **{name: place.world.extra[name] for name in KEYS},
+        "engine": environ["VLLM_API_KEY"],
+        "client": key,
+        "prompt": prompt,
+        "wrong": wrong,
+    }
     assert not {name for name in ("RUNPOD_API_KEY", "LIUM_API_KEY") if secret[name] in str(environ)}
     open_to = {path: path.read_bytes() for path in files(place.folder) if path.stat().st_mode & 0o077}
     assert len(open_to) > 20 and b"serve.fake" in lines
@@ -74,6 +94,10 @@ def test_a_service_leaves_its_secrets_nowhere_and_another_user_gets_nothing_at_i
         if any(form in content for form in forms(value))
     }
     assert seen == set()
-    held = {path.name for path in files(place.folder) for name in (*KEYS, "prompt", "wrong", "client")
-            if secret[name].encode() in path.read_bytes()}  # fmt: skip
+    held = {
+        path.name
+        for path in files(place.folder)
+        for name in (*KEYS, "prompt", "wrong", "client")
+        if secret[name].encode() in path.read_bytes()
+    }
     assert held <= {"secrets.json"}

@@ -73,8 +73,16 @@ class Rig:
         (here.folder / "service.yaml").write_text(
             json.dumps({"service": {"readiness_probe": PROBE, "replicas": 2}, "slipway": {}})
         )
-        up = here.laptop.json("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
-                              str(here.folder / "service.yaml"))  # fmt: skip
+        up = here.laptop.json(
+            "serve.up",
+            "demo",
+            "--model",
+            str(model),
+            "--provider",
+            "local",
+            "--config",
+            str(here.folder / "service.yaml"),
+        )
         self.url = up["endpoint"]
         number = 0
         while sum(self.kills.values()) < kills and time.monotonic() < until:
@@ -88,8 +96,10 @@ class Rig:
     def tell(self, number: int) -> None:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        say(f"round {number}: {sum(self.kills.values())} kills ({kinds}): 0 orphans, 0 duplicates, 0 early ends, "
-            f"0 cut answers called whole; {counts}")  # fmt: skip
+        say(
+            f"round {number}: {sum(self.kills.values())} kills ({kinds}): 0 orphans, 0 duplicates, 0 early ends, "
+            f"0 cut answers called whole; {counts}"
+        )
 
     def round(self, number: int) -> None:
         here = self.site
@@ -128,8 +138,9 @@ class Rig:
         laptop = self.site.laptop
         line = [*laptop.prefix, sys.executable, "-m", "invoke", *words]
         with (self.site.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(line, env=laptop.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    start_new_session=True)  # fmt: skip
+            return subprocess.Popen(
+                line, env=laptop.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def set_of(self, number: int, size: int) -> str:
         path = self.site.folder / f"set{number}.yaml"

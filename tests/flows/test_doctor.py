@@ -111,8 +111,12 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     open_place("hf://us/things").create()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "fake.json").write_text("{}")
-    keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": stores.TOKEN, "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
-            "RUNPOD_API_KEY": ""}  # fmt: skip
+    keys = {
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": stores.TOKEN,
+        "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+        "RUNPOD_API_KEY": "",
+    }
     world = World(tmp_path, keys)
 
     def told(code: int, model: str, **policy: float) -> dict[str, tuple[str, str]]:
@@ -158,8 +162,12 @@ def test_every_provider_has_a_line_enabled_or_disabled_with_the_reason(tmp_path)
     found = told()
     names = ["local", "ssh pools", "runpod", "lium", "shadeform", "skypilot", "slurm"]
     assert [name for name in found if name in names] == names
-    for name, why in (("ssh pools", "there is no inventory"), ("slurm", "there is no inventory"),
-                      ("runpod", "RUNPOD_API_KEY is not set"), ("skypilot", "its client is not here")):  # fmt: skip
+    for name, why in (
+        ("ssh pools", "there is no inventory"),
+        ("slurm", "there is no inventory"),
+        ("runpod", "RUNPOD_API_KEY is not set"),
+        ("skypilot", "its client is not here"),
+    ):
         assert found[name][0] == "off" and found[name][1].startswith(f"disabled: {why}"), found[name]
     assert found["lium"] == ("ok", "enabled: LIUM_API_KEY from shell")
     (tmp_path / "key").touch(mode=0o600)

@@ -139,8 +139,10 @@ def test_the_length_of_work_is_named_in_steps_or_in_tokens(settings, words, said
 def test_conversations_of_others_are_taken_as_full_rows(settings):
     sft = profile_named("d20").phases["sft"]
     machine = machine_with("H100", 8)
-    ours, theirs = (of_phases([replace(sft, mixture=one)], machine, settings).range_s[1]
-                    for one in (sft.mixture, {"hf://user/talk": 1.0}))  # fmt: skip
+    ours, theirs = (
+        of_phases([replace(sft, mixture=one)], machine, settings).range_s[1]
+        for one in (sft.mixture, {"hf://user/talk": 1.0})
+    )
     assert theirs - PHASE_START_S > 5 * (ours - PHASE_START_S)
 
 

@@ -93,8 +93,10 @@ def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact
     said = {"text_column": "body", "filter": "stars > 2", "exhausted": "all"}
     spec, fingerprint = text_of(**said)
     assert {name: spec[name] for name in said} == said
-    others = [text_of(**{**said, name: other})[1] for name, other in
-              (("text_column", "title"), ("filter", "stars > 1"), ("exhausted", "first"))]  # fmt: skip
+    others = [
+        text_of(**{**said, name: other})[1]
+        for name, other in (("text_column", "title"), ("filter", "stars > 1"), ("exhausted", "first"))
+    ]
     assert len({fingerprint, *others}) == 4
     for name, wrong, why in (("filter", "open('x')", "filter"), ("exhausted", "none", "known: first, all")):
         with pytest.raises(ConfigError, match=why):
@@ -184,8 +186,11 @@ def test_five_steps_and_an_hour_make_a_launch_small(settings, journal):
 def renting(tmp_path):
     mine = {"SLIPWAY_STATE_FILE": "journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
     environ = {name: str(tmp_path / path) for name, path in mine.items()}
-    return Settings.load(ROOT, {"profile": "tiny", "provider": "runpod"},
-                         environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20})  # fmt: skip
+    return Settings.load(
+        ROOT,
+        {"profile": "tiny", "provider": "runpod"},
+        environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k" * 20},
+    )
 
 
 def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_least(renting):
@@ -205,8 +210,9 @@ def test_the_first_plan_is_of_a_machine_with_the_gpus_that_the_work_needs_at_lea
 
 
 def test_of_all_configurations_the_launch_is_planned_for_the_one_that_is_picked(renting):
-    one, two, again = (Offer(provider="runpod", offer_id=f"offer-{at}", gpu="L40S", num_gpus=many)
-                       for at, many in enumerate((1, 2, 2)))  # fmt: skip
+    one, two, again = (
+        Offer(provider="runpod", offer_id=f"offer-{at}", gpu="L40S", num_gpus=many) for at, many in enumerate((1, 2, 2))
+    )
     vendor = registry.provider(renting, "runpod")
     for all_configs, offers, number in ((True, (two, again), 2), (False, (two, one, again), 1)):
         asked = resolved(renting, provider="runpod", all_configs=all_configs, on_failure="keep")

@@ -55,17 +55,26 @@ def planned(settings: Settings, **flags) -> Plan:
 
 
 def ran(
-    settings: Settings, journal: Journal, plan: Plan, run: str = "calm-ox-1", slower: float = 1.0,
-    is_carried: bool = False, **said,
-) -> Op:  # fmt: skip
+    settings: Settings,
+    journal: Journal,
+    plan: Plan,
+    run: str = "calm-ox-1",
+    slower: float = 1.0,
+    is_carried: bool = False,
+    **said,
+) -> Op:
     """A run that is over, as its pod has left it; `said`: more of its progress. `is_carried`: as on a rented pod."""
     folder = PodFolder(settings.pods / run)
     before = [step("fetch", ASKED_AT + 6.5, 0.4, [])] if is_carried else []
     job = with_courier(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
     token = f"sw1-{journal.installation}-{run}-{len(journal.ops())}"
     op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=job.to_json())
-    for event, facts in (("sending", {}), ("created", {"remote_id": f"{token}@{run}", "address": str(folder.root)}),
-                         ("armed", {}), ("gone", {"reason": "its work has ended"})):  # fmt: skip
+    for event, facts in (
+        ("sending", {}),
+        ("created", {"remote_id": f"{token}@{run}", "address": str(folder.root)}),
+        ("armed", {}),
+        ("gone", {"reason": "its work has ended"}),
+    ):
         op = journal.advance(op, event, **facts)
     learned.remember(op, plan, ASKED_AT, settings)
     at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, []), *before]  # it was built
@@ -86,8 +95,16 @@ def with_around(plan: Plan, around: Expected) -> Plan:
 
 
 def step(name: str, at: float, seconds: float, marks: list) -> dict:
-    return {"name": name, "state": "done", "attempts": 1, "started_at": at, "ended_at": at + seconds, "marks": marks,
-            "others_share": 0.01, "elapsed_s": seconds}  # fmt: skip
+    return {
+        "name": name,
+        "state": "done",
+        "attempts": 1,
+        "started_at": at,
+        "ended_at": at + seconds,
+        "marks": marks,
+        "others_share": 0.01,
+        "elapsed_s": seconds,
+    }
 
 
 def test_a_plan_is_by_the_table_until_something_has_run_and_then_by_what_it_took(settings, journal):
@@ -186,10 +203,18 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
     plan = planned(settings)
     op = ran(settings, journal, plan)
     now = ASKED_AT + 17.0
-    steps = [step("text", ASKED_AT + 1, 2.0, []), step("tokenizer", ASKED_AT + 3, 1.0, []),
-             step("tokens", ASKED_AT + 4, 3.0, []),
-             {"name": "base", "state": "running", "started_at": ASKED_AT + 7, "marks": [[4.0, 1 / 12]],
-              "record": {"done": 3, "total": 12, "at": now}}]  # fmt: skip
+    steps = [
+        step("text", ASKED_AT + 1, 2.0, []),
+        step("tokenizer", ASKED_AT + 3, 1.0, []),
+        step("tokens", ASKED_AT + 4, 3.0, []),
+        {
+            "name": "base",
+            "state": "running",
+            "started_at": ASKED_AT + 7,
+            "marks": [[4.0, 1 / 12]],
+            "record": {"done": 3, "total": 12, "at": now},
+        },
+    ]
     view = PodView(run=op.run, provider="local", state="running", progress={"steps": steps, "updated_at": now})
     found = with_left(view, journal, settings)
     low, expected, high = found.left_s

@@ -91,8 +91,10 @@ def test_what_is_typed_stays_and_the_other_follows_from_the_plan():
     pairs = narrowed(fit("tiny", "base"), gpu="H100:8,L40S:1")
     assert pairs.offers == (MIDDLE,) and (pairs.request.gpu, pairs.request.num_gpus) == ("L40S", 1)
     named = narrowed(fit("tiny", "base", named="recipe d20 names 8 x H100"), gpu="H100", num_gpus=8)
-    assert named.reason == "machine: 8 x H100-SXM at 17.00 USD/h; recipe d20 names 8 x H100; another machine: " \
-                           "--gpu, --num-gpus"  # fmt: skip
+    assert (
+        named.reason == "machine: 8 x H100-SXM at 17.00 USD/h; recipe d20 names 8 x H100; another machine: "
+        "--gpu, --num-gpus"
+    )
     by_type = narrowed(fit("tiny", "base"), market=(replace(LARGE, instance_type="h"), SMALL), instance_type="h")
     assert (by_type.request.gpu, by_type.request.num_gpus, by_type.offers[0].instance_type) == ("", 1, "h")
 

@@ -13,8 +13,12 @@ FILE = "examples/service.yaml"  # its limit is 50 USD
 
 
 def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
-    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "RUNPOD_API_KEY": "x" * 32,
-               "SLIPWAY_RUNPOD_URL": "http://127.0.0.1:9"}  # fmt: skip
+    environ = {
+        "SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"),
+        "HOME": str(tmp_path),
+        "RUNPOD_API_KEY": "x" * 32,
+        "SLIPWAY_RUNPOD_URL": "http://127.0.0.1:9",
+    }
     settings = Settings.load(ROOT, {"provider": provider}, environ=environ)
     spec = ServeSpec(name="demo", model="hf://user/repo", engine="torch", provider=provider, config=FILE, **flags)
     with Journal.open(settings.state_file, environ) as journal:

@@ -9,9 +9,19 @@ HOUR = 3600
 
 def pod(name, sent_at, ended_at, rate, **facts):
     lived = {"lived_s": float(ended_at - sent_at), "state": "TERMINATED"} if ended_at else {"state": "READY"}
-    return Op(token=f"sw1-{name}", run="r", vendor="lium", sent_at=sent_at, intent_at=sent_at, ended_at=ended_at,
-              del_requested_at=ended_at, rate=rate, boot_id="b", boot_s=float(sent_at),
-              **{**lived, **facts})  # fmt: skip
+    return Op(
+        token=f"sw1-{name}",
+        run="r",
+        vendor="lium",
+        sent_at=sent_at,
+        intent_at=sent_at,
+        ended_at=ended_at,
+        del_requested_at=ended_at,
+        rate=rate,
+        boot_id="b",
+        boot_s=float(sent_at),
+        **{**lived, **facts},
+    )
 
 
 def test_two_pods_cost_one_after_the_other_and_while_nothing_runs_nothing_is_added():

@@ -125,8 +125,12 @@ def test_only_a_run_that_made_a_model_is_talked_to(making, then):
 
 
 def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_path):
-    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
-               "SLIPWAY_PODS": str(tmp_path / "pods"), "RUNPOD_API_KEY": ""}  # fmt: skip
+    environ = {
+        "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
+        "HOME": str(tmp_path),
+        "SLIPWAY_PODS": str(tmp_path / "pods"),
+        "RUNPOD_API_KEY": "",
+    }
     settings = Settings.load(ROOT, environ=environ)
     with Journal.open(settings.state_file) as journal:
         for number in range(6):
@@ -153,8 +157,11 @@ def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
             if reason:
                 op = journal.advance(journal.advance(op, "end", reason=reason, outcome="failed"), "gone")
         stops = why._stops(journal.ops(run="calm-1"), journal.events("calm-1"))
-        lines = why._lines(RunEvidence(run="calm-1", state="running", rows=journal.ops(run="calm-1")),
-                           journal.events("calm-1"), PodView("calm-1", "runpod", "running"))  # fmt: skip
+        lines = why._lines(
+            RunEvidence(run="calm-1", state="running", rows=journal.ops(run="calm-1")),
+            journal.events("calm-1"),
+            PodView("calm-1", "runpod", "running"),
+        )
     assert stops.count("neither its guard nor its agent was running") == 2 and any("SIGKILL" in one for one in stops)
     assert "silent at" in lines[1] and "at work again from" in lines[1]
 
@@ -177,8 +184,12 @@ def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
     ("its engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
 ])  # fmt: skip
 def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_path, said, cause):
-    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
-               "SLIPWAY_PODS": str(tmp_path / "pods"), "RUNPOD_API_KEY": ""}  # fmt: skip
+    environ = {
+        "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
+        "HOME": str(tmp_path),
+        "SLIPWAY_PODS": str(tmp_path / "pods"),
+        "RUNPOD_API_KEY": "",
+    }
     settings = Settings.load(ROOT, environ=environ)
     done = ProcessStatus.SUCCEEDED
     ends = Member(number=0, version=1, run="demo-0", facts=Facts(launch=done, down=ProcessStatus.RUNNING), why=said)

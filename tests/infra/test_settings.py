@@ -189,7 +189,9 @@ def test_a_vendors_key_that_is_too_short_is_named_as_unlikely_and_none_of_a_rehe
         return [str(one.message) for one in said]
 
     (one,) = warned(RUNPOD_API_KEY="k" * 15, LIUM_API_KEY="l" * 16)
-    assert one == ("RUNPOD_API_KEY is unlikely to be a key of runpod: it has 15 letters, and keys have 16 and more; "
-                   "enter it again: inv init runpod")  # fmt: skip
+    assert one == (
+        "RUNPOD_API_KEY is unlikely to be a key of runpod: it has 15 letters, and keys have 16 and more; "
+        "enter it again: inv init runpod"
+    )
     assert "it has 1 letter," in warned(SHADEFORM_API_KEY="k")[0]
     assert warned() == []

@@ -26,8 +26,14 @@ def named(tmp_path):
     with Journal.open(settings.state_file) as journal:
         for run, (kind, owner) in OWNERS.items():
             folder = str(tmp_path / run)
-            journal.plan(token=new_token(journal.installation), run=run, vendor="local", owner_kind=kind, owner=owner,
-                         address=folder)  # fmt: skip
+            journal.plan(
+                token=new_token(journal.installation),
+                run=run,
+                vendor="local",
+                owner_kind=kind,
+                owner=owner,
+                address=folder,
+            )
         yield lambda *words, all=False: [one.name for one in targets.find(words, all, journal, settings)]
 
 

@@ -116,8 +116,12 @@ def guide(monkeypatch, tmp_path):
     """The names that the examples of SkyPilot's training guide use, in an empty folder."""
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     monkeypatch.chdir(tmp_path)
-    return {"torch": torch, "Dict": dict, "save_checkpoint": checkpoint.save_checkpoint,
-            "load_checkpoint": checkpoint.load_checkpoint}  # fmt: skip
+    return {
+        "torch": torch,
+        "Dict": dict,
+        "save_checkpoint": checkpoint.save_checkpoint,
+        "load_checkpoint": checkpoint.load_checkpoint,
+    }
 
 
 SAVERS = {  # as the guide has them
@@ -172,8 +176,14 @@ FILES = {"save_model": "model", "save_training_state": "training", "save_with_me
 
 @pytest.mark.parametrize("name", SAVERS)
 def test_the_examples_of_the_guide_save_and_load_with_older_files_behind(guide, tmp_path, name):
-    model, loads = torch.nn.Linear(2, 1), {"save_model": [None] * 2, "save_training_state": [60, 50],
-                                           "save_with_metrics": [{"loss": 60.0}, {"loss": 50.0}]}  # fmt: skip
+    model, loads = (
+        torch.nn.Linear(2, 1),
+        {
+            "save_model": [None] * 2,
+            "save_training_state": [60, 50],
+            "save_with_metrics": [{"loss": 60.0}, {"loss": 50.0}],
+        },
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exec(SAVERS[name] + LOADERS[name], guide)
     assert (tmp_path / "checkpoints").is_dir()

@@ -156,10 +156,20 @@ def test_an_export_holds_no_word_of_ours_and_is_read_back_the_same():
 
 def test_every_number_of_scaling_says_what_it_is_for():
     about = {name: said for name, _, said in reference.keys(service.ServiceFile)}
-    for name in ("min_replicas", "max_replicas", "target_qps_per_replica", "upscale_delay_seconds",
-                 "downscale_delay_seconds"):  # fmt: skip
+    for name in (
+        "min_replicas",
+        "max_replicas",
+        "target_qps_per_replica",
+        "upscale_delay_seconds",
+        "downscale_delay_seconds",
+    ):
         assert len(about[f"`service.replica_policy.{name}`"]) > 20, name
     text = (ROOT / "serve" / "service.yaml").read_text()
-    for advice in ("always on; the number of own machines", "the budget for bursts", "raise it when replicas end",
-                   "lower: faster answers, higher cost", "higher: steadier, dearer"):  # fmt: skip
+    for advice in (
+        "always on; the number of own machines",
+        "the budget for bursts",
+        "raise it when replicas end",
+        "lower: faster answers, higher cost",
+        "higher: steadier, dearer",
+    ):
         assert advice in text

@@ -90,8 +90,12 @@ def test_every_key_that_is_read_is_one_for_skyserve(sky, tmp_path):
     (tmp_path / "weights").mkdir()
     said = sky("task", exported(EVERYTHING.replace("workdir: .", ""), str(tmp_path / "weights")))
     assert said["envs"] == {
-        "PORT": "8001", "DEBUG": "true", "HOST": "0.0.0.0", "MODEL": "/model", "SERVED_NAME": "mine"
-    }  # fmt: skip
+        "PORT": "8001",
+        "DEBUG": "true",
+        "HOST": "0.0.0.0",
+        "MODEL": "/model",
+        "SERVED_NAME": "mine",
+    }
     assert said["mounts"] == {"/model": str(tmp_path / "weights")}
 
 

@@ -88,8 +88,15 @@ def problem_of(line: GuideLine, world: World) -> str:
             typed = [*shlex.split(line.practice), *typed[:at], *typed[at:]]
         words = [*shlex.split(INV), *(one.replace("{home}", values["home"]) for one in typed)]
     try:
-        done = subprocess.run(words, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=LIMIT_S,
-                              stdin=subprocess.DEVNULL)  # fmt: skip
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env=world.environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return f"not over after {LIMIT_S:g} s"
     said = " ".join((done.stdout + done.stderr).split())

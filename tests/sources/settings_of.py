@@ -40,8 +40,11 @@ BITNET_LARGE = {
 def with_models(home: Path, stack: ExitStack) -> dict[str, str]:
     """Return the address of a hub with the published models that the jobs name: their shapes, without weights."""
     repos = {}
-    for name, shape in (("Qwen/Qwen3-4B", QWEN3_4B), ("HuggingFaceTB/SmolLM2-135M", SMOLLM2_135M),
-                        ("1bitLLM/bitnet_b1_58-large", BITNET_LARGE)):  # fmt: skip
+    for name, shape in (
+        ("Qwen/Qwen3-4B", QWEN3_4B),
+        ("HuggingFaceTB/SmolLM2-135M", SMOLLM2_135M),
+        ("1bitLLM/bitnet_b1_58-large", BITNET_LARGE),
+    ):
         folder = home / "published" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(shape))

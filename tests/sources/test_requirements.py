@@ -23,8 +23,11 @@ NOT_RUN = ("skip", "xfail")  # marks of a test that asserts nothing on any machi
 def defined(path: str) -> dict[str, list[str]]:
     """Return the names of a file's tests, each with its decorators."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return {node.name: [ast.unparse(one) for one in node.decorator_list] for node in tree.body
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}  # fmt: skip
+    return {
+        node.name: [ast.unparse(one) for one in node.decorator_list]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 @pytest.mark.parametrize("source", LAST)

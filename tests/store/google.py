@@ -49,11 +49,19 @@ class Google(ThreadingHTTPServer):
         """The content of the key file of an account that may do all."""
         from cryptography.hazmat.primitives import serialization
 
-        pem = self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                                     serialization.NoEncryption())  # fmt: skip
-        return json.dumps({"type": "service_account", "project_id": "canary-project", "private_key_id": "1",
-                           "private_key": pem.decode(), "client_email": "slip@canary-project.iam",
-                           "token_uri": f"{self.url}/token"})  # fmt: skip
+        pem = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return json.dumps(
+            {
+                "type": "service_account",
+                "project_id": "canary-project",
+                "private_key_id": "1",
+                "private_key": pem.decode(),
+                "client_email": "slip@canary-project.iam",
+                "token_uri": f"{self.url}/token",
+            }
+        )
 
     def token_for(self, form: str) -> str:
         from cryptography.hazmat.primitives import hashes
@@ -133,8 +141,9 @@ class Handler(BaseHTTPRequestHandler):
         if place.path == "/storage/v1/b" and self.command == "POST":
             self.server.buckets.setdefault(json.loads(body)["name"], {})
             return self.say({})
-        found = re.fullmatch(r"(/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/rewriteTo/b/[^/]+/o/([^/]+))?)?",
-                             place.path)  # fmt: skip
+        found = re.fullmatch(
+            r"(/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/rewriteTo/b/[^/]+/o/([^/]+))?)?", place.path
+        )
         assert found, self.path
         bucket, name, to = found[2], unquote(found[3] or ""), unquote(found[4] or "")
         if bucket not in self.server.buckets:
@@ -167,8 +176,10 @@ class Handler(BaseHTTPRequestHandler):
     def page(self, objects: dict[str, tuple[bytes, int]], query: dict[str, str]) -> None:
         names = sorted(name for name in objects if name.startswith(query.get("prefix", "")))
         names = [name for name in names if name > query.get("pageToken", "")]
-        items = [{"name": name, "size": str(len(objects[name][0])), "generation": str(objects[name][1])}
-                 for name in names[:PAGE]]  # fmt: skip
+        items = [
+            {"name": name, "size": str(len(objects[name][0])), "generation": str(objects[name][1])}
+            for name in names[:PAGE]
+        ]
         more = {"nextPageToken": names[PAGE - 1]} if len(names) > PAGE else {}
         self.say({**({"items": items} if items else {}), **more})
 

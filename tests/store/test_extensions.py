@@ -123,8 +123,11 @@ def test_a_module_goes_along_with_its_package_and_is_found_without_running_any_o
     monkeypatch.syspath_prepend(str(tmp_path))
     write("my_lab/__init__.py", "")
     write("my_lab/parts/weights.py", "BASE = 10\n")
-    write("my_lab/judge.py", "from my_lab.parts import weights\nfrom .parts.weights import BASE\n"
-                             "def reward(question, answer, completion):\n    return BASE + weights.BASE\n")  # fmt: skip
+    write(
+        "my_lab/judge.py",
+        "from my_lab.parts import weights\nfrom .parts.weights import BASE\n"
+        "def reward(question, answer, completion):\n    return BASE + weights.BASE\n",
+    )
     found = extensions.find("my_lab.judge", "reward", "judge")
     assert (found.name, found.adds) == ("judge", ("reward",))
     shipped = extensions.of_text(found.text, "judge")

@@ -30,9 +30,13 @@ GONE = r"\r +\r"
 def test_the_line_moves_until_the_wait_is_over_and_gives_way_to_what_is_told():
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
     os.close(theirs)
     seen = ""
     try:

@@ -45,8 +45,12 @@ def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
     assert {name: one.size for name, one in place.listing().items()} == {"a": 5, "deep/down/large": 700_000}
     assert list(place.listing("deep")) == ["deep/down/large"] and place.listing("nowhere") == {}
     assert [place.get("a", start, stop) for start, stop in ((0, 5), (1, 3), (3, 99), (5, 9), (7, 9))] == [
-        b"hello", b"el", b"lo", b"", b"",
-    ]  # fmt: skip
+        b"hello",
+        b"el",
+        b"lo",
+        b"",
+        b"",
+    ]
     assert place.get("deep/down/large", 600_000, 700_000) == LARGE[600_000:]
     assert place.sha256("deep/down/large") == digest(LARGE)
     with pytest.raises(FileNotFoundError):
@@ -168,8 +172,13 @@ def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, t
         place.put({f"{where}/c": b"?"})
     else:
         place.put({f"{where}/ARTIFACT.json": b"{"})
-    words = {"flipped": "sha256 differs", "shorter": "has 699999 bytes", "missing": "is missing",
-             "more": "not in its manifest", "garbled": "cannot be used"}[damage]  # fmt: skip
+    words = {
+        "flipped": "sha256 differs",
+        "shorter": "has 699999 bytes",
+        "missing": "is missing",
+        "more": "not in its manifest",
+        "garbled": "cannot be used",
+    }[damage]
     assert words in store.check(where).problem
     assert words in {one.name: one for some in store.everything() for one in some}[where].problem
     assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # of the other name

@@ -47,8 +47,10 @@ def test_a_lease_that_cannot_be_read_stops_who_removes_and_is_told_to_who_plans(
 
 
 def test_what_no_name_and_no_lease_refers_to_is_found_and_nothing_of_which_nobody_knows_what_it_is():
-    kept = [Artifact(kept_name("base_checkpoints/x", one), one, published_at=at) for one, at in
-            (("f1", 5.0), ("f2", 1.0), ("f3", 2.0), ("f4", 50.0), ("f5", 3.0))]  # fmt: skip
+    kept = [
+        Artifact(kept_name("base_checkpoints/x", one), one, published_at=at)
+        for one, at in (("f1", 5.0), ("f2", 1.0), ("f3", 2.0), ("f4", 50.0), ("f5", 3.0))
+    ]
     kept.append(Artifact(kept_name("base_checkpoints/x", "f6"), "", "its manifest cannot be used"))
     named = [Artifact("base_checkpoints/tiny", "f1")]
     due = references.unread(named, kept, {("base_checkpoints", "f2")}, 10.0)

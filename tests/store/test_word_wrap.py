@@ -25,8 +25,9 @@ def terminal(monkeypatch):
 def test_lines_end_between_words(terminal):
     said = "noble-curlew-1 succeeded in 1 min 55 s, and all that it has made is in the store."
     assert word_wrap.fitted(said, terminal).split("\n") == [
-        "noble-curlew-1 succeeded in 1 min 55 s, and all that it has", "made is in the store.",
-    ]  # fmt: skip
+        "noble-curlew-1 succeeded in 1 min 55 s, and all that it has",
+        "made is in the store.",
+    ]
 
 
 @pytest.mark.parametrize("command", [

@@ -67,8 +67,12 @@ def curves() -> dict[str, Curve]:
         "rl": Curve(replace(talk, phase="rl", mixture={"sort": 1.0}, rl=RL, rows=16, micro_rows=8, steps=8), "sft"),
     }
     of_packs = {"blocks": in_blocks, "bits": stages}
-    return found | {name: one for pack, make in of_packs.items() if pack in packs.installed()
-                    for name, one in make(plain, talk).items()}  # fmt: skip
+    return found | {
+        name: one
+        for pack, make in of_packs.items()
+        if pack in packs.installed()
+        for name, one in make(plain, talk).items()
+    }
 
 
 def in_blocks(plain: PhaseConfig, talk: PhaseConfig) -> dict[str, Curve]:

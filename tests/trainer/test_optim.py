@@ -108,10 +108,13 @@ def test_adamw_is_that_of_pytorch_bit_by_bit_and_goes_on_from_a_state():
     ours, theirs = tiny_model(), tiny_model()
     optimizer = Optimizer(ours, config)
     peers = [
-        {"params": [dict(theirs.named_parameters())[optimizer.names[one]] for one in group.parameters], "lr": group.lr,
-         "weight_decay": group.decay}
+        {
+            "params": [dict(theirs.named_parameters())[optimizer.names[one]] for one in group.parameters],
+            "lr": group.lr,
+            "weight_decay": group.decay,
+        }
         for group in optimizer.adamw
-    ]  # fmt: skip
+    ]
     peer = torch.optim.AdamW(peers, betas=config.betas, eps=config.eps, fused=True)
     for step in range(6):
         gradients(ours, step)

@@ -82,9 +82,17 @@ def test_passes_are_even_and_never_larger_than_they_may_be():
 
 def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
     config: PhaseConfig = tiny(
-        **{"phase": "sft", "mixture": {"other": 1.0}, "steps": 6, "rows": 12, "micro_rows": 4, "sequence_len": LENGTH,
-           "dtype": "float32", **changes}
-    )  # fmt: skip
+        **{
+            "phase": "sft",
+            "mixture": {"other": 1.0},
+            "steps": 6,
+            "rows": 12,
+            "micro_rows": 4,
+            "sequence_len": LENGTH,
+            "dtype": "float32",
+            **changes,
+        }
+    )
     model = Decoder(config.model)
     initialise(model, 1)
 

@@ -90,8 +90,9 @@ def test_another_tag_is_another_target():
 
 
 def test_the_reserve_that_was_set_is_what_checkpoints_leave_free():
-    plan = resolve(WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"),
-                   limits=Limits(reserve_bytes=7))  # fmt: skip
+    plan = resolve(
+        WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"), limits=Limits(reserve_bytes=7)
+    )
     assert [step.config["keeping"]["reserve_bytes"] for step in plan.job.steps if "keeping" in step.config] == [7, 7, 7]
 
 
@@ -441,8 +442,10 @@ def test_a_plan_names_the_setting_that_is_another_one():
 def test_settings_that_are_long_or_nested_are_named_briefly():
     before = {"a": {"b": 1, "c": [1, 2]}, "gone": None, "text": "x" * 99}
     assert differences(before, {"a": {"b": 2, "c": [1, 2]}, "new": True, "text": ""}) == [
-        "a b 1 -> 2", "new none -> true", f'text {"x" * 37}... -> ""',
-    ]  # fmt: skip
+        "a b 1 -> 2",
+        "new none -> true",
+        f'text {"x" * 37}... -> ""',
+    ]
     assert differences("hostile", {"a": 1}) == [] and differences({}, {"a": 1}) == []
 
 
@@ -489,11 +492,16 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
     for options, said in (
         ({"model.hiden_size": "512"}, "hiden_size is not an option; did you mean hidden_size"),
         ({"model.ternary.haar": "true", "model.intermediate_size": "769"}, "must both be even"),
-        ({"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
-         "model.head_dim: bits3: relation_heads is 8, which does not divide the 90 numbers of all heads; 6 divides 90"),
-        ({"model.max_position_embeddings": "512"},
-         "^--set model.max_position_embeddings: sft: sequence_len is 1024; the model holds 512 positions"),
-    ):  # fmt: skip
+        (
+            {"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
+            "model.head_dim: bits3: relation_heads is 8, which does not divide the 90 numbers of all heads; "
+            "6 divides 90",
+        ),
+        (
+            {"model.max_position_embeddings": "512"},
+            "^--set model.max_position_embeddings: sft: sequence_len is 1024; the model holds 512 positions",
+        ),
+    ):
         with pytest.raises(ConfigError, match=said):
             recipe(replace(BITS, options=options))
 

@@ -109,7 +109,9 @@ def test_the_documents_file_of_a_recipe_means_the_recipe_until_there_is_such_a_f
 
 
 def test_a_file_changes_a_profile(tmp_path):
-    file = write(tmp_path / "wide.yaml", """
+    file = write(
+        tmp_path / "wide.yaml",
+        """
 profile: smoke
 model: {hidden_size: 512, rope_scaling: {kind: linear, factor: 2.0}}
 phases:
@@ -117,7 +119,8 @@ phases:
   sft: {mixture: {identity: 1.0}}
 keeping: {save_every: 3}
 machine: {gpu: L40S}
-""")  # fmt: skip
+""",
+    )
     ours, smoke = profile_named(file), PROFILES["smoke"]()
     assert (ours.name, ours.keeping.save_every, ours.machine) == ("wide", 3, RecipeMachine(gpu="L40S"))
     assert {one.model.hidden_size for one in ours.phases.values()} == {512}
@@ -127,8 +130,12 @@ machine: {gpu: L40S}
     assert ours.phases["mid"] == replace(smoke.phases["mid"], model=base.model)
     assert ours.phases["sft"].mixture == {"identity": 1.0}
     assert recipes.from_file(Path(write(tmp_path / "same.yaml", "profile: smoke\nname: smoke\n"))) == smoke
-    of_guide = {"": RecipeMachine(gpu="B200", num_gpus=8), "machine: {num_gpus: 4}": RecipeMachine(num_gpus=4),
-                "machine: {}": RecipeMachine(), "machine:": RecipeMachine()}  # fmt: skip
+    of_guide = {
+        "": RecipeMachine(gpu="B200", num_gpus=8),
+        "machine: {num_gpus: 4}": RecipeMachine(num_gpus=4),
+        "machine: {}": RecipeMachine(),
+        "machine:": RecipeMachine(),
+    }
     for said, machine in of_guide.items():
         assert profile_named(write(tmp_path / "guide.yaml", f"profile: d20\n{said}\n")).machine == machine
 

@@ -29,8 +29,17 @@ def config_of(phase: str, **rl: Any) -> PhaseConfig:
         return tiny(phase=phase, steps=8, dtype="float32")
     how = RlConfig(group=4, max_new=10, reward=SHORT, eval_every=4, eval_problems=2, test_problems=2, **rl)
     slow = replace(tiny().optimizer, lr=0.003, muon_lr=0.0)
-    return tiny(phase=phase, steps=STEPS, dtype="float32", optimizer=slow, rows=16, micro_rows=8, sequence_len=64,
-                mixture={"sort": 1.0}, rl=how)  # fmt: skip
+    return tiny(
+        phase=phase,
+        steps=STEPS,
+        dtype="float32",
+        optimizer=slow,
+        rows=16,
+        micro_rows=8,
+        sequence_len=64,
+        mixture={"sort": 1.0},
+        rl=how,
+    )
 
 
 @pytest.fixture
@@ -96,8 +105,10 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
     assert lines[0]["moved"] < 1e-4 < lines[1]["moved"]
 
     assert go(config_of("rl"), "plain") == 0
-    lines = [json.loads(line) for line in
-             (world.store / "rl_checkpoints" / "plain" / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    lines = [
+        json.loads(line)
+        for line in (world.store / "rl_checkpoints" / "plain" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert sum(one["reward"] for one in lines[-2:]) > sum(one["reward"] for one in lines[:2])
 
 

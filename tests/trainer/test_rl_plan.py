@@ -306,10 +306,13 @@ def test_processes_that_train_see_their_gpus_alone_and_each_engine_its_part_of_t
 
 def engine_on(folder, device, **rl) -> Vllm:
     phase: Any = SimpleNamespace(
-        tokenizer=SimpleNamespace(stops=[1]), tokenizer_folder=folder, ranks=Ranks(),
-        machine=SimpleNamespace(device=torch.device(device)), checkpoints=SimpleNamespace(folder=folder),
+        tokenizer=SimpleNamespace(stops=[1]),
+        tokenizer_folder=folder,
+        ranks=Ranks(),
+        machine=SimpleNamespace(device=torch.device(device)),
+        checkpoints=SimpleNamespace(folder=folder),
         config=SimpleNamespace(sequence_len=64),
-    )  # fmt: skip
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIPWAY_WORK", str(folder))
         return phase_rl.engine_of(phase, RlConfig(engine="vllm", **rl))

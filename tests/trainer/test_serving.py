@@ -80,10 +80,18 @@ def test_answers_are_what_decoding_says_whole_in_pieces_and_side_by_side(model):
     middle = text[len(text) // 2]
     cut = {**body, "stop": [middle]}
     whole, pieces, short, *wrong = ask(
-        model, body, EngineLimits(), (CHAT, streamed, head), (CHAT, cut, head), (CHAT, body, {}),
-        (CHAT, {**body, "model": "other"}, head), (CHAT, {**body, "messages": []}, head),
-        (CHAT, {**body, "temperature": -1}, head), ("/v1/completions", {"prompt": "a " * 99}, head), ("/v2", {}, head),
-    )  # fmt: skip
+        model,
+        body,
+        EngineLimits(),
+        (CHAT, streamed, head),
+        (CHAT, cut, head),
+        (CHAT, body, {}),
+        (CHAT, {**body, "model": "other"}, head),
+        (CHAT, {**body, "messages": []}, head),
+        (CHAT, {**body, "temperature": -1}, head),
+        ("/v1/completions", {"prompt": "a " * 99}, head),
+        ("/v2", {}, head),
+    )
     found = whole.json()
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(said), "total_tokens": len(ids) + len(said)}
     assert found["choices"][0]["message"] == {"role": "assistant", "content": text}
@@ -100,7 +108,7 @@ def test_what_there_is_no_room_for_is_told_that_the_engine_is_busy(model):
     head = {"Authorization": "Bearer secret"}
     _, *others = ask(
         model, {"model": "demo"}, EngineLimits(max_seqs=1, max_queued=1), *[("/v1/completions", body, head)] * 6
-    )  # fmt: skip
+    )
     assert {one.status_code for one in others} == {200, 503}
     texts = {one.json()["choices"][0]["text"] for one in others if one.status_code == 200}
     assert len(texts) == 1
@@ -111,16 +119,35 @@ def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refus
     question, head = "What does join do?", {"Authorization": "Bearer secret"}
     parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "join do?"}]
     body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 8, "temperature": 0}
-    none = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_p": 1, "n": 1,
-            "response_format": {"type": "text"}}  # fmt: skip
+    none = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "top_p": 1,
+        "n": 1,
+        "response_format": {"type": "text"},
+    }
     image = [*parts, {"type": "image_url", "image_url": {"url": "x"}}]
-    odd = ({"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}, {"min_p": 0.1}, {"logit_bias": {"5": 1}}, {"n": 2},
-           {"response_format": {"type": "json_object"}}, {"top_p": 0}, {"top_p": 1.5},
-           {"messages": [{"role": "user", "content": image}]}, {"messages": ["hi"]})  # fmt: skip
+    odd = (
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.2},
+        {"min_p": 0.1},
+        {"logit_bias": {"5": 1}},
+        {"n": 2},
+        {"response_format": {"type": "json_object"}},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"messages": [{"role": "user", "content": image}]},
+        {"messages": ["hi"]},
+    )
     whole, same, plain, *wrong = ask(
-        model, body, EngineLimits(), (CHAT, {**body, "messages": [{"role": "user", "content": parts}]}, head),
-        (CHAT, {**body, **none}, head), *((CHAT, {**body, **one}, head) for one in odd),
-    )  # fmt: skip
+        model,
+        body,
+        EngineLimits(),
+        (CHAT, {**body, "messages": [{"role": "user", "content": parts}]}, head),
+        (CHAT, {**body, **none}, head),
+        *((CHAT, {**body, **one}, head) for one in odd),
+    )
     said = whole.json()["choices"][0]["message"]
     assert same.json()["choices"][0]["message"] == said == plain.json()["choices"][0]["message"]
     assert [one.status_code for one in wrong] == [400] * len(odd)

@@ -64,8 +64,9 @@ class Saver:
             return False
         self._draft = Draft(self.checkpoints.folder / said["draft"], self.checkpoints.folder / said["target"])
         self._facts, self._is_finishing = facts, False
-        copies = {kind: {name: self._copy(kind, name, one) for name, one in named.items()}
-                  for kind, named in tensors.items()}  # fmt: skip
+        copies = {
+            kind: {name: self._copy(kind, name, one) for name, one in named.items()} for kind, named in tensors.items()
+        }
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous
         self._hurry.clear()

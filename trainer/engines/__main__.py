@@ -98,9 +98,12 @@ def serve(flags: argparse.Namespace) -> None:
     kind = flags.type or gguf_file.read_config(folder).gguf_type
     gguf = flags.gguf or gguf_file.cached(folder, kind)
     limits = server.EngineLimits(
-        max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
-        max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
-    )  # fmt: skip
+        max_seqs=flags.max_seqs,
+        max_queued=flags.max_queued,
+        max_model_len=flags.max_model_len,
+        max_tokens=flags.max_tokens,
+        shutdown_s=flags.shutdown_s,
+    )
     model = LlamaEngine(folder, gguf, kind, flags.max_model_len, flags.max_seqs)
     asyncio.run(server.serve(model, flags.name, flags.port, limits))
 

@@ -77,8 +77,9 @@ class Talk:
             self.has_forgotten = True
             print(
                 f"this model reads {room} tokens at a time: the oldest turns are forgotten from here on",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         self.messages = kept[len(head) :]
         pieces: list[str] = []
         self.tokens = 0

@@ -75,8 +75,9 @@ def _task(one: Mapping[str, Any], folder: Path, chances: Mapping[str, float]) ->
         raise ValueError(f"{label}: {one['dataset_uri']} lies outside of the folder")
     if label not in chances or not 0 <= chances[label] < 1:
         raise ValueError(f"{label}: {CHANCES} does not say what guessing gives")
-    return CoreTask(label, kind, file, int(one["num_fewshot"][0]), str(one.get("continuation_delimiter", " ")),
-                    chances[label])  # fmt: skip
+    return CoreTask(
+        label, kind, file, int(one["num_fewshot"][0]), str(one.get("continuation_delimiter", " ")), chances[label]
+    )
 
 
 def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:

@@ -34,9 +34,10 @@ def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsaf
     exact = max(len(tokenizer.encode(one.answer)) for _, one in problems) + 8
     room = model.config.max_position_embeddings
     config = RlConfig(
-        max_new=min(exact if task not in ("gsm8k", "math", "mbpp") else LONGEST, room // 2), unsafe_rewards=unsafe,
+        max_new=min(exact if task not in ("gsm8k", "math", "mbpp") else LONGEST, room // 2),
+        unsafe_rewards=unsafe,
         samples_each=EACH,
-    )  # fmt: skip
+    )
     judge = judge_of(task, config)
     engine = Embedded(stops(tokenizer), config.side_by_side)
     engine.take(model)
@@ -47,8 +48,9 @@ def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsaf
             drawn = policy.round(problems[:DRAWN], EACH, policy.sampling, 0)
     finally:
         judge.close()
-    right = [sum(one.is_right for one in drawn.rewards[start : start + EACH])
-             for start in range(0, len(drawn.rewards), EACH)]  # fmt: skip
+    right = [
+        sum(one.is_right for one in drawn.rewards[start : start + EACH]) for start in range(0, len(drawn.rewards), EACH)
+    ]
     return {
         f"task {task}": [float(one.is_right) for one in greedy.rewards],
         f"task {task} pass@1": [pass_at(1, one, EACH) for one in right],

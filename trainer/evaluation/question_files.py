@@ -193,15 +193,18 @@ class Asking:
 
     def _choose(self, task: QuestionSet) -> dict[str, list[bool]]:
         """Return correctness by nats per character ("") and by total nats ("acc")."""
-        prompts = [self._prompt(one.text, self._talk(self.shown(task, number)))
-                   for number, one in enumerate(task.questions)]  # fmt: skip
+        prompts = [
+            self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in enumerate(task.questions)
+        ]
         costs = self._costs_of(prompts, [one.choices for one in task.questions])
         both = list(zip(task.questions, costs, strict=True))
         return {
-            "": [least([cost / len(text) for cost, text in zip(some, one.choices, strict=True)]) == one.right
-                 for one, some in both],
+            "": [
+                least([cost / len(text) for cost, text in zip(some, one.choices, strict=True)]) == one.right
+                for one, some in both
+            ],
             "acc": [least(some) == one.right for one, some in both],
-        }  # fmt: skip
+        }
 
     def _letters(self, task: QuestionSet) -> list[bool]:
         """Return correctness of the most likely letter after a lettered list of choices."""

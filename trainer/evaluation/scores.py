@@ -100,8 +100,12 @@ def about_core(
         truths[one.label] = core.right(one, asked[one.label], model, words)
         found = of_share(truths[one.label], [one.file], as_text=True, shots=one.shots)
         measures[f"core {one.label}"] = found | {"chance": one.chance}
-    whole = {"unit": "CORE", "of": sum(map(len, truths.values())), "method": OF_CORE,
-             "material": digest([one.file for one in tasks])}  # fmt: skip
+    whole = {
+        "unit": "CORE",
+        "of": sum(map(len, truths.values())),
+        "method": OF_CORE,
+        "material": digest([one.file for one in tasks]),
+    }
     return {"CORE": {**core.core(tasks, truths).plain(), **whole}, **measures}
 
 
@@ -150,9 +154,11 @@ def is_honest(question: TurnsQuestion, answer: str) -> bool:
 
 
 def by_turn(
-    questions: Sequence[TurnsQuestion], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
+    questions: Sequence[TurnsQuestion],
+    name: str,
+    answer: Callable[[Sequence[Sequence[Message]]], list[str]],
     paths: Sequence[Path],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return measures by turn of multi-turn conversations.
 
     `right turn N` is the accuracy; `leaks turn N` the share of answers naming the persona without being asked.
@@ -198,8 +204,15 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
 def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict[str, Any]:
     found = intervals.share(sum(truths), len(truths))
     rows = [int(one) for one in truths]
-    return {**found.plain(), "unit": SHARE, "of": len(rows), "method": intervals.WILSON, "material": digest(files),
-            **more, "rows": rows}  # fmt: skip
+    return {
+        **found.plain(),
+        "unit": SHARE,
+        "of": len(rows),
+        "method": intervals.WILSON,
+        "material": digest(files),
+        **more,
+        "rows": rows,
+    }
 
 
 def digest(files: Sequence[Path]) -> str:

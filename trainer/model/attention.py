@@ -70,9 +70,16 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds
     rows, heads, length, size = q.shape
     q, k, v = (one.transpose(1, 2).reshape(rows * length, one.shape[1], size) for one in (q, k, v))
     found = varlen_attn(
-        q, k, v, documents.bounds, documents.bounds, documents.longest, documents.longest, window_size=(-1, 0),
+        q,
+        k,
+        v,
+        documents.bounds,
+        documents.bounds,
+        documents.longest,
+        documents.longest,
+        window_size=(-1, 0),
         enable_gqa=heads != k.shape[1],
-    )  # fmt: skip
+    )
     assert isinstance(found, Tensor)  # the log-sum-exp is returned only on request
     return found.view(rows, length, heads, size).transpose(1, 2)
 

@@ -195,10 +195,16 @@ class MLP(nn.Module):
         return self.down_proj(self.ffn_sub_norm(y) if self.has_sub_norm else y)
 
 
-PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten._scaled_mm.default", "torch_attn._varlen_attn.default",
-            "aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_cudnn_attention.default",
-            "aten._scaled_dot_product_efficient_attention.default",
-            "aten._scaled_dot_product_flash_attention_for_cpu.default")  # fmt: skip
+PRODUCTS = (
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten._scaled_mm.default",
+    "torch_attn._varlen_attn.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+)
 
 
 def kept_or_not(about: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
@@ -268,9 +274,15 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
-        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, bounds: Tensor | None = None, *,
-        at: Positions | None = None, capture: Sequence[int] = (),
-    ) -> Any:  # fmt: skip
+        self,
+        ids: Tensor,
+        cache: Kept | None = None,
+        documents: Tensor | None = None,
+        bounds: Tensor | None = None,
+        *,
+        at: Positions | None = None,
+        capture: Sequence[int] = (),
+    ) -> Any:
         """Return hidden states (B, T, d) in `compute_dtype` for ids (B, T), after the final norm.
 
         cache: the ids continue the cached tokens, and their keys and values are appended. documents: (B, T), a number
@@ -318,9 +330,13 @@ class Decoder(nn.Module):
         return capped(logits, self.shape.softcap)
 
     def loss(
-        self, ids: Tensor, targets: Tensor, documents: Tensor | None = None, bounds: Tensor | None = None,
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        documents: Tensor | None = None,
+        bounds: Tensor | None = None,
         counted: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Return the summed cross entropy in nats as an fp32 scalar, ignoring targets (B, T) of -1.
 
         documents, bounds: see `hidden`. counted: (N,), indices of the counted targets in the flattened rows; computing

@@ -37,9 +37,13 @@ def quantised(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> Tensor:
     """Return a @ b.T as bf16 (N, M), for quantized a (N, K) and b (M, K) with their scales."""
     return torch._scaled_mm(
-        a[0].contiguous(), b[0].contiguous().t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16,
+        a[0].contiguous(),
+        b[0].contiguous().t(),
+        scale_a=a[1],
+        scale_b=b[1],
+        out_dtype=torch.bfloat16,
         use_fast_accum=fast,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,14 @@ def generate(
 
 
 def decoding(
-    model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
-    top_k: int, generator: torch.Generator | None,
-) -> Iterator[list[list[int]]] | None:  # fmt: skip
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    stop: Collection[int],
+    max_new: int,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator | None,
+) -> Iterator[list[list[int]]] | None:
     """Return an iterator over new final ids per prompt and pass from a pack's decoding, or None for a plain decoder."""
     how = (prompts, stop, max_new, temperature, top_k, generator)
     found = (one.decoding(model, *how) for one in hooks.of(model.config))
@@ -75,9 +80,14 @@ def decoding(
 
 
 def stream(
-    model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
-    top_k: int = 0, generator: torch.Generator | None = None,
-) -> Iterator[int]:  # fmt: skip
+    model: Decoder,
+    prompt: Sequence[int],
+    stop: Collection[int],
+    max_new: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
     """Yield the continuation of a prompt id by id, up to and excluding the first id in `stop`."""
     own = decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
     if own is not None:

@@ -38,9 +38,15 @@ class ModelHooks:
         return 1
 
     def decoding(
-        self, model: Any, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
-        top_k: int, generator: torch.Generator | None,
-    ) -> Iterator[list[list[int]]] | None:  # fmt: skip
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        stop: Collection[int],
+        max_new: int,
+        temperature: float,
+        top_k: int,
+        generator: torch.Generator | None,
+    ) -> Iterator[list[list[int]]] | None:
         """Yield the new final ids per prompt after each forward pass, the stop id last, or None for the default."""
         return None
 

@@ -97,9 +97,14 @@ class Teacher:
 
 
 def sliced_kl(
-    hidden: Tensor, head: Tensor, targets: Tensor, teacher: Teacher, weights: Tensor, temperature: float,
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    teacher: Teacher,
+    weights: Tensor,
+    temperature: float,
     softcap: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (`weights[0] * nats + weights[1] * divergence`, nats, divergence), fp32 scalars summed over tokens.
 
     nats: cross entropy, detached. divergence: KL(teacher || student) of softmax(logits / temperature), detached; the
@@ -116,9 +121,15 @@ class _CrossEntropyAndKL(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, hidden: Tensor, head: Tensor, targets: Tensor, teacher: Teacher, weights: Tensor, temperature: float,
+        ctx,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        teacher: Teacher,
+        weights: Tensor,
+        temperature: float,
         softcap: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         weight, other = head.to(hidden.dtype), teacher.head.to(teacher.hidden.dtype)
         nats, divergence = hidden.new_zeros((2,), dtype=torch.float32).unbind()
         grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]

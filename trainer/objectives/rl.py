@@ -149,6 +149,10 @@ def worth(targets: np.ndarray, spots: Spots, advantages: np.ndarray, weights: np
     advantages, weights: (answers,). targets, spots: from `as_rows`.
     """
     weighted = advantages * weights
-    each = {"better": np.maximum(weighted, 0), "worse": np.minimum(weighted, 0), "weights": weights,
-            "times": np.ones(len(weights))}  # fmt: skip
+    each = {
+        "better": np.maximum(weighted, 0),
+        "worse": np.minimum(weighted, 0),
+        "weights": weights,
+        "times": np.ones(len(weights)),
+    }
     return {name: added_up(targets, spots, values.tolist()) for name, values in each.items()}

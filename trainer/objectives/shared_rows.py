@@ -64,9 +64,13 @@ class _Row:
 
 
 def as_rows(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int, multiple: int = 16, room: int = 0,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    pad: int,
+    multiple: int = 16,
+    room: int = 0,
     merged: bool = True,
-) -> tuple[dict[str, np.ndarray], Spots]:  # fmt: skip
+) -> tuple[dict[str, np.ndarray], Spots]:
     """Return (batch, spots): prompts with answers as arrays `ids` and `targets`, int64 (rows, T), and target positions.
 
     Only answer ids are targets. Consecutive answers to the same prompt share their common prefix. A row has at most

@@ -52,9 +52,7 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
     if not mixture:
         raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
     files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-    found = Conversations(
-        files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align
-    )  # fmt: skip
+    found = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align)
     if phase.ranks.is_first:
         tell_counts(config.phase, found.counts)
     return found

@@ -35,6 +35,8 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
         except Exception as error:
             raise TrainerError(blame(extension, error)) from error
     if ranks.is_first and (not isinstance(about, dict) or "phase" not in about):
-        raise Refused(f"{extension.where}: phase(run) returned without what run.publish returns, so nothing is made; "
-                      "end it with: return run.publish(model, final, {})")  # fmt: skip
+        raise Refused(
+            f"{extension.where}: phase(run) returned without what run.publish returns, so nothing is made; "
+            "end it with: return run.publish(model, final, {})"
+        )
     return about or {}

@@ -84,9 +84,15 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> RolloutEngine:
         return Elsewhere()
     logs = work_folder().parent / "logs"  # log folder of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
-    opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
-                      rl.side_by_side, rl.temperature, rl.engine_memory,
-                      devices_of(phase, rl.engine_tensor_parallel))  # fmt: skip
+    opening = Opening(
+        phase.checkpoints.folder / ".engine",
+        phase.tokenizer_folder,
+        phase.config.sequence_len,
+        rl.side_by_side,
+        rl.temperature,
+        rl.engine_memory,
+        devices_of(phase, rl.engine_tensor_parallel),
+    )
     return Vllm(stop, opening, log)
 
 

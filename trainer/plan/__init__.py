@@ -13,6 +13,13 @@ from trainer.plan.sources import source_slug
 from trainer.plan.wanted import ROWS, Wanted, load_persona, parse_mixture, parse_phases, profile_named
 
 __all__ = [
-    "ROWS", "Wanted", "load_persona", "parse_mixture", "parse_phases", "profile_named", "recipe", "resolve",
+    "ROWS",
+    "Wanted",
+    "load_persona",
+    "parse_mixture",
+    "parse_phases",
+    "profile_named",
+    "recipe",
+    "resolve",
     "source_slug",
-]  # fmt: skip
+]

@@ -75,8 +75,10 @@ def resolve(
     nodes = recipe(wanted)
     named = {phase_options.phase_of(path)[0] for path in wanted.options} - {phase_options.MODEL}
     if idle := sorted(named - nodes.keys()):
-        raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
-                         f"{', '.join(name for name in nodes if name in PHASES)}")  # fmt: skip
+        raise UsageError(
+            f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
+            f"{', '.join(name for name in nodes if name in PHASES)}"
+        )
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
     remake = wanted.phases if wanted.made == "remake" else ()
@@ -110,8 +112,16 @@ def resolve(
         for one in trained:
             needs_of(one).check(one, request)
         setup = tuple(dict.fromkeys(name for one in trained for name in needs_of(one).environments(one, torch)))
-        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus,
-                  setup=setup)  # fmt: skip
+        job = Job(
+            run,
+            "",
+            tuple(steps),
+            limits,
+            torch=torch,
+            environments=environments,
+            num_gpus=request.num_gpus,
+            setup=setup,
+        )
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
@@ -141,9 +151,18 @@ def resolve(
         fetched = sum(sizes.get((kind_of(nodes[name].artifact), chosen[name].fingerprint), 0) for name in read)
         data = fetched + data_bytes.made([nodes[name].spec for name in due], fetched)
     return Plan(
-        target, inventory.store, artifacts, job, request, notes, disk_bytes=kept, data_bytes=data,
-        pointers=moved, doubtful=doubtful, untyped=untyped,
-    )  # fmt: skip
+        target,
+        inventory.store,
+        artifacts,
+        job,
+        request,
+        notes,
+        disk_bytes=kept,
+        data_bytes=data,
+        pointers=moved,
+        doubtful=doubtful,
+        untyped=untyped,
+    )
 
 
 def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
@@ -249,14 +268,20 @@ def own_code(node: Node) -> dict[str, str]:
 
 def _step(
     node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping, num_gpus: int
-) -> Step:  # fmt: skip
+) -> Step:
     inputs = {
         role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
         for role, name in node.inputs.items()
     }
     choice = chosen[node.name]
-    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code,
-                    spec=plain(node.spec))  # fmt: skip
+    making = Making(
+        store=store,
+        name=node.artifact,
+        fingerprint=choice.fingerprint,
+        inputs=inputs,
+        code=choice.code,
+        spec=plain(node.spec),
+    )
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     together: tuple[str, ...] = ()
     if isinstance(node.spec, PhaseConfig):

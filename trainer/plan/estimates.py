@@ -52,8 +52,15 @@ def told(found: Mapping[str, int]) -> str:
 
 STATE_BYTES = 12  # bytes per parameter in a checkpoint: the parameter and AdamW's two moments, float32
 # Seconds per data step, without network time.
-DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0,
-               "talk": 5.0}  # fmt: skip
+DATA_STEP_S = {
+    "text": 3.0,
+    "tokenizer": 2.0,
+    "tokens": 3.0,
+    "identity": 1.0,
+    "questions": 1.0,
+    "problems": 1.0,
+    "talk": 5.0,
+}
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch import; then reading and writing, without network time
 PHASE_START_S = 4.0  # torch import, loading the inputs, the first compiled step
 CHAT_TOKENS, TURN_TOKENS = 64, 34  # tokens of a usual padded conversation; of a conversation in a shared row

@@ -233,9 +233,13 @@ def code_of(where: str) -> tuple[str, ...]:
 
 
 def _phase(
-    profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str],
+    profile: Profile,
+    phase: str,
+    tag: str,
+    wanted: Wanted,
+    inputs: dict[str, str],
     mixture: dict[str, float] | None = None,
-) -> Node:  # fmt: skip
+) -> Node:
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
         tuned = street.fine_tuned if config.rl is None else street.learning_on_policy

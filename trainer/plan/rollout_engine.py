@@ -26,27 +26,35 @@ def check(rl: RlConfig, request: Request, heads: int = 0) -> None:
     count, said = request.num_gpus, _as_typed(rl)
     if not said:
         if count:
-            raise UsageError(f"--engine vllm: which of the {count} GPUs are to answer? --engine-devices {count - 1}, "
-                             "and the others train")  # fmt: skip
+            raise UsageError(
+                f"--engine vllm: which of the {count} GPUs are to answer? --engine-devices {count - 1}, "
+                "and the others train"
+            )
         return
     if isinstance(rl.engine_devices, int) and rl.engine_devices:
-        raise UsageError(f"engine_devices is {rl.engine_devices}, one number; name the GPUs that answer, counted "
-                         "from 0, such as [1, 2]")  # fmt: skip
+        raise UsageError(
+            f"engine_devices is {rl.engine_devices}, one number; name the GPUs that answer, counted "
+            "from 0, such as [1, 2]"
+        )
     if not count:
         raise UsageError(f"{said}: how many GPUs has the machine? Say so by --num-gpus")
     training, answering = rl.divided(count)
     beyond = [one for one in (*training, *answering) if one >= count]
     if beyond:
         here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
-        raise UsageError(f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
-                         f"{_with(max(beyond) + 1, request)}")  # fmt: skip
+        raise UsageError(
+            f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
+            f"{_with(max(beyond) + 1, request)}"
+        )
     spread = rl.engine_tensor_parallel
     if len(answering) % spread or heads % spread:
         by = (
             f"{len(answering)} GPUs that answer" if len(answering) % spread else f"{heads} attention heads of the model"
         )
-        raise UsageError(f"--engine-tensor-parallel {spread} does not divide the {by}; take another number, or leave "
-                         "the flag out: each GPU then holds the whole model")  # fmt: skip
+        raise UsageError(
+            f"--engine-tensor-parallel {spread} does not divide the {by}; take another number, or leave "
+            "the flag out: each GPU then holds the whole model"
+        )
     if not (training and answering):
         does = "answer" if training else "train"
         raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")

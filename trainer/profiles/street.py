@@ -16,9 +16,17 @@ TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
 
 def cosine(
-    name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
-    tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
-) -> Profile:  # fmt: skip
+    name: str,
+    model: ModelConfig,
+    *,
+    lr: float,
+    rows: int,
+    micro_rows: int,
+    steps: int = 0,
+    tokens_per_param: float = 0,
+    sequence_len: int = 2048,
+    recompute: bool = False,
+) -> Profile:
     """Return a profile with AdamW and a cosine schedule to a tenth, as for GPT-3 and Llama; mid and sft follow.
 
     The rates of mid and sft fall further. The length is given in steps, or in tokens per parameter.
@@ -57,8 +65,14 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
         turns=8,
         document_masks=False,
     )
-    sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
-                  mixture=TALK)  # fmt: skip
+    sft = replace(
+        mid,
+        phase="sft",
+        optimizer=after(base.optimizer, 0.1),
+        schedule=ScheduleConfig(decay=1.0),
+        steps=200,
+        mixture=TALK,
+    )
     return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05))}
 
 

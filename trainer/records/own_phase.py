@@ -54,10 +54,16 @@ def adopt(extension: Extension) -> Phase:
     name = extension.name
     PHASES.pop(name, None)  # move the phase to the end
     PHASES[name] = found = Phase(
-        name=name, folder=f"{name}_checkpoints", module=MODULE, follows=own.follows or before.follows,
-        reads=before.reads, takes_init=before.takes_init, optional=True, like=own.like,
+        name=name,
+        folder=f"{name}_checkpoints",
+        module=MODULE,
+        follows=own.follows or before.follows,
+        reads=before.reads,
+        takes_init=before.takes_init,
+        optional=True,
+        like=own.like,
         extension=use(extension).label,
-    )  # fmt: skip
+    )
     return found
 
 

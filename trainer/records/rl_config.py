@@ -126,16 +126,21 @@ class RlConfig:
             if len(set(some)) < len(some):
                 raise ConfigError(f"{name} is {words}; a GPU is named twice")
             if said and self.engine != "vllm":
-                raise ConfigError(f"{name} is {words}, and the engine {self.engine} has no GPU of its own: "
-                                  "--engine vllm")  # fmt: skip
+                raise ConfigError(
+                    f"{name} is {words}, and the engine {self.engine} has no GPU of its own: --engine vllm"
+                )
         spread = self.engine_tensor_parallel
         if spread > 1 and self.engine != "vllm":
-            raise ConfigError(f"engine_tensor_parallel is {spread}, and the engine {self.engine} spreads no model over "
-                              "GPUs of its own: --engine vllm")  # fmt: skip
+            raise ConfigError(
+                f"engine_tensor_parallel is {spread}, and the engine {self.engine} spreads no model over "
+                "GPUs of its own: --engine vllm"
+            )
         answering = () if isinstance(self.engine_devices, int) else self.engine_devices
         if len(answering) % spread:
-            raise ConfigError(f"engine_tensor_parallel is {spread}, which does not divide the {len(answering)} GPUs "
-                              f"that answer ({','.join(map(str, answering))})")  # fmt: skip
+            raise ConfigError(
+                f"engine_tensor_parallel is {spread}, which does not divide the {len(answering)} GPUs "
+                f"that answer ({','.join(map(str, answering))})"
+            )
         if both := sorted({*answering} & {*self.train_devices}):
             raise ConfigError(
                 f"GPU {','.join(map(str, both))} is among --engine-devices {','.join(map(str, answering))} and "

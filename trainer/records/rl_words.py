@@ -25,9 +25,14 @@ def parse_tasks(words: str) -> dict[str, float] | None:
 
 
 def parse_reward(
-    code: str, is_unsafe: bool, engine: str = "", lag: int = 0, answering: str = "", training: str = "",
+    code: str,
+    is_unsafe: bool,
+    engine: str = "",
+    lag: int = 0,
+    answering: str = "",
+    training: str = "",
     tensor_parallel: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the flags of rl as fields of RlConfig.
 
     code: text of the file in `--reward`; the other arguments are `--unsafe-rewards`, `--engine`, `--lag`, the validated

@@ -178,8 +178,16 @@ def differences(title: str, rows: Sequence[tuple[str, float, float]], by_group: 
         y, colour = 18 + ROW * at, by_group[name]
         drawn.append(tag("text", name, x=left - 12, y=y + 4, text_anchor="end"))
         if not math.isnan(half):
-            drawn.append(tag("line", x1=f"{x_of(middle - half):.1f}", x2=f"{x_of(middle + half):.1f}", y1=y, y2=y,
-                             style=f"stroke:{colour};stroke-width:2"))  # fmt: skip
+            drawn.append(
+                tag(
+                    "line",
+                    x1=f"{x_of(middle - half):.1f}",
+                    x2=f"{x_of(middle + half):.1f}",
+                    y1=y,
+                    y2=y,
+                    style=f"stroke:{colour};stroke-width:2",
+                )
+            )
         about = tag("title", f"{name}: {middle:+.4g}" + ("" if math.isnan(half) else f" ± {half:.2g}"))
         drawn.append(tag("circle", about, cx=f"{x_of(middle):.1f}", cy=y, r=5, style=f"fill:{colour}"))
     return tag("svg", *drawn, viewBox=f"0 0 {WIDE} {height}", role="img", aria_label=title, class_="over")

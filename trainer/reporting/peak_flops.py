@@ -32,9 +32,23 @@ TFLOPS = (
     *(("MI300X", 1307), ("MI325X", 1307), ("MI250X", 383)),
 )
 # Multiprocessors of a whole GPU, for GPUs with MIG slices; the name of a slice ends in `... MIG 3g.40gb`.
-MULTIPROCESSORS = {"A30": 56, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100 NVL": 132, "H100": 132, "H800": 132,
-                   "H200 NVL": 132, "H200": 132, "GH200": 132, "H20": 78, "B200": 148, "GB200": 152, "B300": 148,
-                   "RTX PRO 6000": 188}  # fmt: skip
+MULTIPROCESSORS = {
+    "A30": 56,
+    "A100": 108,
+    "A800": 108,
+    "H100 PCIe": 114,
+    "H100 NVL": 132,
+    "H100": 132,
+    "H800": 132,
+    "H200 NVL": 132,
+    "H200": 132,
+    "GH200": 132,
+    "H20": 78,
+    "B200": 148,
+    "GB200": 152,
+    "B300": 148,
+    "RTX PRO 6000": 188,
+}
 SLICE = re.compile(r"\bMIG\b")
 SIDE = 768  # side of the matrices for timing a CPU: a tenth of a second in total
 TRIES = 4

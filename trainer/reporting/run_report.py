@@ -89,9 +89,10 @@ def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str,
     for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
         points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
         if any(math.isfinite(value) for _, value in points):
-            yield key.replace("_", "-"), Chart(
-                f"{phase.name}: {title}", points, smooth, from_zero, unit, run=run, marks=marks
-            )  # fmt: skip
+            yield (
+                key.replace("_", "-"),
+                Chart(f"{phase.name}: {title}", points, smooth, from_zero, unit, run=run, marks=marks),
+            )
 
 
 def cost_chart(story: Story) -> Chart | None:
@@ -105,8 +106,14 @@ def memory_chart(story: Story) -> Chart | None:
     """Return the chart of the GPU memory over time, or None without data."""
     if not story.memory:
         return None
-    return Chart("GPU memory, the fullest at its most", tuple(story.memory), from_zero=True, unit=" GB", along="minute",
-                 run=story.run)  # fmt: skip
+    return Chart(
+        "GPU memory, the fullest at its most",
+        tuple(story.memory),
+        from_zero=True,
+        unit=" GB",
+        along="minute",
+        run=story.run,
+    )
 
 
 def _placed(phase: PhaseStory, marks: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
@@ -231,10 +238,13 @@ def _said(phase: PhaseStory) -> list[Html]:
     chosen = sorted(moments)[::-1][::each][::-1]  # always includes the last step
     head = tag("tr", tag("th", "step", class_="number"), *(tag("th", prompt) for prompt in prompts))
     rows = (
-        tag("tr", tag("td", f"{step:,}", class_="number"),
-            *(tag("td", tag("code", moments[step].get(prompt, ""))) for prompt in prompts))
+        tag(
+            "tr",
+            tag("td", f"{step:,}", class_="number"),
+            *(tag("td", tag("code", moments[step].get(prompt, ""))) for prompt in prompts),
+        )
         for step in chosen
-    )  # fmt: skip
+    )
     note = tag("p", "greedy, at most 40 tokens; the model, asked the same again and again", class_="soft")
     return [tag("div", tag("h2", "What it says"), note, tag("table", head, *rows), class_="card wide")]
 

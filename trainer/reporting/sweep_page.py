@@ -62,9 +62,11 @@ def page(story: SweepStory) -> str:
     apart = [(one.name, *one.difference) for one in story.arms if one.difference]
     if apart:
         sure = tag(
-            "p", f"{story.figure}, each arm minus {story.against}, seed by seed; a bar is Student's interval of 95 %. "
-            "A bar that crosses the line means that no difference was found.", class_="soft",
-        )  # fmt: skip
+            "p",
+            f"{story.figure}, each arm minus {story.against}, seed by seed; a bar is Student's interval of 95 %. "
+            "A bar that crosses the line means that no difference was found.",
+            class_="soft",
+        )
         cards.append(_card("Differences", overlay.differences("Differences", apart, by_group), sure))
     axes = list(dict.fromkeys(key for one in story.arms for key in one.asked))
     scored = [one for one in story.arms if one.score]
@@ -92,8 +94,11 @@ def _table(story: SweepStory, by_group: Mapping[str, str]) -> Html:
     head = tag("tr", *(tag("th", name) for name in names))
     rows = []
     for one in story.arms:
-        dot = tag("i", style=f"display:inline-block;width:10px;height:10px;margin-right:8px;border-radius:5px;"
-                  f"background:{by_group[one.name]}")  # fmt: skip
+        dot = tag(
+            "i",
+            style=f"display:inline-block;width:10px;height:10px;margin-right:8px;border-radius:5px;"
+            f"background:{by_group[one.name]}",
+        )
         cells = [tag("td", dot, one.name), *(tag("td", one.asked.get(axis, "")) for axis in axes)]
         words = [one.score, one.seeds, one.apart, one.verdict, *(one.beside.get(key, "") for key in beside), one.state]
         cells += [tag("td", word) for word in words]

@@ -43,10 +43,15 @@ class Starter:
         inside = [sys.executable, "-I", "-S", str(START), jail or "none", str(version), str(MEMORY_BYTES)]
         with theirs, _around(jail) as (words, descriptors):
             self.child = subprocess.Popen(
-                [*words, *inside, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, env={}, cwd="/", start_new_session=True,
+                [*words, *inside, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
                 pass_fds=(theirs.fileno(), *descriptors),
-            )  # fmt: skip
+            )
         try:
             self.layers: dict[str, Any] = json.loads(self._heard())
         except (ValueError, SandboxError) as error:

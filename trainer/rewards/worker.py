@@ -38,9 +38,14 @@ class RewardWorker:
     """Command that starts with the first question, prints READY, then replies to each line with a line."""
 
     def __init__(
-        self, command: Sequence[str], timeout_s: float, start_s: float = START_S,
-        environ: Mapping[str, str] | None = None, log: Path | None = None, say: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        timeout_s: float,
+        start_s: float = START_S,
+        environ: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         """Store the settings; the process starts with the first question.
 
         timeout_s: seconds per question. start_s: seconds to wait for READY, counted anew after each line before READY.
@@ -82,9 +87,14 @@ class RewardWorker:
         environ = {**os.environ, **self.environ, PARENT: str(os.getpid())}
         with open(self.log, "ab") if self.log else contextlib.nullcontext() as log:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=environ,
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env=environ,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         try:
             while (line := self._line(self.start_s).decode(errors="replace").strip()) != json.dumps(READY):
                 if self.say is not None:

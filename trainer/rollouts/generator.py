@@ -56,9 +56,12 @@ class Slots(Cache):
     def narrow(self, rows: Tensor) -> "Slots":
         """Return a cache with only the given rows."""
         return Slots(
-            self.keys.index_select(1, rows), self.values.index_select(1, rows), self.starts[rows], self.length,
+            self.keys.index_select(1, rows),
+            self.values.index_select(1, rows),
+            self.starts[rows],
+            self.length,
             self.at[rows],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,16 @@ class _Found:
 
 
 def _answer_branching(
-    model: Decoder, logits_of: Product, prefix: Prefix, jobs: Tensor, asked: Tensor, uniform: Tensor, ends: Tensor,
-    how: Sampling, found: _Found,
-) -> None:  # fmt: skip
+    model: Decoder,
+    logits_of: Product,
+    prefix: Prefix,
+    jobs: Tensor,
+    asked: Tensor,
+    uniform: Tensor,
+    ends: Tensor,
+    how: Sampling,
+    found: _Found,
+) -> None:
     """Generate all answers in parallel from the first id on; equal beginnings of answers to a prompt share a row.
 
     jobs: (N,), numbers of the answers; asked: (N,), numbers of their prompts; uniform: (N, max_new).

@@ -42,9 +42,15 @@ class Rollouts(Source):
     sees_model = True
 
     def __init__(
-        self, config: PhaseConfig, rl: RlConfig, policy: Policy, problems: Problems, watched: Sequence[Drawn],
-        reference: Decoder | None = None, ranks: Ranks = ALONE,
-    ) -> None:  # fmt: skip
+        self,
+        config: PhaseConfig,
+        rl: RlConfig,
+        policy: Policy,
+        problems: Problems,
+        watched: Sequence[Drawn],
+        reference: Decoder | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Store the policy, the problems and the settings of the batches.
 
         watched: problems for regular measurements; reference: the model at the start of the phase, for the KL
@@ -158,9 +164,7 @@ class Rollouts(Source):
             problems = []
         if not problems:
             return Round([], [], [], [], [], [], [], 0.0)
-        return self.policy.round(
-            problems, self.rl.group, self.policy.sampling, self.config.seed, place, attempt, rank
-        )  # fmt: skip
+        return self.policy.round(problems, self.rl.group, self.policy.sampling, self.config.seed, place, attempt, rank)
 
     def _gathered(self, mine: Round) -> Round:
         """Return the answers of all processes, in the order of the problems."""
@@ -202,10 +206,12 @@ class Rollouts(Source):
         weights = row_weights(lengths, kept, rl)
         rows = np.flatnonzero(kept).tolist() or [0]
         batch, spots = as_rows(
-            [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0],
+            [found.prompts[row // rl.group] for row in rows],
+            [found.ids[row] for row in rows],
+            found.prompts[0][0],
             room=0 if model.head.is_cuda else max(ROOM, self.config.sequence_len),  # GPU kernels lack this mask
             merged=rl.loss != "gspo",  # gspo's ratio covers a whole answer
-        )  # fmt: skip
+        )
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
         sampled = at_targets(targets, spots, [found.logprobs[row] for row in rows])
@@ -229,8 +235,11 @@ class Rollouts(Source):
                 part = mine[start : start + self.config.micro_rows]
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
-                read: dict[str, Tensor] = {name: torch.from_numpy(batch[name][part]).to(device)
-                        for name in ("ids", "ends", "places") if name in batch}  # fmt: skip
+                read: dict[str, Tensor] = {
+                    name: torch.from_numpy(batch[name][part]).to(device)
+                    for name in ("ids", "ends", "places")
+                    if name in batch
+                }
                 hidden = hidden_of(model, read).flatten(0, 1)
                 each = token_logprobs(
                     hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature
@@ -259,10 +268,15 @@ def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarra
     Silent groups beyond the number of fresh groups stay unchanged.
     """
     new = replace(
-        found, prompts=list(found.prompts), ids=list(found.ids), logprobs=list(found.logprobs),
-        ended=list(found.ended), rewards=list(found.rewards), texts=list(found.texts),
+        found,
+        prompts=list(found.prompts),
+        ids=list(found.ids),
+        logprobs=list(found.logprobs),
+        ended=list(found.ended),
+        rewards=list(found.rewards),
+        texts=list(found.texts),
         took_s=found.took_s + others.took_s,
-    )  # fmt: skip
+    )
     for mine, its in zip(silent.tolist(), fresh.tolist(), strict=False):
         new.prompts[mine] = others.prompts[its]
         for name in OF_ANSWERS:
@@ -278,13 +292,15 @@ def _told(found: Round, rewards: np.ndarray, signal: np.ndarray, config: RlConfi
     parts = sorted({name for one in found.rewards for name in one.parts})
     figures = {
         "reward": float(rewards.mean()),
-        **{f"reward_{name.replace(' ', '_')}": float(np.mean([one.parts.get(name, 0.0) for one in found.rewards]))
-           for name in parts},
+        **{
+            f"reward_{name.replace(' ', '_')}": float(np.mean([one.parts.get(name, 0.0) for one in found.rewards]))
+            for name in parts
+        },
         "right": float(np.mean([one.is_right for one in found.rewards])),
         "length": float(np.mean(lengths)),
         "truncated": 1 - float(np.mean(found.ended)),
         "silent_groups": 1 - float(signal.mean()),
-    }  # fmt: skip
+    }
     if config.overlong:
         figures["reward_overlong"] = float(np.mean([soft_overlong(one, config) for one in lengths]))
     return figures

@@ -45,12 +45,18 @@ def opened(asked: dict[str, Any]) -> Any:
 def options(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for creating the engine."""
     return {
-        "model": asked["open"], "tensor_parallel_size": asked["tensor_parallel"], "dtype": asked["dtype"],
-        "max_model_len": asked["room"], "max_num_seqs": asked["side_by_side"], "enforce_eager": True,
-        "skip_tokenizer_init": True, "gpu_memory_utilization": asked["memory_share"], "disable_log_stats": True,
+        "model": asked["open"],
+        "tensor_parallel_size": asked["tensor_parallel"],
+        "dtype": asked["dtype"],
+        "max_model_len": asked["room"],
+        "max_num_seqs": asked["side_by_side"],
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": asked["memory_share"],
+        "disable_log_stats": True,
         "logprobs_mode": "raw_logprobs" if asked["temperature"] == 1 else "processed_logprobs",
         "worker_extension_cls": "trainer.rollouts.vllm_child.Weights",
-    }  # fmt: skip
+    }
 
 
 def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
@@ -59,12 +65,19 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
 
     how = [
         SamplingParams(
-            n=asked["each"], temperature=asked["temperature"], top_k=asked["top_k"] or -1, top_p=asked["top_p"],
-            max_tokens=asked["max_new"], stop_token_ids=asked["stop"], ignore_eos=True, detokenize=False, logprobs=0,
+            n=asked["each"],
+            temperature=asked["temperature"],
+            top_k=asked["top_k"] or -1,
+            top_p=asked["top_p"],
+            max_tokens=asked["max_new"],
+            stop_token_ids=asked["stop"],
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
             seed=seed,
         )
         for seed in asked["seeds"]
-    ]  # fmt: skip
+    ]
     prompts = [{"prompt_token_ids": one} for one in asked["prompts"]]
     found = []
     for given in engine.generate(prompts, how, use_tqdm=False):

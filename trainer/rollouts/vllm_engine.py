@@ -96,10 +96,15 @@ class Vllm:
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
         share = -(-len(prompts) // len(self.processes))
         asked = [
-            {"prompts": [list(one) for one in prompts[first : first + share]], "each": each, **asdict(how),
-             "stop": self.stop, "seeds": seeds[first : first + share]}
+            {
+                "prompts": [list(one) for one in prompts[first : first + share]],
+                "each": each,
+                **asdict(how),
+                "stop": self.stop,
+                "seeds": seeds[first : first + share],
+            }
             for first in range(0, len(prompts), share)
-        ]  # fmt: skip
+        ]
         with self.turn:
             said = self._each([partial(one.ask, its) for one, its in zip(self.processes, asked, strict=False)])
         found = [answer for its in said for answer in its]
@@ -187,9 +192,15 @@ class EngineProcess:
         model: source of the weights; None = the model may have changed since. Raises Refused, TrainerError.
         """
         opening = self.opening
-        asked = {"open": str(self.weights), "dtype": str(self.dtype).removeprefix("torch."), "room": opening.room,
-                 "side_by_side": opening.side_by_side, "temperature": opening.temperature,
-                 "memory_share": opening.memory_share, "tensor_parallel": self.tensor_parallel}  # fmt: skip
+        asked = {
+            "open": str(self.weights),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "room": opening.room,
+            "side_by_side": opening.side_by_side,
+            "temperature": opening.temperature,
+            "memory_share": opening.memory_share,
+            "tensor_parallel": self.tensor_parallel,
+        }
         try:
             self.worker.ask(asked)
         except NoAnswer as error:

@@ -14,8 +14,13 @@ from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
 
 USUAL_TOKENS = 16  # OpenAI's default for a completion
-NOTHING = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_p": 0,
-           "response_format": {"type": "text"}}  # fmt: skip
+NOTHING = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "response_format": {"type": "text"},
+}
 """Options that no engine here supports, with the values that have no effect."""
 
 
@@ -94,24 +99,36 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
     streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"
     kind += ".chunk" if streams and is_chat else ""
     seed = said.get("seed")
-    head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(8).hex()}", "object": kind,
-            "created": int(time.time()), "model": name}  # fmt: skip
+    head = {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(8).hex()}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": name,
+    }
     return Ask(
-        ids=ids, is_chat=is_chat, max_tokens=min(tokens, most or tokens, room - len(ids)),
-        temperature=_number(said, "temperature", 1.0, 0), top_k=int(_number(said, "top_k", 0, -1)),
+        ids=ids,
+        is_chat=is_chat,
+        max_tokens=min(tokens, most or tokens, room - len(ids)),
+        temperature=_number(said, "temperature", 1.0, 0),
+        top_k=int(_number(said, "top_k", 0, -1)),
         top_p=_share(said, "top_p"),
-        seed=seed if type(seed) is int else None, stop=stop, streams=streams,
-        tells_usage=bool(options.get("include_usage")), head=head,
-    )  # fmt: skip
+        seed=seed if type(seed) is int else None,
+        stop=stop,
+        streams=streams,
+        tells_usage=bool(options.get("include_usage")),
+        head=head,
+    )
 
 
 def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int]:
     given = said.get("messages")
     given = given if isinstance(given, list) else []
     messages = [{**one, "content": _text(one.get("content"))} for one in given if isinstance(one, Mapping)]
-    if not given or len(messages) < len(given) or not all(
-        isinstance(one["content"], str) and isinstance(one.get("role"), str) for one in messages
-    ):  # fmt: skip
+    if (
+        not given
+        or len(messages) < len(given)
+        or not all(isinstance(one["content"], str) and isinstance(one.get("role"), str) for one in messages)
+    ):
         raise Wrong("messages: a list of objects with role and content, both text")
     if messages[-1]["role"] != "user":
         raise Wrong("messages: the last one is the user's")

@@ -251,9 +251,17 @@ async def listening(engine: EngineServer, port: int) -> AsyncIterator[int]:
     """Serve on loopback, and yield the port; port 0 selects a free port."""
     # h11 limits the size of the request head; httptools does not.
     config = uvicorn.Config(
-        engine, http="h11", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S, server_header=False, date_header=False,
-    )  # fmt: skip
+        engine,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+        date_header=False,
+    )
     with socket.create_server(("127.0.0.1", port), backlog=1024) as listener:
         server = _Listener(config)
         running = asyncio.create_task(server.serve([listener]))

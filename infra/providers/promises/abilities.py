@@ -41,7 +41,7 @@ def api_of(offer: Offer) -> str:
 
 def abilities(
     documented: Abilities, faults: Iterable[ReportedFault], verdicts: Sequence[DrillVerdict], api: str, now: float
-) -> Abilities:  # fmt: skip
+) -> Abilities:
     """Return the abilities at an API; "" = at any. `now`: UTC epoch seconds."""
     lowered = {one.ability for one in faults}
     raised: set[str] = set()
@@ -62,6 +62,11 @@ def tried_by(clause: str, documented: Abilities) -> set[str]:
     # too, the drill cannot tell which timer ended the machine, and does not credit the vendor's timer.
     timer = "start_timer" if documented.start_timer else "time_limit"
     own = {"self_terminate", "start_timer"} if documented.self_terminate == "pod_credential" else set[str]()
-    tries = {"timer": {timer}, "spend limit": {"spend_limit"}, "spot": {"spot"}, "spot in v2": {"lists_spot"},
-             "self-end": own}  # fmt: skip
+    tries = {
+        "timer": {timer},
+        "spend limit": {"spend_limit"},
+        "spot": {"spot"},
+        "spot in v2": {"lists_spot"},
+        "self-end": own,
+    }
     return tries.get(clause, set())

@@ -30,7 +30,7 @@ class End:
 
 def ends_of(
     name: str, can: Abilities, limits: Limits, on_failure: str, stays: bool = False, self_end: bool = False
-) -> list[End]:  # fmt: skip
+) -> list[End]:
     """Return the ends of a pod at the vendor `name`. `can`: the abilities at the API of the offer.
 
     `limits`: limits of the pod, with the price. `stays`: the pod outlives the work. `self_end`: the guard gets a key to
@@ -68,8 +68,14 @@ def ends_of(
         found.append(End("it succeeds", by_itself, timer))
         found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
         elsewhere = f"{name}; its controller continues elsewhere"
-        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whatever follows the run continues it elsewhere",
-                                                          f"{name}; the run waits for an inv command")  # fmt: skip
+        taken = (
+            (elsewhere, elsewhere)
+            if is_engine
+            else (
+                f"{name}; whatever follows the run continues it elsewhere",
+                f"{name}; the run waits for an inv command",
+            )
+        )
         found.append(End(TAKEN, *taken))
     found.append(End(HANGS, "the process that follows the run, or the next inv command, at a limit", outside))
     if limits.idle_gpu_s is not None:
@@ -116,8 +122,9 @@ def when_nobody_looks(name: str, can: Abilities, limits: Limits) -> str:
     `limits`: limits of the pod, with the price.
     """
     ends = [one for one in ends_of(name, can, limits, "end", stays=True) if one.what not in (WORK_OVER, HANGS)]
-    whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],
-                                                                     [one.backstop for one in ends]))  # fmt: skip
+    whats, others = (
+        " or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends], [one.backstop for one in ends])
+    )
     return (
         f"a pod at {name} ends when {whats}: {ends[0].by}; else {others}"
         if ends

@@ -203,8 +203,16 @@ class RunPod(ByHttp):
         create = self._create_by_graph if offer.spot else self._create_by_rest
         made = create(request, offer, token, container)
         rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
-        return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
-                   micro_usd_per_hour=rate, state="booting")  # fmt: skip
+        return Pod(
+            provider=self.name,
+            pod_id=made.id,
+            token=token,
+            run=request.run,
+            address="",
+            name=token,
+            micro_usd_per_hour=rate,
+            state="booting",
+        )
 
     def list(self) -> "list[Pod]":
         """Return all pods except terminated pods, with the pods of clusters, oldest first.
@@ -431,8 +439,10 @@ def _token_of(env: Mapping[str, str], name: str) -> str:
 
 def _least_host(offer: Offer) -> dict[str, int]:
     """Return the minimum CPUs and memory of the host for each GPU, in the vendor's format."""
-    least = {"minVcpuCountPerGpu": -(-offer.cpus // offer.num_gpus),
-             "minRamPerGpu": -(-offer.memory_bytes // (offer.num_gpus * 10**9))}  # fmt: skip
+    least = {
+        "minVcpuCountPerGpu": -(-offer.cpus // offer.num_gpus),
+        "minRamPerGpu": -(-offer.memory_bytes // (offer.num_gpus * 10**9)),
+    }
     return {name: number for name, number in least.items() if number}
 
 

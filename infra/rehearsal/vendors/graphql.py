@@ -114,10 +114,11 @@ def project(value: Any, selections: tuple[Selection, ...], schema: Schema, name:
     if not isinstance(value, dict):
         return value
     return {
-        one.name: name if one.name == TYPE_NAME
+        one.name: name
+        if one.name == TYPE_NAME
         else project(_value(value, one), one.fields, schema, schema.types[name][one.name].of)
         for one in selections
-    }  # fmt: skip
+    }
 
 
 def _value(value: Mapping[str, Any], one: Selection) -> Any:

@@ -19,21 +19,43 @@ from infra.rehearsal.offers import VOLUME, dollars
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 
 STRANGERS = {
-    "id": "b2c1a0de-0000-4000-a000-000000000002", "name": "PyTorch, and a miner", "docker_image": "daturaai/pytorch",
-    "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04", "status": "VERIFY_SUCCESS", "volumes": ["/root"],
-    "internal_ports": [22], "environment": {}, "startup_commands": "touch strangers-command", "is_private": False,
+    "id": "b2c1a0de-0000-4000-a000-000000000002",
+    "name": "PyTorch, and a miner",
+    "docker_image": "daturaai/pytorch",
+    "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04",
+    "status": "VERIFY_SUCCESS",
+    "volumes": ["/root"],
+    "internal_ports": [22],
+    "environment": {},
+    "startup_commands": "touch strangers-command",
+    "is_private": False,
     "user_id": "somebody",
-}  # fmt: skip
+}
 TEMPLATE = {
-    "id": "b2c1a0de-0000-4000-a000-000000000001", "name": "PyTorch", "docker_image": "daturaai/pytorch",
-    "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04", "status": "VERIFY_SUCCESS", "volumes": ["/root"],
-    "internal_ports": [22], "environment": {}, "startup_commands": "", "is_private": False,
-}  # fmt: skip
+    "id": "b2c1a0de-0000-4000-a000-000000000001",
+    "name": "PyTorch",
+    "docker_image": "daturaai/pytorch",
+    "docker_image_tag": "2.9.1-py3.12-cuda12.8-ubuntu24.04",
+    "status": "VERIFY_SUCCESS",
+    "volumes": ["/root"],
+    "internal_ports": [22],
+    "environment": {},
+    "startup_commands": "",
+    "is_private": False,
+}
 FEATURES = ["rent_by_spec", "rent_idempotency", "run_record"]
 RICH_MICRO_USD = 1_000_000_000
 LONGEST_H = 720
-CODES = {400: "bad_request", 401: "unauthorized", 402: "API_KEY_BUDGET_EXCEEDED", 403: "forbidden", 404: "not_found",
-         409: "conflict", 422: "validation_error", 429: "rate_limited"}  # fmt: skip
+CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    402: "API_KEY_BUDGET_EXCEEDED",
+    403: "forbidden",
+    404: "not_found",
+    409: "conflict",
+    422: "validation_error",
+    429: "rate_limited",
+}
 Word = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -190,35 +212,58 @@ class Lium(web.Api):
             "details": [{"name": row.chip, "capacity": row.vram_gb << 10}],  # in MiB; a "GB" has 1024 MiB
         }
         return {
-            "id": key, "machine_name": row.kind, "executor_ip_address": "127.0.0.1", "gpu_count": row.num_gpus,
-            "available_gpu_count": row.num_gpus, "min_gpu_count_for_rental": None,
-            "price_per_gpu": _per_gpu(offer), "status": "AVAILABLE", "tier": "spot" if row.spot else "secure",
-            "location": _location(offer), "effective_upload_speed_mbps": row.up_mbps,
-            "effective_download_speed_mbps": row.down_mbps, "max_cuda_version": 13.0, "nvlink": row.nvlink,
+            "id": key,
+            "machine_name": row.kind,
+            "executor_ip_address": "127.0.0.1",
+            "gpu_count": row.num_gpus,
+            "available_gpu_count": row.num_gpus,
+            "min_gpu_count_for_rental": None,
+            "price_per_gpu": _per_gpu(offer),
+            "status": "AVAILABLE",
+            "tier": "spot" if row.spot else "secure",
+            "location": _location(offer),
+            "effective_upload_speed_mbps": row.up_mbps,
+            "effective_download_speed_mbps": row.down_mbps,
+            "max_cuda_version": 13.0,
+            "nvlink": row.nvlink,
             "interconnect": {"gpu_count": row.num_gpus, "nvlink": row.nvlink, "p2p": True},
-            "gpu_power_limited": False, "frequent_rent_failures": False, "reliability_score": 97.2,
+            "gpu_power_limited": False,
+            "frequent_rent_failures": False,
+            "reliability_score": 97.2,
             "last_verified_at": iso(self._market.now),
             "specs": {
-                "gpu": gpu, "cpu": {"count": row.cpus, "model": "EPYC"}, "available_port_count": 40,
+                "gpu": gpu,
+                "cpu": {"count": row.cpus, "model": "EPYC"},
+                "available_port_count": 40,
                 "sysbox_runtime": False,
                 "ram": {"total": row.memory_gb << 20, "pod_reserve": 10 << 20},
                 "hard_disk": {"total": row.disk_gb << 20, "free": row.disk_gb << 20},
                 "network": {"upload_speed": row.up_mbps, "download_speed": row.down_mbps},
             },
-        }  # fmt: skip
+        }
 
     def _nodes(self, asked: web.WebRequest) -> web.Answer:
         nodes = []
         for key, offer in self._free():
             row = offer.about
-            nodes.append({
-                "id": key, "gpu_model": row.kind, "gpu_count": row.num_gpus, "available_gpu_count": row.num_gpus,
-                "min_rentable_gpu_count": row.num_gpus, "price_per_gpu_hour": _per_gpu(offer),
-                "gpu_memory_gb": row.vram_gb, "cpu_count": row.cpus, "ram_gb": row.memory_gb,
-                "disk_free_gb": row.disk_gb,
-                "country_code": offer.region, "region": row.city, "tier": "spot" if row.spot else "secure",
-                "rent_url": f"/nodes/{key}",
-            })  # fmt: skip
+            nodes.append(
+                {
+                    "id": key,
+                    "gpu_model": row.kind,
+                    "gpu_count": row.num_gpus,
+                    "available_gpu_count": row.num_gpus,
+                    "min_rentable_gpu_count": row.num_gpus,
+                    "price_per_gpu_hour": _per_gpu(offer),
+                    "gpu_memory_gb": row.vram_gb,
+                    "cpu_count": row.cpus,
+                    "ram_gb": row.memory_gb,
+                    "disk_free_gb": row.disk_gb,
+                    "country_code": offer.region,
+                    "region": row.city,
+                    "tier": "spot" if row.spot else "secure",
+                    "rent_url": f"/nodes/{key}",
+                }
+            )
         return web.Answer(200, {"nodes": nodes})
 
     def _machines(self, asked: web.WebRequest) -> web.Answer:
@@ -258,11 +303,16 @@ class Lium(web.Api):
         key = asked.headers.get("idempotency-key", "")
         hours = wish.termination_hours
         order = Order(
-            offer_id=offer.offer_id, name=wish.pod_name, spot=offer.about.spot, replay_key=key,
-            expires_after_boot_s=hours * 3600.0 if hours else None, public_keys=tuple(wish.user_public_key),
+            offer_id=offer.offer_id,
+            name=wish.pod_name,
+            spot=offer.about.spot,
+            replay_key=key,
+            expires_after_boot_s=hours * 3600.0 if hours else None,
+            public_keys=tuple(wish.user_public_key),
             volume=wish.volume_id or "",
-            script=self._templates.get(wish.template_id or "", TEMPLATE)["startup_commands"], about={"wish": wish},
-        )  # fmt: skip
+            script=self._templates.get(wish.template_id or "", TEMPLATE)["startup_commands"],
+            about={"wish": wish},
+        )
         # A repeated rent request is not a new order, and so uses up no fault of the plan.
         known = self._market.replayed(self.vendor, key)
         machine = known or self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
@@ -309,21 +359,31 @@ class Lium(web.Api):
             if (iso(at) or "") >= since
         ]
         rows = [
-            {"created_at": iso(at), "pod_id": machine.machine_id, "pod_name": machine.order.name,
-             "to_status": "DELETED" if what.startswith("gone") else what.partition(": ")[0].upper()}
+            {
+                "created_at": iso(at),
+                "pod_id": machine.machine_id,
+                "pod_name": machine.order.name,
+                "to_status": "DELETED" if what.startswith("gone") else what.partition(": ")[0].upper(),
+            }
             for at, what, machine in sorted(told, key=lambda one: one[0], reverse=True)
-        ]  # fmt: skip
+        ]
         limit = asked.query.get("limit", "200")
         return web.Answer(200, rows[: int(limit) if limit.isdigit() else 200])
 
     def _record(self, asked: web.WebRequest) -> web.Answer:
         machine = self._ever(asked)
-        return web.Answer(200, {
-            "pod_id": machine.machine_id, "pod_name": machine.order.name, "status": self._status(machine),
-            "created_at": iso(machine.created_at), "removed_at": iso(machine.ended_at),
-            "billed_seconds": round((machine.ended_at or self._market.now) - machine.created_at),
-            "total": dollars(self._market.told_bill_micro_usd(machine)),
-        })  # fmt: skip
+        return web.Answer(
+            200,
+            {
+                "pod_id": machine.machine_id,
+                "pod_name": machine.order.name,
+                "status": self._status(machine),
+                "created_at": iso(machine.created_at),
+                "removed_at": iso(machine.ended_at),
+                "billed_seconds": round((machine.ended_at or self._market.now) - machine.created_at),
+                "total": dollars(self._market.told_bill_micro_usd(machine)),
+            },
+        )
 
     def _ever(self, asked: web.WebRequest) -> Machine:
         machine = self._market.get(asked.words[0])
@@ -367,18 +427,30 @@ class Lium(web.Api):
         host = machine.address[0] if machine.address else ""
         is_silent = status == "PENDING" and machine.has("no end at boot")
         return {
-            "id": machine.machine_id, "pod_name": machine.order.name, "status": status,
+            "id": machine.machine_id,
+            "pod_name": machine.order.name,
+            "status": status,
             "ssh_connect_cmd": f"ssh {getpass.getuser()}@{host} -p {port}" if port else None,
-            "ports_mapping": {"22": port} if port else {}, "gpu_name": row.kind, "gpu_count": str(row.num_gpus),
-            "cpu_name": "EPYC", "ram_total": row.memory_gb << 20, "price": dollars(rate(machine)),
-            "created_at": _zoneless(machine.created_at), "updated_at": _zoneless(self._market.now),
-            "removal_scheduled_at": None if is_silent else iso(machine.expires_at), "local_volume_path": "/root",
+            "ports_mapping": {"22": port} if port else {},
+            "gpu_name": row.kind,
+            "gpu_count": str(row.num_gpus),
+            "cpu_name": "EPYC",
+            "ram_total": row.memory_gb << 20,
+            "price": dollars(rate(machine)),
+            "created_at": _zoneless(machine.created_at),
+            "updated_at": _zoneless(self._market.now),
+            "removal_scheduled_at": None if is_silent else iso(machine.expires_at),
+            "local_volume_path": "/root",
             "phase": (machine.stage(self._market.now) or "configuring ssh") if status == "PENDING" else None,
-            "estimated_ready_seconds": max(0, round(ready_s)) if status == "PENDING" else None, "eta_basis": None,
-            "workspace_id": None, "api_key_id": "k1", "api_key_name": "rehearsal", "cluster_id": None,
+            "estimated_ready_seconds": max(0, round(ready_s)) if status == "PENDING" else None,
+            "eta_basis": None,
+            "workspace_id": None,
+            "api_key_id": "k1",
+            "api_key_name": "rehearsal",
+            "cluster_id": None,
             "executor": {"id": _executor_id(offer), "machine_name": row.kind, "location": _location(offer)},
             "template": self._templates.get(machine.about["wish"].template_id or "", TEMPLATE),
-        }  # fmt: skip
+        }
 
     # -- keys, templates, money
 
@@ -410,10 +482,14 @@ class Lium(web.Api):
     def _statement(self, asked: web.WebRequest) -> web.Answer:
         machines = [one for one in self._market.machines.values() if one.offer.vendor == self.vendor]
         pods = [
-            {"pod_id": one.machine_id, "pod_name": one.order.name, "days": [],
-             "total": dollars(self._market.told_bill_micro_usd(one))}
+            {
+                "pod_id": one.machine_id,
+                "pod_name": one.order.name,
+                "days": [],
+                "total": dollars(self._market.told_bill_micro_usd(one)),
+            }
             for one in machines
-        ]  # fmt: skip
+        ]
         return web.Answer(200, {"total": sum(pod["total"] for pod in pods), "pods": pods})
 
 

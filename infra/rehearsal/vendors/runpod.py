@@ -31,10 +31,13 @@ MOST_GPUS = 8  # per machine
 NEWEST_CUDA = (13, 0)
 STARTS_SSHD = ("sshd", "service ssh", "/start.sh")
 ACTIONS = {
-    "PROVISIONING": ["stop", "terminate"], "STARTING": ["stop", "terminate"],
+    "PROVISIONING": ["stop", "terminate"],
+    "STARTING": ["stop", "terminate"],
     "RUNNING": ["stop", "restart", "terminate"],
-    "EXITED": ["start", "terminate"], "ERROR": ["start", "terminate"], "TERMINATED": [],
-}  # fmt: skip
+    "EXITED": ["start", "terminate"],
+    "ERROR": ["start", "terminate"],
+    "TERMINATED": [],
+}
 QUOTA = {
     "RateLimit": '"minute";r=599;t=60, "hour";r=29999;t=3600',
     "RateLimit-Policy": '"minute";q=600;w=60, "hour";q=30000;w=3600',
@@ -177,10 +180,13 @@ class Runpod(web.Api):
         wish: Create = machine.about["wish"]
         key = self._pod_keys.setdefault(machine.machine_id, f"rpa_{secrets.token_hex(20)}")
         return {
-            **wish.env, "RUNPOD_POD_ID": machine.machine_id, "RUNPOD_API_KEY": key,
-            "RUNPOD_DC_ID": machine.offer.region, "RUNPOD_GPU_COUNT": str(machine.order.quantity),
+            **wish.env,
+            "RUNPOD_POD_ID": machine.machine_id,
+            "RUNPOD_API_KEY": key,
+            "RUNPOD_DC_ID": machine.offer.region,
+            "RUNPOD_GPU_COUNT": str(machine.order.quantity),
             "PUBLIC_KEY": "\n".join(machine.order.public_keys),
-        }  # fmt: skip
+        }
 
     def headers(self) -> dict[str, str]:
         return {**QUOTA, "x-request-id": secrets.token_hex(8)}
@@ -242,11 +248,16 @@ class Runpod(web.Api):
         prices = {cloud_of(one): dollars(one.micro_usd_per_hour) for one in offers}
         first = offers[0]
         return {
-            "id": first.kind, "name": first.kind.removeprefix("NVIDIA "), "pool": None, "manufacturer": "NVIDIA",
-            "memory": first.about.vram_gb, "secure": "SECURE" in prices, "community": "COMMUNITY" in prices,
+            "id": first.kind,
+            "name": first.kind.removeprefix("NVIDIA "),
+            "pool": None,
+            "manufacturer": "NVIDIA",
+            "memory": first.about.vram_gb,
+            "secure": "SECURE" in prices,
+            "community": "COMMUNITY" in prices,
             "price": {"secure": prices.get("SECURE", 0), "community": prices.get("COMMUNITY", 0)},
             "maxCount": {name.lower(): MOST_GPUS * (name in prices) for name in ("SECURE", "COMMUNITY")},
-        }  # fmt: skip
+        }
 
     def _availability(self, offers: list[Offer], count: int) -> dict[str, Any]:
         levels = {one.region: level(self._market.free(one.offer_id), count) for one in offers}
@@ -299,13 +310,19 @@ class Runpod(web.Api):
         size_gb = wish.mounts.persistent.size if wish.mounts.persistent else 0
         for offer in offers if count <= MOST_GPUS else []:
             order = Order(
-                offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
+                offer_id=offer.offer_id,
+                name=wish.name,
+                quantity=count,
+                public_keys=tuple(keys),
                 # A start command replaces the image's start script, which starts sshd.
-                has_sshd=not command or any(word in in_full(command) for word in STARTS_SSHD), command=command,
+                has_sshd=not command or any(word in in_full(command) for word in STARTS_SSHD),
+                command=command,
                 disk_micro_usd_per_hour=-(-(wish.disk + size_gb) * MICRO_USD_PER_GB_MONTH // MONTH_H),
                 stopped_micro_usd_per_hour=size_gb * 2 * MICRO_USD_PER_GB_MONTH // MONTH_H,
-                volume=volume, about={"wish": wish}, **terms,
-            )  # fmt: skip
+                volume=volume,
+                about={"wish": wish},
+                **terms,
+            )
             try:
                 return self._market.create(order, self._hub.faults.for_order(self.vendor, offer.offer_id))
             except Refused as error:
@@ -316,8 +333,12 @@ class Runpod(web.Api):
     @property
     def volume(self) -> dict[str, Any]:
         """Return the account's network volume in the format of GraphQL."""
-        return {"id": self._volume["id"], "name": self._volume["name"], "size": self._volume["size"],
-                "dataCenterId": self._volume["dataCenter"]}  # fmt: skip
+        return {
+            "id": self._volume["id"],
+            "name": self._volume["name"],
+            "size": self._volume["size"],
+            "dataCenterId": self._volume["dataCenter"],
+        }
 
     def listed(self) -> list[Machine]:
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
@@ -396,27 +417,46 @@ class Runpod(web.Api):
         host, user = machine.address[0] if machine.address else "", getpass.getuser()
         is_reached = port is not None and "22/tcp" in wish.ports
         direct = {"host": host, "port": port, "username": user, "command": f"ssh {user}@{host} -p {port}"}
-        proxy = {"host": "ssh.runpod.io", "port": 22, "username": f"{machine.machine_id}-0",
-                 "command": f"ssh {machine.machine_id}-0@ssh.runpod.io"}  # fmt: skip
+        proxy = {
+            "host": "ssh.runpod.io",
+            "port": 22,
+            "username": f"{machine.machine_id}-0",
+            "command": f"ssh {machine.machine_id}-0@ssh.runpod.io",
+        }
         # It is unknown whether the real `cost` includes the disk.
         cost = rate(machine) - (0 if machine.has("disk in cost") else machine.order.disk_micro_usd_per_hour)
         runtime = {
-            "uptime": int(now - (machine.active_at or now)), "gpus": [], "cpu": {"util": 5}, "memory": {"util": 5},
+            "uptime": int(now - (machine.active_at or now)),
+            "gpus": [],
+            "cpu": {"util": 5},
+            "memory": {"util": 5},
             "ports": [{"private": 22, "public": port, "type": "tcp", "ip": host}] if is_reached else [],
-        }  # fmt: skip
+        }
         return {
-            "id": machine.machine_id, "name": wish.name, "image": wish.image, "args": wish.args, "disk": wish.disk,
-            "ports": wish.ports, "env": wish.env, "registry": wish.registry, "status": status,
+            "id": machine.machine_id,
+            "name": wish.name,
+            "image": wish.image,
+            "args": wish.args,
+            "disk": wish.disk,
+            "ports": wish.ports,
+            "env": wish.env,
+            "registry": wish.registry,
+            "status": status,
             "actions": ACTIONS[status],
-            "mounts": msgspec.to_builtins(wish.mounts), "cloud": wish.cloud, "dataCenterId": machine.offer.region,
+            "mounts": msgspec.to_builtins(wish.mounts),
+            "cloud": wish.cloud,
+            "dataCenterId": machine.offer.region,
             "gpu": {"id": machine.offer.kind, "count": machine.order.quantity},
             "cudaVersion": "11.4" if machine.has("old driver") else "13.0",
             "ssh": {"proxy": proxy if status == "RUNNING" else None, "direct": direct if is_reached else None},
-            "template": None, "cost": dollars(cost) if status not in ("EXITED", "TERMINATED") else 0.0,
-            "locked": False, "globalNetworking": {"enabled": False},
+            "template": None,
+            "cost": dollars(cost) if status not in ("EXITED", "TERMINATED") else 0.0,
+            "locked": False,
+            "globalNetworking": {"enabled": False},
             "runtime": runtime if status == "RUNNING" else None,
-            "createdAt": iso(machine.created_at), "startedAt": iso(machine.active_at),
-        }  # fmt: skip
+            "createdAt": iso(machine.created_at),
+            "startedAt": iso(machine.active_at),
+        }
 
     def _find_volume(self, asked: web.WebRequest) -> web.Answer:
         if asked.words[0] != self._volume["id"]:
@@ -435,8 +475,12 @@ class Runpod(web.Api):
             for name in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
         }
         now = iso(self._market.now)
-        query = {"startTime": asked.query.get("startTime", now), "endTime": asked.query.get("endTime", now),
-                 "bucketSize": asked.query.get("bucketSize", "day"), "podId": pod_id}  # fmt: skip
+        query = {
+            "startTime": asked.query.get("startTime", now),
+            "endTime": asked.query.get("endTime", now),
+            "bucketSize": asked.query.get("bucketSize", "day"),
+            "podId": pod_id,
+        }
         metadata = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": totals}
         return web.Answer(200, {"records": records, "metadata": metadata})
 
@@ -446,9 +490,15 @@ class Runpod(web.Api):
         if machine.has("dear disk"):
             lived_s = (machine.ended_at or self._market.now) - machine.created_at
             disk += int(lived_s / 3600 * machine.factor("dear disk") * 1e6)
-        return {"podId": machine.machine_id, "startTime": iso(machine.created_at), "endTime": until,
-                "totalAmount": dollars(gpu + disk), "gpuAmount": dollars(gpu), "cpuAmount": 0.0,
-                "diskAmount": dollars(disk)}  # fmt: skip
+        return {
+            "podId": machine.machine_id,
+            "startTime": iso(machine.created_at),
+            "endTime": until,
+            "totalAmount": dollars(gpu + disk),
+            "gpuAmount": dollars(gpu),
+            "cpuAmount": 0.0,
+            "diskAmount": dollars(disk),
+        }
 
     def _list_keys(self, asked: web.WebRequest) -> web.Answer:
         return web.Answer(200, {"keys": self._ssh_keys})

@@ -28,10 +28,16 @@ from infra.rehearsal.vendors.runpod import (
 from infra.rehearsal.vendors.runpod_schema import SCHEMA, Bid, Deploy, Which
 
 CALLS = {
-    "podFindAndDeployOnDemand": "create", "podRentInterruptable": "create", "podTerminate": "delete",
-    "podStop": "update", "podResume": "update", "podBidResume": "update",
-    "myself": "account", "pod": "find", "gpuTypes": "offers",
-}  # fmt: skip
+    "podFindAndDeployOnDemand": "create",
+    "podRentInterruptable": "create",
+    "podTerminate": "delete",
+    "podStop": "update",
+    "podResume": "update",
+    "podBidResume": "update",
+    "myself": "account",
+    "pod": "find",
+    "gpuTypes": "offers",
+}
 OF_A_POD = ("podTerminate", "podStop", "pod")  # requests permitted to the pod's own key, for this pod only
 RICH_MICRO_USD = 1_000_000_000
 
@@ -106,12 +112,18 @@ class Graph:
             mounts = Mounts(network=[Network(wish.networkVolumeId, wish.volumeMountPath)])
         for cloud in there:
             body = Create(
-                name=wish.name, image=wish.imageName, cloud=cloud, disk=wish.containerDiskInGb, args=wish.dockerArgs,
+                name=wish.name,
+                image=wish.imageName,
+                cloud=cloud,
+                disk=wish.containerDiskInGb,
+                args=wish.dockerArgs,
                 dataCenterIds=[wish.dataCenterId] if wish.dataCenterId else [],
                 mounts=mounts,
-                ports=[one for one in wish.ports.split(",") if one], env={one.key: one.value for one in wish.env},
-                startSsh=wish.startSsh, startJupyter=wish.startJupyter,
-            )  # fmt: skip
+                ports=[one for one in wish.ports.split(",") if one],
+                env={one.key: one.value for one in wish.env},
+                startSsh=wish.startSsh,
+                startJupyter=wish.startJupyter,
+            )
             try:
                 return self._runpod.rent(
                     body,
@@ -146,11 +158,17 @@ class Graph:
         balance = self._market.balance_micro_usd.get("runpod", RICH_MICRO_USD) - self._market.spent_micro_usd("runpod")
         hourly = sum(rate(one) for one in self._runpod.listed())
         return {
-            "id": "user_rehearsal", "email": "rehearsal@localhost", "clientBalance": dollars(balance),
-            "currentSpendPerHr": dollars(hourly), "spendLimit": 80, "notifyLowBalance": False,
+            "id": "user_rehearsal",
+            "email": "rehearsal@localhost",
+            "clientBalance": dollars(balance),
+            "currentSpendPerHr": dollars(hourly),
+            "spendLimit": 80,
+            "notifyLowBalance": False,
             "pods": [self._pod(one) for one in self._runpod.listed() if one.is_listed],
-            "networkVolumes": [self._runpod.volume], "podTemplates": [], "containerRegistryCreds": [],
-        }  # fmt: skip
+            "networkVolumes": [self._runpod.volume],
+            "podTemplates": [],
+            "containerRegistryCreds": [],
+        }
 
     def _pod(self, machine: Machine) -> dict[str, Any]:
         shown = self._runpod.shown(machine)
@@ -167,17 +185,30 @@ class Graph:
         runtime = {"uptimeInSeconds": shown["runtime"]["uptime"], "ports": ports} if shown["runtime"] else None
         status = shown["status"] if shown["status"] in ("EXITED", "TERMINATED") else "RUNNING"
         return {
-            "id": shown["id"], "name": shown["name"], "imageName": shown["image"], "desiredStatus": status,
-            "costPerHr": shown["cost"], "machineId": machine.offer.offer_id, "gpuCount": machine.order.quantity,
+            "id": shown["id"],
+            "name": shown["name"],
+            "imageName": shown["image"],
+            "desiredStatus": status,
+            "costPerHr": shown["cost"],
+            "machineId": machine.offer.offer_id,
+            "gpuCount": machine.order.quantity,
             "env": [f"{key}={value}" for key, value in shown["env"].items()],
-            "containerDiskInGb": shown["disk"], "dockerArgs": shown["args"], "ports": ",".join(shown["ports"]),
-            "volumeInGb": 0, "memoryInGb": machine.offer.about.memory_gb, "vcpuCount": machine.offer.about.cpus,
-            "machine": {"podHostId": f"{shown['id']}-0", "gpuTypeId": machine.offer.kind,
-                        "gpuDisplayName": machine.offer.kind.removeprefix("NVIDIA ")},
+            "containerDiskInGb": shown["disk"],
+            "dockerArgs": shown["args"],
+            "ports": ",".join(shown["ports"]),
+            "volumeInGb": 0,
+            "memoryInGb": machine.offer.about.memory_gb,
+            "vcpuCount": machine.offer.about.cpus,
+            "machine": {
+                "podHostId": f"{shown['id']}-0",
+                "gpuTypeId": machine.offer.kind,
+                "gpuDisplayName": machine.offer.kind.removeprefix("NVIDIA "),
+            },
             "podType": "INTERRUPTABLE" if machine.order.spot else "RESERVED",
-            "createdAt": iso(machine.created_at), "runtime": runtime,
+            "createdAt": iso(machine.created_at),
+            "runtime": runtime,
             "lastStatusChange": iso(machine.ended_at or machine.created_at),
-        }  # fmt: skip
+        }
 
     def _gpu_types(self, words: Mapping[str, Any]) -> list[dict[str, Any]]:
         wanted = (words.get("input") or {}).get("id")
@@ -190,8 +221,9 @@ class Graph:
         def price(cloud: str, spot: bool) -> float | None:
             prices = [
                 one.spot_micro_usd_per_hour if spot else one.micro_usd_per_hour
-                for one in offers if (one.cloud or "SECURE") == cloud
-            ]  # fmt: skip
+                for one in offers
+                if (one.cloud or "SECURE") == cloud
+            ]
             lowest_micro_usd = min(prices, default=0)
             return dollars(lowest_micro_usd) if lowest_micro_usd else None
 
@@ -210,13 +242,19 @@ class Graph:
             }
 
         return {
-            "id": kind, "displayName": kind.removeprefix("NVIDIA "), "memoryInGb": offers[0].about.vram_gb,
-            "maxGpuCount": MOST_GPUS, "manufacturer": "Nvidia", "secureCloud": price("SECURE", False) is not None,
+            "id": kind,
+            "displayName": kind.removeprefix("NVIDIA "),
+            "memoryInGb": offers[0].about.vram_gb,
+            "maxGpuCount": MOST_GPUS,
+            "manufacturer": "Nvidia",
+            "secureCloud": price("SECURE", False) is not None,
             "communityCloud": price("COMMUNITY", False) is not None,
-            "securePrice": price("SECURE", False), "communityPrice": price("COMMUNITY", False),
-            "secureSpotPrice": price("SECURE", True), "communitySpotPrice": price("COMMUNITY", True),
+            "securePrice": price("SECURE", False),
+            "communityPrice": price("COMMUNITY", False),
+            "secureSpotPrice": price("SECURE", True),
+            "communitySpotPrice": price("COMMUNITY", True),
             "lowestPrice": lowest,
-        }  # fmt: skip
+        }
 
 
 def malformed(error: Malformed) -> web.Answer:

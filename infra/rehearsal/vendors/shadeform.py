@@ -102,10 +102,17 @@ class Shadeform(web.Api):
         self._default_key = ""
         cloud, region = volume_at(market.offers.values(), self.vendor)
         self._volume = {
-            "id": VOLUME, "cloud": cloud, "cloud_assigned_id": "v-1", "region": region,
-            "name": "rehearsal", "fixed_size": True, "size_in_gb": 1000, "cost_estimate": "0.00",
-            "supports_multi_mount": False, "mounted_by": "",
-        }  # fmt: skip
+            "id": VOLUME,
+            "cloud": cloud,
+            "cloud_assigned_id": "v-1",
+            "region": region,
+            "name": "rehearsal",
+            "fixed_size": True,
+            "size_in_gb": 1000,
+            "cost_estimate": "0.00",
+            "supports_multi_mount": False,
+            "mounted_by": "",
+        }
         one = r"/v1/instances/([^/]+)"
         key_route = r"/v1/sshkeys/([^/]+)"
         self.routes = (
@@ -170,12 +177,15 @@ class Shadeform(web.Api):
             for one in offers
         ]
         return {
-            "cloud": offer.cloud, "shade_instance_type": offer.kind,
+            "cloud": offer.cloud,
+            "shade_instance_type": offer.kind,
             "cloud_instance_type": f"{offer.cloud}_{offer.kind}",
             "configuration": {**_configuration(offer), "os_options": [OS]},
             "hourly_price": _cents(offer.micro_usd_per_hour),
-            "deployment_type": "vm", "availability": places, "boot_time": BOOT,
-        }  # fmt: skip
+            "deployment_type": "vm",
+            "availability": places,
+            "boot_time": BOOT,
+        }
 
     def _create(self, asked: web.WebRequest) -> web.Answer:
         wish = asked.decode(Create)
@@ -190,11 +200,14 @@ class Shadeform(web.Api):
         if wish.os not in (None, OS):
             raise web.Invalid(f"os {wish.os} is not offered by this instance type")
         order = Order(
-            offer_id="/".join(("shadeform", wish.cloud, wish.shade_instance_type, wish.region)), name=wish.name,
-            public_keys=(key["public_key"],) if key else (), script=_script(wish.launch_configuration),
-            volume="".join(wish.volume_ids), **_limits(wish.auto_delete),
+            offer_id="/".join(("shadeform", wish.cloud, wish.shade_instance_type, wish.region)),
+            name=wish.name,
+            public_keys=(key["public_key"],) if key else (),
+            script=_script(wish.launch_configuration),
+            volume="".join(wish.volume_ids),
+            **_limits(wish.auto_delete),
             about={"wish": wish, "key": key, "tags": wish.tags, "auto_delete": wish.auto_delete, "alert": wish.alert},
-        )  # fmt: skip
+        )
         if order.offer_id not in self._market.offers:
             raise web.Invalid(f"{wish.cloud} has no {wish.shade_instance_type} in {wish.region}")
         machine = self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
@@ -258,19 +271,31 @@ class Shadeform(web.Api):
             status = "active" if is_up else "pending"
         bill = self._market.told_bill_micro_usd(machine)
         shown = {
-            "id": machine.machine_id, "cloud": offer.cloud, "region": offer.region, "shade_instance_type": offer.kind,
-            "cloud_instance_type": f"{offer.cloud}_{offer.kind}", "cloud_assigned_id": f"c-{machine.machine_id}",
-            "shade_cloud": wish.shade_cloud, "name": about.get("name") or wish.name,
+            "id": machine.machine_id,
+            "cloud": offer.cloud,
+            "region": offer.region,
+            "shade_instance_type": offer.kind,
+            "cloud_instance_type": f"{offer.cloud}_{offer.kind}",
+            "cloud_assigned_id": f"c-{machine.machine_id}",
+            "shade_cloud": wish.shade_cloud,
+            "name": about.get("name") or wish.name,
             "configuration": {**_configuration(offer), "os": OS},
-            "ip": host, "ssh_user": getpass.getuser(), "ssh_port": port,
-            "status": status, "status_details": machine.ended_by or status,
+            "ip": host,
+            "ssh_user": getpass.getuser(),
+            "ssh_port": port,
+            "status": status,
+            "status_details": machine.ended_by or status,
             "cost_estimate": f"{bill / 1e6:.2f}" if bill else "0",
             "hourly_price": _cents(machine.micro_usd_per_hour),
-            "active_at": iso(machine.active_at if is_up else None), "created_at": iso(machine.created_at),
-            "deleted_at": None, "tags": about["tags"] or [],
-            "envs": msgspec.to_builtins(wish.envs), "port_mappings": [], "volume_ids": wish.volume_ids,
+            "active_at": iso(machine.active_at if is_up else None),
+            "created_at": iso(machine.created_at),
+            "deleted_at": None,
+            "tags": about["tags"] or [],
+            "envs": msgspec.to_builtins(wish.envs),
+            "port_mappings": [],
+            "volume_ids": wish.volume_ids,
             "boot_time": BOOT,
-        }  # fmt: skip
+        }
         if about["key"]:
             shown["ssh_key_id"] = about["key"]["id"]
         for name in ("auto_delete", "alert"):
@@ -316,11 +341,16 @@ class Shadeform(web.Api):
 def _configuration(offer: Offer) -> dict[str, Any]:
     row = offer.about
     return {
-        "memory_in_gb": row.memory_gb, "storage_in_gb": row.disk_gb, "vcpus": row.cpus, "num_gpus": row.num_gpus,
-        "gpu_type": GPU_TYPES.get(row.gpu, row.gpu), "interconnect": "sxm" if row.nvlink else "pcie",
+        "memory_in_gb": row.memory_gb,
+        "storage_in_gb": row.disk_gb,
+        "vcpus": row.cpus,
+        "num_gpus": row.num_gpus,
+        "gpu_type": GPU_TYPES.get(row.gpu, row.gpu),
+        "interconnect": "sxm" if row.nvlink else "pcie",
         "nvlink": row.nvlink,
-        "vram_per_gpu_in_gb": row.vram_gb, "gpu_manufacturer": "nvidia",
-    }  # fmt: skip
+        "vram_per_gpu_in_gb": row.vram_gb,
+        "gpu_manufacturer": "nvidia",
+    }
 
 
 def _cents(amount_micro_usd: int) -> int:

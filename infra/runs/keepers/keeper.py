@@ -169,8 +169,16 @@ class Keeper:
                 raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
             self._admit(rows, new)
 
-        return replace(self.terms, recoveries=recoveries, owner_kind=op.owner_kind, owner=op.owner,
-                       spec_hash=op.spec_hash, admit=admit, budget=budget, budget_name=op.budget_name)  # fmt: skip
+        return replace(
+            self.terms,
+            recoveries=recoveries,
+            owner_kind=op.owner_kind,
+            owner=op.owner,
+            spec_hash=op.spec_hash,
+            admit=admit,
+            budget=budget,
+            budget_name=op.budget_name,
+        )
 
     def _admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes the row. Raises Fenced after the loss of the lease."""

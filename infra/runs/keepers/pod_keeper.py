@@ -67,8 +67,10 @@ class PodKeeper(Keeper):
             seen = self.look_at(op, Asks.PROVIDER)
             course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
             if course.do is RecoveryAction.GIVE_UP:
-                raise GivenUp(f"{op.run}: {seen.why}; it was rented again {POD.retries.most} times within "
-                              f"{duration(POD.retries.window_s)}, which is the maximum")  # fmt: skip
+                raise GivenUp(
+                    f"{op.run}: {seen.why}; it was rented again {POD.retries.most} times within "
+                    f"{duration(POD.retries.window_s)}, which is the maximum"
+                )
             if course.do is RecoveryAction.BEGIN_ANEW:
                 if not self.rest(op, course.wait_s):
                     self._rent_again(op, seen)
@@ -91,8 +93,16 @@ class PodKeeper(Keeper):
             job, budget = self.rest_of(op, Limits())
             terms = self.terms_after(op, recoveries, budget)
             with finishing(f"{op.run} is being rented again", self.say):
-                new = launch.hold(request, job.limits, self.find(request), self.vendors, self.journal, self.say, terms,
-                                  clock_scale(provider))  # fmt: skip
+                new = launch.hold(
+                    request,
+                    job.limits,
+                    self.find(request),
+                    self.vendors,
+                    self.journal,
+                    self.say,
+                    terms,
+                    clock_scale(provider),
+                )
             self.back(new)
 
     @contextlib.contextmanager

@@ -110,8 +110,9 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
 def limit_of(where: str, document: Mapping[str, Any]) -> str:
     """Return the shared spend limit of all rented pods of the set as written in the file; "" = no limit."""
-    return str(_value(f"{where}: spend_limit", PodEntry.__dataclass_fields__["spend_limit"],
-                      document.get("spend_limit")) or "")  # fmt: skip
+    return str(
+        _value(f"{where}: spend_limit", PodEntry.__dataclass_fields__["spend_limit"], document.get("spend_limit")) or ""
+    )
 
 
 def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodEntry:
@@ -122,8 +123,10 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
     for word, value in entry.items():
         name = ALIASES.get(word, word)
         if name in said:
-            raise UsageError(f"{where}: {word} and {next(one for one in entry if ALIASES.get(one, one) == name)} "
-                             "are the same; give one")  # fmt: skip
+            raise UsageError(
+                f"{where}: {word} and {next(one for one in entry if ALIASES.get(one, one) == name)} "
+                "are the same; give one"
+            )
         said[name] = _value(f"{where}: {word}", known[name], value)
     if not said.get("name"):
         raise UsageError(f"{where}: it needs a name, as text")

@@ -330,9 +330,13 @@ class RunKeeper(Keeper):
             pods.detach(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(
-        self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False,
+        self,
+        op: Op,
+        recoveries: int = 0,
+        limits: Limits | None = None,
+        is_asked: bool = False,
         offers: Sequence[Offer] = (),
-    ) -> Op:  # fmt: skip
+    ) -> Op:
         """Restart the run of an ended pod on the next offer, with the original code.
 
         `limits` holds the time from now on and the money of the whole run; None keeps what remains. `is_asked` marks a
@@ -349,15 +353,24 @@ class RunKeeper(Keeper):
                 self._end(other, sight.GONE, may_detach=True)
         op = self.journal.op(op.token)  # The row has ended, so the cost is final.
         job, budget = self.rest_of(op, limits or Limits())
-        plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
-                    carried=snapshot.carried_of(self.home))  # fmt: skip
+        plan = Plan(
+            target=op.target,
+            store=op.store,
+            artifacts=(),
+            job=job,
+            request=request,
+            carried=snapshot.carried_of(self.home),
+        )
 
         def prepare(new: Op, transport: Transport) -> None:
             snapshot.restore(new, transport, self.home, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # A rented pod fetches the artifacts from the store.
-        terms = replace(self.terms_after(op, recoveries, budget, may_be_over=is_asked),
-                        prepare=prepare if is_kept_here else None, asked=self.terms.asked or op.asked)  # fmt: skip
+        terms = replace(
+            self.terms_after(op, recoveries, budget, may_be_over=is_asked),
+            prepare=prepare if is_kept_here else None,
+            asked=self.terms.asked or op.asked,
+        )
         offers = offers or self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 

@@ -15,9 +15,11 @@ def lacks(folder: Path, reserve_bytes: int) -> str:
     free = shutil.disk_usage(there).free
     if free >= reserve_bytes:
         return ""
-    return (f"{size(free)} are free on the disk of {there}, and {size(reserve_bytes)} are kept free "
-            "(SLIPWAY_RESERVE_BYTES): logs and results of runs are not fetched; they stay on the pods while those "
-            "live; make room")  # fmt: skip
+    return (
+        f"{size(free)} are free on the disk of {there}, and {size(reserve_bytes)} are kept free "
+        "(SLIPWAY_RESERVE_BYTES): logs and results of runs are not fetched; they stay on the pods while those "
+        "live; make room"
+    )
 
 
 def refuse_without_room(folder: Path, reserve_bytes: int) -> None:
@@ -35,8 +37,10 @@ def free_bytes(folder: Path) -> int:
 def refuse_large(what: str, num_bytes: int, folder: Path) -> None:
     """Raise SlipwayError if `num_bytes` do not fit on the disk of a folder."""
     if num_bytes > (free := free_bytes(folder)):
-        raise SlipwayError(f"{what} has {size(num_bytes)}, and {folder} has room for {size(free)}; "
-                           "it is not brought here; make room on this disk")  # fmt: skip
+        raise SlipwayError(
+            f"{what} has {size(num_bytes)}, and {folder} has room for {size(free)}; "
+            "it is not brought here; make room on this disk"
+        )
 
 
 def _that_exists(folder: Path) -> Path:

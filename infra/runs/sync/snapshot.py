@@ -48,8 +48,9 @@ def keep_code(op: Op, root: Path, home: RunHome, carried: Sequence[Carried] = ()
         folder = home.kept.root / _checked(one.name, one.file)
         push(ThisMachine(), Path(one.source), folder, op.token, one.file, anyway=one.anyway)
         for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # Lists all files, despite the folder's .gitignore.
-            subprocess.run(["git", "-C", str(folder), *words], check=True, stdin=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)  # fmt: skip
+            subprocess.run(
+                ["git", "-C", str(folder), *words], check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
     kept = [{"name": one.name, "file": one.file, "anyway": list(one.anyway)} for one in carried]
     write_record(home.carried, {"carried": kept})
     return home.kept.code

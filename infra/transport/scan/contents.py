@@ -58,7 +58,7 @@ _PEM = (
     rb"(?m)^[ \t>]*" + _HEADER + rb"[ \t]*\r?$"
     rb"|" + _HEADER + _BREAK + rb"(?:[A-Za-z0-9+/=]{16}|Proc-Type|DEK-Info|Comment:|Version:)"
     rb"|\"private_key\"\s*:\s*\"" + _HEADER
-)  # fmt: skip
+)
 # PEM in base64, as in kubeconfig files: the header comes first, so only a few encodings of the header exist.
 _PEM_KINDS = (b"", b"RSA ", b"EC ", b"DSA ", b"OPENSSH ", b"ENCRYPTED ")
 _ENCODED_PEM = b"|".join(

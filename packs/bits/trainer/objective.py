@@ -80,9 +80,14 @@ class Bits:
         squared = config.temperature**2 if config.squared else 1.0
         parts = torch.stack([(1 - self.layers) * config.nats, (1 - self.layers) * config.divergence * squared])
         loss, nats, divergence = sliced_kl(
-            ours.flatten(0, 1)[index], model.head, targets.flatten()[index], other, parts, config.temperature,
+            ours.flatten(0, 1)[index],
+            model.head,
+            targets.flatten()[index],
+            other,
+            parts,
+            config.temperature,
             model.shape.softcap,
-        )  # fmt: skip
+        )
         figures |= {"nats": nats, "divergence": divergence}
         if config.layers:
             flat = [[one.flatten(0, 1) for one in states[: len(through)]] for states in (seen, seen_theirs)]

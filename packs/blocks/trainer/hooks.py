@@ -19,9 +19,15 @@ class BlocksHooks(ModelHooks):
         return config.blocks.block_size if config.blocks else 1
 
     def decoding(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int, temperature: float,
-        top_k: int, generator: torch.Generator | None,
-    ) -> Iterator[list[list[int]]]:  # fmt: skip
+        self,
+        model: Decoder,
+        prompts: Sequence[Sequence[int]],
+        stop: Collection[int],
+        max_new: int,
+        temperature: float,
+        top_k: int,
+        generator: torch.Generator | None,
+    ) -> Iterator[list[list[int]]]:
         return iter(Decoding(model, prompts, stop, max_new, temperature, top_k, generator))
 
     def nats(self, model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:

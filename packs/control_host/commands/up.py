@@ -20,10 +20,11 @@ BOOTS = {
 @dataclass(frozen=True, kw_only=True)
 class ControlUpFlags(Output):
     host: str = flag(
-        "", "an always-on machine of your own: an alias of ~/.ssh/config, a machine of the inventory, or "
+        "",
+        "an always-on machine of your own: an alias of ~/.ssh/config, a machine of the inventory, or "
         "[user@]host[:port]",
         word=True,
-    )  # fmt: skip
+    )
 
 
 @command(record=ControlUpFlags, world=APART, is_here=True, example="inv control.up my-server")

@@ -57,8 +57,10 @@ def pack(state_file: Path) -> str:
     }
     unpacked = json.dumps(document, sort_keys=True).encode()
     if len(unpacked) > MOST_UNPACKED:
-        raise JournalError(f"journal {state_file}: the journal and its keys have {size(len(unpacked))} as text, and at "
-                           f"most {size(MOST_UNPACKED)} move between machines")  # fmt: skip
+        raise JournalError(
+            f"journal {state_file}: the journal and its keys have {size(len(unpacked))} as text, and at "
+            f"most {size(MOST_UNPACKED)} move between machines"
+        )
     return base64.b64encode(zlib.compress(unpacked, 6)).decode()
 
 
@@ -74,9 +76,11 @@ def digest(archive: str) -> str:
 
 
 def unpack(
-    archive: str, state_file: Path, change: Callable[[sqlite3.Connection], None] = lambda _: None,
+    archive: str,
+    state_file: Path,
+    change: Callable[[sqlite3.Connection], None] = lambda _: None,
     environ: Mapping[str, str] = os.environ,
-) -> None:  # fmt: skip
+) -> None:
     """Install an archive, with the journal last, after applying `change`. Raises JournalError for a journal in use."""
     document = _read(archive)
     keys = PodKeys.beside(state_file).folder

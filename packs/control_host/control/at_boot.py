@@ -43,8 +43,12 @@ def arm(places: HostPlaces) -> str:
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
         exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
-    text = START_TEXT.format(exports="\n".join(exports), code=shlex.quote(f"{places.current}/code"),
-                             log=shlex.quote(str(places.log)), python=shlex.quote(ThisMachine.python))  # fmt: skip
+    text = START_TEXT.format(
+        exports="\n".join(exports),
+        code=shlex.quote(f"{places.current}/code"),
+        log=shlex.quote(str(places.log)),
+        python=shlex.quote(ThisMachine.python),
+    )
     places.start.write_text(text)
     places.start.chmod(0o700)
     return SYSTEMD if _arm_systemd(places) else CRON if _arm_cron(places) else NOBODY

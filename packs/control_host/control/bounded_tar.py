@@ -47,8 +47,10 @@ def refuse_without_room(what: str, num_bytes: int, folder: Path) -> None:
     """Raise SlipwayError when writing `num_bytes` would leave less free space than RESERVE_BYTES."""
     room = room_of(folder)
     if num_bytes > room:
-        raise SlipwayError(f"{what} has {in_words(num_bytes)}, and {folder} has room for {in_words(room)}; nothing was "
-                           "brought; make room, or name another place: --to PATH")  # fmt: skip
+        raise SlipwayError(
+            f"{what} has {in_words(num_bytes)}, and {folder} has room for {in_words(room)}; nothing was "
+            "brought; make room, or name another place: --to PATH"
+        )
 
 
 def harmless(mode: int) -> int:
@@ -161,8 +163,10 @@ class _Extraction:
         """Write a hard link as a separate file; the link target must be a file of the same archive."""
         first = self.folder / outside.relative(member.linkname)
         if not (first.is_file() and member.linkname not in self.links):
-            raise Unreadable(f"{outside.shown(name)} is another name of {outside.shown(member.linkname)}, which is "
-                             "no file of this archive")  # fmt: skip
+            raise Unreadable(
+                f"{outside.shown(name)} is another name of {outside.shown(member.linkname)}, which is "
+                "no file of this archive"
+            )
         self._count(name, first.stat().st_size)
         with first.open("rb") as source, self._new(name, first.stat().st_mode) as file:
             shutil.copyfileobj(source, file)
@@ -170,8 +174,9 @@ class _Extraction:
     def _count(self, name: str, size: int) -> None:
         self.num_bytes += size
         if size > self.bounds.file_bytes:
-            raise Unreadable(f"{outside.shown(name)} has {in_words(size)}, at most {in_words(self.bounds.file_bytes)} "
-                             "are unpacked")  # fmt: skip
+            raise Unreadable(
+                f"{outside.shown(name)} has {in_words(size)}, at most {in_words(self.bounds.file_bytes)} are unpacked"
+            )
         if self.num_bytes > self.bounds.bytes:
             raise Unreadable(f"it unpacks to more than {in_words(self.bounds.bytes)}")
 
@@ -237,5 +242,7 @@ def _refuse_another_kind(place: Path, is_folder: bool, is_top: bool) -> None:
         return
     if stat.S_ISDIR(mode) is not is_folder:
         here = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
-        raise UsageError(f"{place} is {here} here and {'a folder' if is_folder else 'a file'} on the control host; "
-                         "nothing was changed; move it away, or name another place: --to PATH")  # fmt: skip
+        raise UsageError(
+            f"{place} is {here} here and {'a folder' if is_folder else 'a file'} on the control host; "
+            "nothing was changed; move it away, or name another place: --to PATH"
+        )

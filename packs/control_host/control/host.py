@@ -51,8 +51,17 @@ NOT_BEGUN = 3
 # start, so a remaining record means a command without a session.
 FETCH = f'cat "$1" 2>/dev/null && exec rm -f "$1"; rm "$2" 2>/dev/null && exit {NOT_BEGUN}; exit 1'
 # Settings about this machine, which have no meaning on the control host.
-OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
-                   "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
+OF_THIS_MACHINE = (
+    "SLIPWAY_STATE_FILE",
+    "SLIPWAY_PODS",
+    "SLIPWAY_POOLS",
+    "SLIPWAY_ENVIRONMENTS",
+    "SLIPWAY_INSTALLER",
+    "SLIPWAY_WORKSPACE",
+    "SLIPWAY_REHEARSAL",
+    "SLIPWAY_CONTROL",
+    "SLIPWAY_RAY_PYTHON",
+)
 OF_THE_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 GIVING = ("-e", "--env", "--secret")  # flags with a bare name, which takes the value of the shell variable
 
@@ -118,8 +127,13 @@ class ControlHost:
         Raises UsageError for exit code 2 and SlipwayError for other failures, with the stderr of the program.
         """
         words = [self.machine.python, "-m", "packs.control_host.agent.begin", "packs.control_host.control", word]
-        done = self.machine.run(words, cwd=there.places.code(checkout_id(ROOT)), timeout_s=MAKE_S,
-                                stdin=json.dumps(said).encode(), limit_bytes=MOST_ANSWER)  # fmt: skip
+        done = self.machine.run(
+            words,
+            cwd=there.places.code(checkout_id(ROOT)),
+            timeout_s=MAKE_S,
+            stdin=json.dumps(said).encode(),
+            limit_bytes=MOST_ANSWER,
+        )
         if done.exited != 0:
             kind = UsageError if done.exited == 2 else SlipwayError
             raise kind(f"{self.name}: {done.stderr.strip() or f'exit code {done.exited}'}")
@@ -141,8 +155,12 @@ class ControlHost:
 
         Raises Lost for a broken connection, and UsageError without ssh on this machine.
         """
-        about = {"words": list(words), "cwd": _folder(), "environ": environ_of(words, os.environ),
-                 "holds": self.copy.digest}  # fmt: skip
+        about = {
+            "words": list(words),
+            "cwd": _folder(),
+            "environ": environ_of(words, os.environ),
+            "holds": self.copy.digest,
+        }
         record = there.places.calls / f"{secrets.token_hex(8)}.json"
         # Shell variables may hold keys; a file keeps these keys out of the process list.
         self.machine.put(json.dumps(about).encode(), record, 0o600)

@@ -48,9 +48,14 @@ def look_after(places: HostPlaces, code: Path) -> None:
     note_start(places)
     with places.log.open("ab") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"], cwd=code,
-            env=_environ({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"],
+            cwd=code,
+            env=_environ({}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def is_due(places: HostPlaces) -> bool:

@@ -71,8 +71,10 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
         if before and not there.about and host.copy.digest:
             raise SlipwayError(f"{name} has no journal any more, and had one; run: inv control.down --lost")
         if there.about and not before and there.about["installation"] != installation:
-            raise UsageError(f"{name} is the control host of another installation; commands can work through it: "
-                             f"add --control {name} to each, or set SLIPWAY_CONTROL={name}")  # fmt: skip
+            raise UsageError(
+                f"{name} is the control host of another installation; commands can work through it: "
+                f"add --control {name} to each, or set SLIPWAY_CONTROL={name}"
+            )
         tell(f"{name}: sending this checkout")
         host.send_code(there)
         left = []
@@ -91,12 +93,18 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
         if not (before and there.about):
-            run_files.send(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
-                       archive.runs_over(text))  # fmt: skip
-        about = host.call(there, "accept", {
-            "archive": text, "installation": installation or archive.installation_of(text),
-            "settings": settings_to_send(settings),
-        })  # fmt: skip
+            run_files.send(
+                host.machine, there.places.homes, settings.homes, archive.runs_at_work(text), archive.runs_over(text)
+            )
+        about = host.call(
+            there,
+            "accept",
+            {
+                "archive": text,
+                "installation": installation or archive.installation_of(text),
+                "settings": settings_to_send(settings),
+            },
+        )
         host.copy.keep(host.told(host.call(there, "give"), "archive", str))
         host.run_quietly(there, ["control.start", *left], tell)
     return Up(name, host.told(about, "installation", str), host.told(about, "boot", str))
@@ -110,16 +118,19 @@ def down(settings: Settings, tell: Say) -> CameHome:
         try:
             there = host.ask()
         except Unreachable as error:
-            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}; "
-                               "if it is lost for good: inv control.down --lost") from error  # fmt: skip
+            raise SlipwayError(
+                f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}; "
+                "if it is lost for good: inv control.down --lost"
+            ) from error
         if not there.about:
             raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
         host.send_code(there)
         released = host.call(there, "release", {"to": this_machine().host})
         text, left = host.told(released, "archive", str), host.told(released, "left", list)
         host.copy.keep(text)
-        run_files.fetch(host.machine, there.places.homes, settings.homes, archive.runs_at_work(text),
-                    archive.runs_over(text))  # fmt: skip
+        run_files.fetch(
+            host.machine, there.places.homes, settings.homes, archive.runs_at_work(text), archive.runs_over(text)
+        )
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()

@@ -101,11 +101,15 @@ def _files_of(home: RunHome) -> list[Path]:
 def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
     """Fetch the stored files of `runs`, and single files of finished runs `over`. Raises SlipwayError."""
     draft = f"{there}/.{secrets.token_hex(4)}.tgz"
-    done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10,
-                       stdin="".join(f"{name}\n" for name in over).encode())  # fmt: skip
+    done = machine.run(
+        ["sh", "-c", GIVE, "sh", str(there), draft, *runs],
+        timeout_s=BASE_S * 10,
+        stdin="".join(f"{name}\n" for name in over).encode(),
+    )
     if done.exited != 0:
-        raise SlipwayError(f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: "
-                           f"{done.stderr.strip()}")  # fmt: skip
+        raise SlipwayError(
+            f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: {done.stderr.strip()}"
+        )
     if not done.stdout.strip():
         return
     with _in_words(str(there)), _draft(here) as folder:

@@ -40,9 +40,11 @@ class DrillFlags(Questions, Output):
     store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: what .env says)")
     dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
     plant: str = flag(
-        "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
-        "`all` tries each, one after another", unit="NAME",
-    )  # fmt: skip
+        "",
+        "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
+        "`all` tries each, one after another",
+        unit="NAME",
+    )
 
 
 # `speed`: the work of a drill takes real time, which must not exhaust the drill's limits in a faster rehearsal.
@@ -78,10 +80,13 @@ def drill(spec: DrillFlags) -> None:
         seen = held.run()
     at, reports = int(time.time()), Reports.beside(settings.state_file)
     report = DrillReport(
-        vendor=spec.provider, account=account_of(spec.provider, settings), at=at,
-        is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
+        vendor=spec.provider,
+        account=account_of(spec.provider, settings),
+        at=at,
+        is_rehearsed=bool(settings.rehearsal),
+        findings=tuple(clauses.judge(seen)),
         counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
-    )  # fmt: skip
+    )
     path = reports.save(report)
     if spec.json:
         print_json({**asdict(report), "report": path})
@@ -92,9 +97,7 @@ def drill(spec: DrillFlags) -> None:
     leave(report)
 
 
-def plant(
-    wanted: Sequence[Difference], planned: Planned, journal: Journal, settings: Settings, is_json: bool
-) -> None:  # fmt: skip
+def plant(wanted: Sequence[Difference], planned: Planned, journal: Journal, settings: Settings, is_json: bool) -> None:
     """Run a drill per planted difference. Exit with code 5 if a drill misses its difference."""
     world, found = attach.find(rehearsal_world.base()), []
     for one in wanted:
@@ -112,8 +115,17 @@ def plant(
         print_json([{"planted": one.name, "found": hit and asdict(hit), "also": also} for one, hit, also in found])
     else:
         rows = [("planted", "", "clause", "expected", "seen", "broken by that, too")]
-        rows += [(one.name, "found" if hit else "MISSED", one.clause, hit.expected if hit else "",
-                  hit.seen if hit else "", ", ".join(also)) for one, hit, also in found]  # fmt: skip
+        rows += [
+            (
+                one.name,
+                "found" if hit else "MISSED",
+                one.clause,
+                hit.expected if hit else "",
+                hit.seen if hit else "",
+                ", ".join(also),
+            )
+            for one, hit, also in found
+        ]
         print(render.clean(columns(rows)))
     missed = [one.name for one, hit, _ in found if not hit]
     render.say(f"{len(found) - len(missed)} of {count(len(found), 'difference')} found")

@@ -19,7 +19,7 @@ from packs.drill.control.readings import (
     finding,
     left_out,
     lost,
-)  # fmt: skip
+)
 
 MONTH_S = 730 * 3600.0
 # RunPod's disk price of a running container, in micro-USD per GB-month: runpod/docs, pods/pricing.mdx, August 2026.

@@ -27,7 +27,7 @@ from packs.drill.control.readings import (
     left_out,
     lost,
     while_there,
-)  # fmt: skip
+)
 
 # The limits below are seconds by the vendor's clock. Time from the answer to a deletion until the listing drops the
 # machine.
@@ -39,10 +39,17 @@ ANSWER_S = 3600.0
 OF_SPOT = ("spot", "spot in v2")  # clauses about the spot machine
 # Provider verb that supplies the evidence for each clause.
 ASKS = {
-    "offer": "catalog", "token": "list", "listing": "list", "timer": "find", "timer before boot": "find",
-    "spend limit": "find", "spot": "list",
-    "lost reply": "list", "delete": "list", "bill": "billed",
-}  # fmt: skip
+    "offer": "catalog",
+    "token": "list",
+    "listing": "list",
+    "timer": "find",
+    "timer before boot": "find",
+    "spend limit": "find",
+    "spot": "list",
+    "lost reply": "list",
+    "delete": "list",
+    "bill": "billed",
+}
 
 Clause = Callable[[Evidence], ClauseResult]
 
@@ -51,13 +58,18 @@ def judge(seen: Evidence) -> list[ClauseResult]:
     """Return the results of all applicable clauses, in the order of a pod's life."""
     vendor = seen.vendor
     has: dict[Clause, bool] = {
-        timer: vendor.tells_limits or vendor.start_timer or vendor.time_limit, spend_limit: vendor.spend_limit,
+        timer: vendor.tells_limits or vendor.start_timer or vendor.time_limit,
+        spend_limit: vendor.spend_limit,
         timer_before_boot: vendor.tells_limits and vendor.time_limit,
-        self_end: vendor.self_terminate == "pod_credential", bill: vendor.tells_bills,
-        api_clauses.spot: vendor.spot, api_clauses.throttle: bool(seen.throttled),
-        api_clauses.refusal: bool(seen.unknown_refusals), api_clauses.spot_in_v2: seen.spot_in_v2 is not None,
-        api_clauses.disk_price: api_clauses.tells_disk(seen), host_key: vendor.has_ssh,
-    }  # fmt: skip
+        self_end: vendor.self_terminate == "pod_credential",
+        bill: vendor.tells_bills,
+        api_clauses.spot: vendor.spot,
+        api_clauses.throttle: bool(seen.throttled),
+        api_clauses.refusal: bool(seen.unknown_refusals),
+        api_clauses.spot_in_v2: seen.spot_in_v2 is not None,
+        api_clauses.disk_price: api_clauses.tells_disk(seen),
+        host_key: vendor.has_ssh,
+    }
     found = [overdue(seen, clause(seen)) for clause in CLAUSES if has.get(clause, True)]
     found[-1:-1] = api_clauses.self_deletes(seen)
     return [replace(one, api=_api(seen, SPOT if one.clause in OF_SPOT else WORKER)) for one in found]
@@ -257,8 +269,12 @@ def self_end(seen: Evidence) -> ClauseResult:
     gone = gone_at(seen, trial)
     if while_there(seen, trial):
         return finding("self-end", BROKEN, expected, "it did not, and was deleted from here")
-    return finding("self-end", KEPT if gone is not None else BROKEN, expected,
-                    "it is off the listing" if gone is not None else "it is still listed")  # fmt: skip
+    return finding(
+        "self-end",
+        KEPT if gone is not None else BROKEN,
+        expected,
+        "it is off the listing" if gone is not None else "it is still listed",
+    )
 
 
 def lost_reply(seen: Evidence) -> ClauseResult:
@@ -332,10 +348,32 @@ def nothing_left(seen: Evidence) -> ClauseResult:
 
 
 CLAUSES: Sequence[Clause] = (
-    offer, api_clauses.slices, price, token, listing, timer_before_boot, timer, spend_limit, api_clauses.boot, key,
-    machine, host_key, guard, log, checkpoint, self_end, lost_reply, api_clauses.throttle, api_clauses.refusal,
-    api_clauses.spot, api_clauses.spot_in_v2, delete, bill, api_clauses.disk_price, nothing_left,
-)  # fmt: skip
+    offer,
+    api_clauses.slices,
+    price,
+    token,
+    listing,
+    timer_before_boot,
+    timer,
+    spend_limit,
+    api_clauses.boot,
+    key,
+    machine,
+    host_key,
+    guard,
+    log,
+    checkpoint,
+    self_end,
+    lost_reply,
+    api_clauses.throttle,
+    api_clauses.refusal,
+    api_clauses.spot,
+    api_clauses.spot_in_v2,
+    delete,
+    bill,
+    api_clauses.disk_price,
+    nothing_left,
+)
 
 
 def _timer_by_waiting(seen: Evidence) -> ClauseResult:

@@ -62,7 +62,7 @@ from packs.drill.control.evidence import (
     SelfDelete,
     Trial,
     Vendor,
-)  # fmt: skip
+)
 from packs.drill.control.planning import Planned, work_of
 from packs.drill.control.watch import Watch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
@@ -131,9 +131,12 @@ class Drill:
             try:
                 self.watch.look_at(self.offer, self.planned.request)
                 for trial, stage_of in (
-                    (TIMED, self._begin_timed), (WORKER, self._work), (STRAY, self._lose_reply),
-                    (LEAVERS[0], self._delete_themselves), (SPOT, self._rent_spot),
-                ):  # fmt: skip
+                    (TIMED, self._begin_timed),
+                    (WORKER, self._work),
+                    (STRAY, self._lose_reply),
+                    (LEAVERS[0], self._delete_themselves),
+                    (SPOT, self._rent_spot),
+                ):
                     if trial in self.runs:
                         self._try(trial, stage_of)
                 if TIMED in self.runs:
@@ -152,19 +155,35 @@ class Drill:
         """Return the evidence collected so far."""
         can, theirs = self.planned.vendor.documented, self.planned.vendor
         vendor = Vendor(
-            name=theirs.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,
-            spend_limit=can.spend_limit, tells_limits=can.tells_limits,
-            resets_timer=can.resets_timer, self_terminate=can.self_terminate,
-            start_timer=can.start_timer, spot=can.spot, tells_bills=can.tells_bills, has_ssh=self.has_ssh,
+            name=theirs.name,
+            time_limit=can.time_limit,
+            time_grain_s=can.time_grain_s,
+            spend_limit=can.spend_limit,
+            tells_limits=can.tells_limits,
+            resets_timer=can.resets_timer,
+            self_terminate=can.self_terminate,
+            start_timer=can.start_timer,
+            spot=can.spot,
+            tells_bills=can.tells_bills,
+            has_ssh=self.has_ssh,
             self_deletes=tuple(map(call_name, theirs.farewell)),
-            slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale), late_s=self._late_s, clock_scale=self.scale,
-        )  # fmt: skip
+            slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale),
+            late_s=self._late_s,
+            clock_scale=self.scale,
+        )
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(
-            vendor=vendor, asked=tuple(self.watch.asked), trials=trials, ground=self.ground, creates=self.creates,
-            throttled=self.watch.throttled, unknown_refusals=tuple(self.watch.unknown_refusals),
-            slices=tuple(self.watch.slices.values()), self_deletes=self.self_deletes, spot_in_v2=self.spot_in_v2,
-        )  # fmt: skip
+            vendor=vendor,
+            asked=tuple(self.watch.asked),
+            trials=trials,
+            ground=self.ground,
+            creates=self.creates,
+            throttled=self.watch.throttled,
+            unknown_refusals=tuple(self.watch.unknown_refusals),
+            slices=tuple(self.watch.slices.values()),
+            self_deletes=self.self_deletes,
+            spot_in_v2=self.spot_in_v2,
+        )
 
     # Stages.
 
@@ -234,8 +253,11 @@ class Drill:
         """
         pod, way = sight.folder_of(op), self._way(op)
         try:
-            done = way.run([way.python, "-c", LEAVE, json.dumps(asdict(call))], timeout_s=boot.COMMAND_S,
-                           env={"PYTHONPATH": str(pod.code)})  # fmt: skip
+            done = way.run(
+                [way.python, "-c", LEAVE, json.dumps(asdict(call))],
+                timeout_s=boot.COMMAND_S,
+                env={"PYTHONPATH": str(pod.code)},
+            )
         except SlipwayError:  # The pod's deletion closes the connection.
             return CUT
         return done.stdout.strip() or f"nothing: exit code {done.exited}"
@@ -261,8 +283,10 @@ class Drill:
         pending = clauses.unanswered(self.evidence())
         if not pending:
             return
-        self.tell(f"everything is ended; {self.planned.vendor.name} has not answered yet: {', '.join(pending)}; it is "
-                  f"asked again for {duration(clauses.ANSWER_S)}, until Ctrl-C")  # fmt: skip
+        self.tell(
+            f"everything is ended; {self.planned.vendor.name} has not answered yet: {', '.join(pending)}; it is "
+            f"asked again for {duration(clauses.ANSWER_S)}, until Ctrl-C"
+        )
         with contextlib.suppress(KeyboardInterrupt):
             while pending and self.planned.vendor.now() - began_at < clauses.ANSWER_S + ASK_AGAIN_S:
                 time.sleep(ASK_AGAIN_S / self.scale)
@@ -490,9 +514,16 @@ class Drill:
 
     def _trial(self, name: str, op: Op) -> Trial:
         counted = spend.spent(op, read_clocks(), self.scale)
-        return Trial(name=name, token=op.token, pod_id=op.remote_id or "", offer=self.offers[name], run=op.run,
-                     ledger_micro_usd=counted, is_gone=op.state in (TERMINATED, FAILED),
-                     failure=self.failures.get(name, ""))  # fmt: skip
+        return Trial(
+            name=name,
+            token=op.token,
+            pod_id=op.remote_id or "",
+            offer=self.offers[name],
+            run=op.run,
+            ledger_micro_usd=counted,
+            is_gone=op.state in (TERMINATED, FAILED),
+            failure=self.failures.get(name, ""),
+        )
 
 
 def call_name(call: Call) -> str:

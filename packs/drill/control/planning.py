@@ -49,8 +49,9 @@ class Planned:
 
     @property
     def expected_micro_usd(self) -> int:
-        rates = [self.spot[0].micro_usd_per_hour if one == SPOT else self.offers[0].micro_usd_per_hour
-                 for one in self.trials]  # fmt: skip
+        rates = [
+            self.spot[0].micro_usd_per_hour if one == SPOT else self.offers[0].micro_usd_per_hour for one in self.trials
+        ]
         return round(EXPECTED_S * sum(rates) / 3600)
 
     @property
@@ -60,15 +61,17 @@ class Planned:
 
 def plan(
     provider: str, gpu: str, cloud: str, spend_micro_usd: int, journal: Journal, settings: Settings, tell: Say
-) -> Planned:  # fmt: skip
+) -> Planned:
     """Return the planned machines of a drill, without renting.
 
     Raise UsageError, NoOffer, OutOfMoney or AuthError.
     """
     own, _ = own_providers(settings)
     if provider not in (*VENDORS, *own):
-        raise UsageError(f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
-                         f"{'' if own else extensions.named(settings)}")  # fmt: skip
+        raise UsageError(
+            f"--provider {provider or '(none)'}: a drill is of one vendor: {', '.join((*VENDORS, *own))}"
+            f"{'' if own else extensions.named(settings)}"
+        )
     if not settings.rehearsal and "://" not in settings.store:
         raise UsageError(
             f"the drill's log and checkpoint would go to {settings.store}, which no rented machine can reach; "
@@ -83,8 +86,9 @@ def plan(
     spot = spot_offers(vendor, request)
     trials = trials_of(vendor, bool(spot))
     limits = Limits(time_s=LIMIT_S, spend_micro_usd=spend_micro_usd // len(trials))
-    found = Planned(vendor=vendor, request=request, offers=tuple(offers[:MOST_OFFERS]), spot=spot, trials=trials,
-                    limits=limits)  # fmt: skip
+    found = Planned(
+        vendor=vendor, request=request, offers=tuple(offers[:MOST_OFFERS]), spot=spot, trials=trials, limits=limits
+    )
     work = work_of("word").plan(settings, request, vendor, limits)
     lasting = preflight.lasting(work, found.offers, settings)
     return replace(found, offers=tuple(lasting))
@@ -94,8 +98,13 @@ def trials_of(vendor: Market, has_spot: bool) -> tuple[str, ...]:
     """Return the trials for a drill of the vendor, in renting order."""
     can = vendor.documented
     is_timed = not can.tells_limits and (can.time_limit or can.start_timer)
-    return (*([TIMED] if is_timed else []), WORKER, STRAY, *LEAVERS[: len(vendor.farewell)],
-            *([SPOT] if has_spot else []))  # fmt: skip
+    return (
+        *([TIMED] if is_timed else []),
+        WORKER,
+        STRAY,
+        *LEAVERS[: len(vendor.farewell)],
+        *([SPOT] if has_spot else []),
+    )
 
 
 def spot_offers(vendor: Market, request: Request) -> tuple[Offer, ...]:

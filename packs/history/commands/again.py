@@ -55,8 +55,9 @@ def again(spec: AgainFlags) -> None:
             differs.append(f"{step['name']}: {receipt.machine_words(now)}, then {receipt.machine_words(then)}")
             render.say(f"differs today: {differs[-1]}")
     if spec.json:
-        print_json({"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder),
-                    "same_weights": found})  # fmt: skip
+        print_json(
+            {"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder), "same_weights": found}
+        )
     for name, is_same in {} if spec.json else found.items():
         said = {True: "the same bits", False: "OTHER bits", None: "nothing to compare with: it is gone"}[is_same]
         render.say(f"{name}: {said}")

@@ -49,14 +49,25 @@ def _in_child(weights: Path | None, pickled: Path | None, out: Path, model: Mode
     out.mkdir()
     read = weights or pickled
     assert read is not None, "there is something to convert"
-    asked = {"weights": str(weights or ""), "tokenizer": str(pickled or ""), "out": str(out),
-             "model": asdict(model) if model else None}  # fmt: skip
+    asked = {
+        "weights": str(weights or ""),
+        "tokenizer": str(pickled or ""),
+        "out": str(out),
+        "model": asdict(model) if model else None,
+    }
     child = subprocess.Popen(
-        [sys.executable, "-m", "packs.imports.trainer.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True,
-        env={**{name: os.environ[name] for name in KNOWN if name in os.environ}, PARENT: str(os.getpid()),
-             "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "packs.imports.trainer.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        start_new_session=True,
+        env={
+            **{name: os.environ[name] for name in KNOWN if name in os.environ},
+            PARENT: str(os.getpid()),
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     limit_s = START_S + read.stat().st_size / BYTES_PER_S
     try:
         said, words = child.communicate(json.dumps(asked).encode(), timeout=limit_s)

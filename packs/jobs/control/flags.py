@@ -14,14 +14,19 @@ class JobFlags:
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
     script: str = flag(
-        "", "run this Python file with torchrun instead, on all GPUs of all nodes, in the environment of Slipway's own "
-        "trainings; its folder is sent to the machine", group=OWN, unit="FILE",
-    )  # fmt: skip
+        "",
+        "run this Python file with torchrun instead, on all GPUs of all nodes, in the environment of Slipway's own "
+        "trainings; its folder is sent to the machine",
+        group=OWN,
+        unit="FILE",
+    )
     workdir: str = flag("", "folder that is sent to the machine; the command runs in it", group=OWN, unit="FOLDER")
     secret: tuple[str, ...] = flag(
-        (), "secret environment variable of the job: KEY=VALUE, or KEY to take the shell's value; repeatable",
-        group=OWN, unit=SECRET,
-    )  # fmt: skip
+        (),
+        "secret environment variable of the job: KEY=VALUE, or KEY to take the shell's value; repeatable",
+        group=OWN,
+        unit=SECRET,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,12 +34,23 @@ exec torchrun --standalone --nproc-per-node=$gpus {0}
 MOST_NODES = 1000
 MOST_NAME = 60
 FLAGS = {  # flags of launch with the equivalent keys of a job file
-    "gpu": "resources.accelerators", "num-gpus": "resources.accelerators", "nodes": "num_nodes",
-    "use-spot": "resources.use_spot", "cpus": "resources.cpus", "memory": "resources.memory",
-    "disk-size": "resources.disk_size", "max-price": "resources.max_hourly_cost", "run-name": "name", "cmd": "run",
-    "region": "resources.infra", "cloud": "resources.infra", "provider": "resources.infra",
-    "instance-type": "resources.instance_type", "env": "envs", "secret": "secrets",
-}  # fmt: skip
+    "gpu": "resources.accelerators",
+    "num-gpus": "resources.accelerators",
+    "nodes": "num_nodes",
+    "use-spot": "resources.use_spot",
+    "cpus": "resources.cpus",
+    "memory": "resources.memory",
+    "disk-size": "resources.disk_size",
+    "max-price": "resources.max_hourly_cost",
+    "run-name": "name",
+    "cmd": "run",
+    "region": "resources.infra",
+    "cloud": "resources.infra",
+    "provider": "resources.infra",
+    "instance-type": "resources.instance_type",
+    "env": "envs",
+    "secret": "secrets",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +189,20 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
     if twice:
         raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
     return JobTask(
-        name=_name(f"{path}: line {document.line('name')}: name", said.name), workdir=workdir,
-        num_nodes=said.num_nodes, resources=resources, envs=envs, secrets=secrets,
-        mounts=_mounts(path, said, fail, document), setup=said.setup or "", run=said.run or "",
-        environment=said.slipway.environment, train=said.slipway.train, said=said, document=document,
-    )  # fmt: skip
+        name=_name(f"{path}: line {document.line('name')}: name", said.name),
+        workdir=workdir,
+        num_nodes=said.num_nodes,
+        resources=resources,
+        envs=envs,
+        secrets=secrets,
+        mounts=_mounts(path, said, fail, document),
+        setup=said.setup or "",
+        run=said.run or "",
+        environment=said.slipway.environment,
+        train=said.slipway.train,
+        said=said,
+        document=document,
+    )
 
 
 def _convert(path: Path, document: YamlDocument) -> TaskFile:
@@ -194,8 +214,10 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
     for place in document.lines:
         for text in (*place[-1:], document.texts.get(place, "")):
             if isinstance(text, str) and UNWRITABLE.search(text):
-                raise UsageError(f"{path}: line {document.line(*place)}: a letter that no file can hold: NUL, or half "
-                                 "of a pair (\\ud800)")  # fmt: skip
+                raise UsageError(
+                    f"{path}: line {document.line(*place)}: a letter that no file can hold: NUL, or half "
+                    "of a pair (\\ud800)"
+                )
     _check_keys(path, document, document.said, TaskFile, ())
     for section in ("envs", "secrets"):
         names = document.said.get(section)
@@ -300,8 +322,16 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
             except OSError as error:
                 raise fail(f"{wanted}: {source} cannot be read: {error.strerror}", *at) from None
             source = str(local)
-        found.append(Mount(path=wanted, source=source, mode=mode, name=storage.name or "",
-                           store=(storage.store or "").lower(), line=document.line(*at)))  # fmt: skip
+        found.append(
+            Mount(
+                path=wanted,
+                source=source,
+                mode=mode,
+                name=storage.name or "",
+                store=(storage.store or "").lower(),
+                line=document.line(*at),
+            )
+        )
     return tuple(found)
 
 

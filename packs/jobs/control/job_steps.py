@@ -62,8 +62,12 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
         known = next((one for one in carried if (one.source, one.file) == (str(source), file_name)), None)
         if known is None:
             number = sum(one.name.startswith(kind) for one in carried)
-            known = Carried(name=f"{kind}-{number}" if number else kind, source=str(source), file=file_name,
-                            anyway=named(source, anyway))  # fmt: skip
+            known = Carried(
+                name=f"{kind}-{number}" if number else kind,
+                source=str(source),
+                file=file_name,
+                anyway=named(source, anyway),
+            )
             carried.append(known)
         return known.name
 
@@ -80,17 +84,22 @@ def lay_out(file: JobFile, is_own: bool, anyway: Sequence[str] = (), is_rehearse
     sent = [*((name, "") for name in workdirs if name), *at]
     by_name = {one.name: one for one in carried}
     planned = tuple(_planned(by_name[name], path, weights[name], anyway) for name, path in dict.fromkeys(sent))
-    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept),
-                  planned=planned)  # fmt: skip
+    return Layout(
+        carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept), planned=planned
+    )
 
 
 def _planned(one: Carried, at: str, weight: shipment.SendWeight, anyway: Sequence[str]) -> PlannedMount:
     source = Path(one.source) / one.file
     return PlannedMount(
-        source=homes.shown(source), at=at, files=weight.files, bytes=weight.bytes,
-        refused=tuple(map(str, weight.refused)), hidden=homes.hidden_in(source),
+        source=homes.shown(source),
+        at=at,
+        files=weight.files,
+        bytes=weight.bytes,
+        refused=tuple(map(str, weight.refused)),
+        hidden=homes.hidden_in(source),
         is_named=homes.is_named(source, anyway),
-    )  # fmt: skip
+    )
 
 
 def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
@@ -101,8 +110,9 @@ def _check_paths(file: JobFile, task: JobTask, is_rehearsed: bool) -> None:
         if not Path(one.path).name:
             raise UsageError(f"{where}: nothing can be put in place of the whole machine; name a folder below /")
         if not is_rehearsed:
-            raise UsageError(f"{where}: on a machine of your own nothing outside the pod's folder is touched; write "
-                             f"~{one.path}")  # fmt: skip
+            raise UsageError(
+                f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{one.path}"
+            )
     if outside and (why := own_root.problem()):
         one = outside[0]
         raise UsageError(
@@ -115,8 +125,10 @@ def _kept(file: JobFile, one: Mount) -> tuple[str, str]:
     """Return name and path of a folder kept in the store between runs. Raise UsageError for an invalid mount."""
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.source:
-        raise UsageError(f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
-                         "copy what is to be there first with mode: COPY at a path of its own")  # fmt: skip
+        raise UsageError(
+            f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
+            "copy what is to be there first with mode: COPY at a path of its own"
+        )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
         raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
     return one.name, one.path
@@ -136,7 +148,7 @@ def _mount(file: JobFile, one: Mount, name_of: Any) -> tuple[str, str, str]:
 
 def steps_of(
     file: JobFile, layout: Layout, envs: Sequence[Mapping[str, str]], withheld: Sequence[str], is_own: bool, launch: str
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[Step, ...]:
     """Return the steps of all tasks.
 
     `withheld` lists Slipway variables that no task requested. `launch` identifies this launch, so that a new launch of
@@ -150,11 +162,20 @@ def steps_of(
 
         def script(text: str, inputs: str, number: int = number, task: JobTask = task, **more: Any) -> dict[str, Any]:
             made = Script(
-                text=text, name=task.name, workdir=layout.workdirs[number], envs=dict(envs[number]),
-                mounts=layout.mounts[number], kept=layout.kept[number], own_home=is_own,
-                environment=task.environment, task=number, num_tasks=len(file.tasks), inputs=inputs,
-                withheld=tuple(withheld), **more,
-            )  # fmt: skip
+                text=text,
+                name=task.name,
+                workdir=layout.workdirs[number],
+                envs=dict(envs[number]),
+                mounts=layout.mounts[number],
+                kept=layout.kept[number],
+                own_home=is_own,
+                environment=task.environment,
+                task=number,
+                num_tasks=len(file.tasks),
+                inputs=inputs,
+                withheld=tuple(withheld),
+                **more,
+            )
             return dict(json.loads(json.dumps(asdict(made))))
 
         prefix = "" if len(file.tasks) == 1 else f"{number + 1}-{task.name or 'task'}-"
@@ -163,8 +184,17 @@ def steps_of(
         if task.run.strip():
             config = script(task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
             most = ALWAYS if codes else max(3, restarts)
-            found.append(Step(f"{prefix}{RUN}", WORDS, task.environment, config, max_restarts=most, together=ALONE,
-                              everywhere=True))  # fmt: skip
+            found.append(
+                Step(
+                    f"{prefix}{RUN}",
+                    WORDS,
+                    task.environment,
+                    config,
+                    max_restarts=most,
+                    together=ALONE,
+                    everywhere=True,
+                )
+            )
     return tuple(found)
 
 

@@ -101,12 +101,16 @@ class JobFiles(WorkKind):
         if gpu := settings.given.get(launch.ACCELERATOR, ""):
             ((kind, number),) = gpus.read_set(gpu, 1)
             machine = replace(machine, gpu=kind, num_gpus=number)
-        return EstimatedWork(words=f"stage {stage}" if stage else f"job {job}", machine=machine,
-                             spec=training.work_spec(file, wanted, settings))  # fmt: skip
+        return EstimatedWork(
+            words=f"stage {stage}" if stage else f"job {job}",
+            machine=machine,
+            spec=training.work_spec(file, wanted, settings),
+        )
 
     def file_variables(self, path: Path) -> Mapping[str, str | None]:
-        said = {name: value for task in job_file.load(path).tasks
-                for name, value in {**task.envs, **task.secrets}.items()}  # fmt: skip
+        said = {
+            name: value for task in job_file.load(path).tasks for name, value in {**task.envs, **task.secrets}.items()
+        }
         return {name: "***" if value and is_secret(name) else value for name, value in said.items()}
 
     def findings(self, path: Path) -> list[FileFinding]:

@@ -17,15 +17,22 @@ from packs.jobs.control import job_file
 TEXTS = ("setup", "run")
 LISTS = "SKYPILOT_NODE_IPS|SKYPILOT_SETUP_NODE_IPS|SKYPILOT_TASK_IDS"
 RULES = (
-    (r"\bray\s+stop\b", "`ray stop` ends SkyPilot's own Ray, too; write ray.shutdown() in Python, or: "
-                        "pkill -f 'ray start --head --port=PORT'"),
-    (r"ray\.init\(\s*(address\s*=\s*)?[\"']auto[\"']|RAY_ADDRESS=[\"']?auto\b", "`auto` finds SkyPilot's own Ray; "
-     "give the address of yours, such as HEAD:6379"),
+    (
+        r"\bray\s+stop\b",
+        "`ray stop` ends SkyPilot's own Ray, too; write ray.shutdown() in Python, or: "
+        "pkill -f 'ray start --head --port=PORT'",
+    ),
+    (
+        r"ray\.init\(\s*(address\s*=\s*)?[\"']auto[\"']|RAY_ADDRESS=[\"']?auto\b",
+        "`auto` finds SkyPilot's own Ray; give the address of yours, such as HEAD:6379",
+    ),
     (r"\bray\s+start\b.*--port[= ]6380\b", "6380 is the port of SkyPilot's own Ray; leave --port out (6379)"),
-    (rf"(?<![\"'\w])\$\{{?(?:{LISTS})\b\}}?(?![\"'\w])", "without quotes its lines become one; write \"$NAME\""),
-    (r"--master[-_]port[= ]\d+|\bMASTER_PORT=\d+", "two jobs on one machine would meet at a port that is written out; "
-     "write $MASTER_PORT"),
-)  # fmt: skip
+    (rf"(?<![\"'\w])\$\{{?(?:{LISTS})\b\}}?(?![\"'\w])", 'without quotes its lines become one; write "$NAME"'),
+    (
+        r"--master[-_]port[= ]\d+|\bMASTER_PORT=\d+",
+        "two jobs on one machine would meet at a port that is written out; write $MASTER_PORT",
+    ),
+)
 LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
 
 
@@ -35,8 +42,9 @@ def lint(path: Path) -> list[FileFinding]:
     Raise UsageError for a file without job or service keys, and OSError for an unreadable file.
     """
     documents = strict_yaml.documents(path)
-    if not any(isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said)
-               for one in documents):  # fmt: skip
+    if not any(
+        isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said) for one in documents
+    ):
         raise UsageError(f"{path}: it is no job file: it has neither `run`, `setup`, `resources` nor `service`")
     written = path.read_text(encoding="utf-8").splitlines()
     found = [each for one in documents if isinstance(one.said, dict) for each in _findings(one, written)]
@@ -63,15 +71,21 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
                 continue
             yield from (FileFinding(line, f"{key}: {told}") for rule, told in RULES if re.search(rule, words))
             if key == "setup" and re.search(r"\bray\s+start\b", words):
-                yield FileFinding(line, "setup: it runs once per machine, and a Ray that it starts is not there when "
-                                        "`run` begins again; start it in `run`")  # fmt: skip
+                yield FileFinding(
+                    line,
+                    "setup: it runs once per machine, and a Ray that it starts is not there when "
+                    "`run` begins again; start it in `run`",
+                )
             listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
     resources = said.get("resources")
     ports = str(resources.get("ports", "")) if isinstance(resources, dict) else ""
     for line, one in listens:
         if one not in re.findall(r"\d+", ports) and "-" not in ports:
-            yield FileFinding(line, f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
-                                    f"reaches it with: inv forward RUN {one})")  # fmt: skip
+            yield FileFinding(
+                line,
+                f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
+                f"reaches it with: inv forward RUN {one})",
+            )
     if "service" in said and not ports:
         yield FileFinding(document.line("service"), "service: resources.ports is missing, so no replica can be reached")
     for section in ("envs", "secrets"):
@@ -79,5 +93,6 @@ def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[FileFi
         for name, value in values.items() if isinstance(values, dict) else ():
             as_written = document.texts.get((section, name))
             if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
-                yield FileFinding(document.line(section, name),
-                                  f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'")  # fmt: skip
+                yield FileFinding(
+                    document.line(section, name), f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'"
+                )

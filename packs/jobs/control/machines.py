@@ -153,8 +153,10 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
             several = [one.partition(":") for one in word.split()]
             if len(several) > 1 and all(number.isdecimal() for _, _, number in several):
                 meant = ", ".join(f"{kind}: {number}" for kind, _, number in several)
-                raise UsageError(f"{line}: accelerators: YAML reads these lines as one text, since no space follows "
-                                 f"the colons; write accelerators: {{{meant}}}")  # fmt: skip
+                raise UsageError(
+                    f"{line}: accelerators: YAML reads these lines as one text, since no space follows "
+                    f"the colons; write accelerators: {{{meant}}}"
+                )
             kind, colon, text = word.partition(":")
             if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
                 raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")

@@ -71,7 +71,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 
 def understand(
     spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings
-) -> launch.ResolvedLaunch:  # fmt: skip
+) -> launch.ResolvedLaunch:
     """Return the resolved launch of a job. Raise UsageError for an impossible job, with the line number."""
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
@@ -104,8 +104,14 @@ def understand(
             machine, said = on_own(machine, vendor)
             notes += said
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
-        request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
-                          pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
+        request = replace(
+            request_for(machine),
+            run=name or "new",
+            provider=chosen,
+            nodes=nodes,
+            pool=spec.pool or wish.pool,
+            host=spec.host,
+        )
         request = shares.on_devices(request, spec.devices, vendor)
         if vendor.recovers:
             request = counted(request)
@@ -119,11 +125,24 @@ def understand(
     asked = same_request.asking(spec, requests[0], limits, vendors=asked_for, env={})
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
-    work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,
-                   notes=tuple(dict.fromkeys(notes)), name=name, send_anyway=spec.send_anyway,
-                   typed=replace(typed, gpu=gpu))  # fmt: skip
-    return launch.ResolvedLaunch(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
-                                 others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
+    work = JobWork(
+        file=replace(file, tasks=tasks),
+        envs=envs,
+        secrets=secrets,
+        notes=tuple(dict.fromkeys(notes)),
+        name=name,
+        send_anyway=spec.send_anyway,
+        typed=replace(typed, gpu=gpu),
+    )
+    return launch.ResolvedLaunch(
+        spec=spec,
+        work=work,
+        request=requests[0],
+        limits=limits,
+        asked=asked,
+        others=tuple(requests[1:]),
+        is_ordered=found.is_ordered,
+    )
 
 
 def values_of(
@@ -143,8 +162,14 @@ def values_of(
         for section, names in (("envs", task.envs), ("secrets", task.secrets)):
             for name, said in names.items():
                 shell = os.environ.get(name) if section == "secrets" else None
-                value = next((one for one in (given.get(name), said, ours.get(name), written.get(name), shell)
-                              if one is not None), None)  # fmt: skip
+                value = next(
+                    (
+                        one
+                        for one in (given.get(name), said, ours.get(name), written.get(name), shell)
+                        if one is not None
+                    ),
+                    None,
+                )
                 if value is None:
                     flag = "--secret" if section == "secrets" else "-e"
                     line = task.document.line(section, name)
@@ -210,8 +235,20 @@ def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[st
 
     Vendor-only keys are dropped; the notes of `machines.wishes` already report these keys.
     """
-    plain = replace(machine, use_spot=False, disk_size="", max_price="", network="", region="", instance_type="",
-                    cloud="", country="", city="", min_upload_mbps=0, min_download_mbps=0)  # fmt: skip
+    plain = replace(
+        machine,
+        use_spot=False,
+        disk_size="",
+        max_price="",
+        network="",
+        region="",
+        instance_type="",
+        cloud="",
+        country="",
+        city="",
+        min_upload_mbps=0,
+        min_download_mbps=0,
+    )
     if not vendor.is_here:
         return plain, []
     plain = replace(plain, cpus="", memory="")

@@ -117,8 +117,10 @@ def _filled(where: str, said: Any, values: Mapping[str, str]) -> Any:
     """Replace `$NAME` and `${NAME}` with the file's variables, recursively. Raise UsageError for an unknown name."""
     if isinstance(said, Mapping):
         flags = files.known(LaunchSpec)
-        return {key: _typed(flags.get(str(key).replace("_", "-")), _filled(f"{where}.{key}", value, values))
-                for key, value in said.items()}  # fmt: skip
+        return {
+            key: _typed(flags.get(str(key).replace("_", "-")), _filled(f"{where}.{key}", value, values))
+            for key, value in said.items()
+        }
     if isinstance(said, list):
         return [_filled(where, one, values) for one in said]
     if not isinstance(said, str):

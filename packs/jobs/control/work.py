@@ -62,12 +62,21 @@ class JobWork:
         own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
         torch, environments = training_plan.environments_of(settings, request, vendor)
         job = Job(
-            run=request.run, token="", steps=own, limits=limits, torch=torch, environments=environments, environ=stores,
-            secrets=tuple(sorted({*ours, *self.secrets})), num_gpus=0 if settings.rehearsal else request.num_gpus,
+            run=request.run,
+            token="",
+            steps=own,
+            limits=limits,
+            torch=torch,
+            environments=environments,
+            environ=stores,
+            secrets=tuple(sorted({*ours, *self.secrets})),
+            num_gpus=0 if settings.rehearsal else request.num_gpus,
             clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
-        )  # fmt: skip
-        about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
-                 for one in self.file.tasks]  # fmt: skip
+        )
+        about = [
+            [one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
+            for one in self.file.tasks
+        ]
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         sent = sum(one.bytes for one in layout.planned)
         need = work_disk.needed(work_disk.OWN_PACKAGES_BYTES, limits.reserve_bytes, 0 if request.volume else sent)
@@ -75,17 +84,24 @@ class JobWork:
         keys, notes = self._engine_keys(request, taker) if (taker := engine_of(vendor)) else ({}, [])
         plan = Plan(
             engine_keys=keys,
-            target=target, store=settings.store, artifacts=(), job=job, request=request,
-            carried=layout.carried, mounts=layout.planned,
+            target=target,
+            store=settings.store,
+            artifacts=(),
+            job=job,
+            request=request,
+            carried=layout.carried,
+            mounts=layout.planned,
             notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
-        )  # fmt: skip
+        )
         return estimates.of_plan(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request, taker: RunEngine) -> tuple[dict[str, Any], list[str]]:
         """Return the engine's keys of the job file, and notes about unused keys. Raise UsageError for several tasks."""
         if len(self.file.tasks) > 1:
-            raise UsageError(f"{self.file.where}: with --provider {taker.name} a job has one task, since each would "
-                             "get its own machine; launch them one at a time")  # fmt: skip
+            raise UsageError(
+                f"{self.file.where}: with --provider {taker.name} a job has one task, since each would "
+                "get its own machine; launch them one at a time"
+            )
         return taker.job_keys(self.file.tasks[0].document.said, vars(self.typed), request, self.file.where)
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:

@@ -67,9 +67,13 @@ def main() -> None:
         webbrowser.open(link)
     context = PageContext(settings, acts_allowed=flags.allow_acts)
     config = uvicorn.Config(
-        app.make(context, gate, expired), log_level="warning", lifespan="on", timeout_graceful_shutdown=1,
-        server_header=False, date_header=False,
-    )  # fmt: skip
+        app.make(context, gate, expired),
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        date_header=False,
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 

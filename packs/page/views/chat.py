@@ -116,8 +116,20 @@ class Talks:
         folder = model_folder(settings, model, "", self.context.tell)
         python = train_env.interpreter(ROOT, settings.environments, self.context.tell)
         port, key = free_port(()), secrets.token_urlsafe(24)
-        words = [str(python), "-m", "trainer", "serve", "--model", str(folder), "--name", "model", "--port", str(port),
-                 "--shutdown-s", "1"]  # fmt: skip
+        words = [
+            str(python),
+            "-m",
+            "trainer",
+            "serve",
+            "--model",
+            str(folder),
+            "--name",
+            "model",
+            "--port",
+            str(port),
+            "--shutdown-s",
+            "1",
+        ]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), engines.KEY: key, train_env.PARENT: str(os.getpid())}
         log = settings.pods.parent / "ui-chat.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -36,10 +36,19 @@ def beside(space: Workspace, settings: Settings) -> Iterator[None]:
     environ = {**os.environ, **space.environ, "SLIPWAY_RUN_ID": space.experiment, "PYTHONPATH": str(ROOT)}
     log = space.run / "tensorboard.log"
     with log.open("ab") as out:
-        shown = subprocess.Popen([*line, "--host", "127.0.0.1", "--port", str(PORT)], cwd=ROOT, env=environ,
-                                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
-        render.say(f"TensorBoard: port {PORT} of this machine while it trains (of a run elsewhere: inv forward RUN "
-                   f"{PORT}:{PORT}); its files stay in {space.board}")  # fmt: skip
+        shown = subprocess.Popen(
+            [*line, "--host", "127.0.0.1", "--port", str(PORT)],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        render.say(
+            f"TensorBoard: port {PORT} of this machine while it trains (of a run elsewhere: inv forward RUN "
+            f"{PORT}:{PORT}); its files stay in {space.board}"
+        )
         try:
             yield
         finally:

@@ -62,9 +62,10 @@ class PipelineFlags(Output):
     config: str = flag("", "the same as --profile", unit="FILE")
     steps: int | None = flag(None, "optimizer steps instead of the recipe's; the schedule is rescaled to them")
     tensorboard: bool = flag(
-        False, "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
-        "volume always)"
-    )  # fmt: skip
+        False,
+        "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
+        "volume always)",
+    )
     dry_run: bool = flag(False, "show what would be done, and stop")
 
 
@@ -81,9 +82,12 @@ def pipeline(spec: PipelineFlags) -> None:
     if spec.tokenizer_json and spec.vocab_size is not None:
         raise UsageError("--tokenizer-json has as many ids as it has; leave --vocab-size out")
     settings = context.settings(
-        source=spec.input, experiment=spec.experiment, workspace=spec.workspace, run_config=spec.profile or spec.config,
+        source=spec.input,
+        experiment=spec.experiment,
+        workspace=spec.workspace,
+        run_config=spec.profile or spec.config,
         shard_lines=spec.train_shard_lines,
-    )  # fmt: skip
+    )
     ours = settings.of(PipelineSettings)
     if ours.run_shard not in (0, 1):
         raise UsageError(f"RUN_SHARD is {ours.run_shard}; 1 makes shards, 0 takes those that are there")
@@ -128,14 +132,14 @@ def with_ids(recipe: Profile, count: int) -> Profile:
     return replace(recipe, vocab_size=count, phases=phases)
 
 
-def announce(
-    settings: Settings, ours: PipelineSettings, space: Workspace, recipe: Profile, source: str
-) -> None:  # fmt: skip
+def announce(settings: Settings, ours: PipelineSettings, space: Workspace, recipe: Profile, source: str) -> None:
     base, found = recipe.phases["base"], estimate_of(recipe, settings)
     seconds = found.range_s[1]
     work = f"{base.steps:,} steps of {base.model.num_params:,} parameters"
-    render.say(f"experiment {space.experiment} in {space.root}; recipe {ours.run_config} ({source}): {work}, "
-               f"{about(seconds)} on this machine ({evidence(found)})")  # fmt: skip
+    render.say(
+        f"experiment {space.experiment} in {space.root}; recipe {ours.run_config} ({source}): {work}, "
+        f"{about(seconds)} on this machine ({evidence(found)})"
+    )
     if seconds > LONG_S:
         render.say("That is long; a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
 
@@ -152,7 +156,7 @@ def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
 
 def shards(
     settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, is_making: bool, quiet: bool
-) -> None:  # fmt: skip
+) -> None:
     """Write the shards, or reuse finished shards. Raise UsageError for RUN_SHARD=0 without finished shards."""
     there = manifest(space.train)
     if there and (reuse or not is_making):
@@ -164,8 +168,10 @@ def shards(
     own = {**use_source(settings.source, settings), **use_source(spec.get("validation", ""), settings)}
     config = {"out": str(space.text), "spec": spec, **({"extensions": own} if own else {})}
     made = local_step.run("shards", ("-m", "data", "text"), config, settings, quiet, space.environ)
-    render.say(f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, "
-               f"{made['held_out']:,} of them held out")  # fmt: skip
+    render.say(
+        f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, "
+        f"{made['held_out']:,} of them held out"
+    )
 
 
 def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, quiet: bool) -> dict[str, Any]:
@@ -181,8 +187,10 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
         found = local_step.run("tokenizer", ("-m", "data", step), config, settings, quiet, space.environ)
     except UsageError as error:  # The usual cause is a text too small for the vocabulary.
         raise UsageError(f"{error}" if given else f"{error} (--vocab-size, or another recipe: --profile)") from None
-    render.say(f"tokenizer: {'reused' if found['reused'] else 'taken' if given else 'made'}, "
-               f"{found['vocab_size']:,} ids, sha256 {found['tokenizer_sha256'][:12]}")  # fmt: skip
+    render.say(
+        f"tokenizer: {'reused' if found['reused'] else 'taken' if given else 'made'}, "
+        f"{found['vocab_size']:,} ids, sha256 {found['tokenizer_sha256'][:12]}"
+    )
     return found
 
 
@@ -198,9 +206,7 @@ def write_config(of: str, space: Workspace, recipe: Profile, ids: int) -> Path:
     return file
 
 
-def training(
-    settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool
-) -> dict[str, Any]:  # fmt: skip
+def training(settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool) -> dict[str, Any]:
     """Train or reuse the model and return the model's metadata. `digest` is the tokenizer's SHA-256."""
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
@@ -253,8 +259,14 @@ def foretell(
         return
     rows = [("folder", str(folder)) for folder in space.folders]
     rows += [("environment", f"{name}={value}") for name, value in space.environ.items()]
-    rows += [("shards", ", ".join(f"{name} {value}" for name, value in text.items())
-              if ours.run_shard else "those that are there (RUN_SHARD=0)")]  # fmt: skip
+    rows += [
+        (
+            "shards",
+            ", ".join(f"{name} {value}" for name, value in text.items())
+            if ours.run_shard
+            else "those that are there (RUN_SHARD=0)",
+        )
+    ]
     rows += [("tokenizer", spec.tokenizer_json or f"{recipe.vocab_size:,} ids, trained on the shards")]
     rows += [("training", f"{ours.run_config}, {base.steps:,} steps, into {space.store}")]
     print(columns(rows))

@@ -162,8 +162,9 @@ class Client:
                     deaf_at = time.monotonic() + self.hear_s
             except (FileNotFoundError, ConnectionError):
                 if child is not None and child.poll():
-                    raise SlipwayError(f"skypilot: its process did not come up (exit code {child.returncode}); "
-                                       f"its log: {self._log}") from None  # fmt: skip
+                    raise SlipwayError(
+                        f"skypilot: its process did not come up (exit code {child.returncode}); its log: {self._log}"
+                    ) from None
                 if child is None or child.poll() is not None:
                     child = self._begin(place)
             caller.close()
@@ -179,8 +180,9 @@ class Client:
         words = [str(self.python()), str(self.worker), str(self.folder), place.stem, f"{self.idle_s:g}"]
         environ = {**self.environ, **HIDDEN, TOKEN: self._mark(place)}
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            return subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    start_new_session=True)  # fmt: skip
+            return subprocess.Popen(
+                words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     @property
     def _log(self) -> Path:
@@ -195,15 +197,21 @@ class Client:
         sky = self.python().with_name("sky")
         one_line = " ".join(said.split())
         if kind == "unreachable":
-            return NoServer(f"skypilot: no API server answers: {one_line}; start one on this machine: {sky} api "
-                            f"start; or name another one: {VARIABLE}=https://...")  # fmt: skip
+            return NoServer(
+                f"skypilot: no API server answers: {one_line}; start one on this machine: {sky} api "
+                f"start; or name another one: {VARIABLE}=https://..."
+            )
         if kind == "skew":
-            return SlipwayError(f"skypilot: the API server has another version than {ENVIRONMENT} here "
-                                f"(constraints/skypilot.txt): {one_line}")  # fmt: skip
+            return SlipwayError(
+                f"skypilot: the API server has another version than {ENVIRONMENT} here "
+                f"(constraints/skypilot.txt): {one_line}"
+            )
         if kind == "missing":
-            return UsageError(f"skypilot: its environment lacks something ({one_line}); managed jobs need grpcio, "
-                              "which every extra of SkyPilot brings: see the group skypilot in pyproject.toml, then "
-                              "uv pip compile its constraints again")  # fmt: skip
+            return UsageError(
+                f"skypilot: its environment lacks something ({one_line}); managed jobs need grpcio, "
+                "which every extra of SkyPilot brings: see the group skypilot in pyproject.toml, then "
+                "uv pip compile its constraints again"
+            )
         if kind == "auth":
             return AuthError(f"skypilot: {one_line}; log in: {sky} api login")
         if kind == "none":

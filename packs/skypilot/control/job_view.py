@@ -20,9 +20,14 @@ from packs.skypilot.control.client import NoServer, NotAnswered, SkyPilotAnswer
 from store.untrusted_names import is_part
 
 OVER = {  # final states of a managed job in SkyPilot
-    "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
-    "FAILED_PRECHECKS": "failed", "FAILED_NO_RESOURCE": "failed", "FAILED_CONTROLLER": "failed",
-}  # fmt: skip
+    "SUCCEEDED": "succeeded",
+    "CANCELLED": "stopped",
+    "FAILED": "failed",
+    "FAILED_SETUP": "failed",
+    "FAILED_PRECHECKS": "failed",
+    "FAILED_NO_RESOURCE": "failed",
+    "FAILED_CONTROLLER": "failed",
+}
 ENDING = ("CANCELLING", "WINDING_DOWN")
 RECENT_LINES = 400
 FRESH_S = 4.0  # age up to which a read is reused: each read is a request to the API server
@@ -70,15 +75,31 @@ def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float)
     status = str(row.get("status") or "")
     recoveries = int(row.get("recovery_count") or 0)
     told = {key: dict(part) for key, part in log.report.items() if part and part.get("token") == token}
-    progress = {"run": run, "token": token, "state": "waiting", "step": "", "steps": [], "updated_at": now,
-                **told.get("progress", {}), "recoveries": recoveries}  # fmt: skip
+    progress = {
+        "run": run,
+        "token": token,
+        "state": "waiting",
+        "step": "",
+        "steps": [],
+        "updated_at": now,
+        **told.get("progress", {}),
+        "recoveries": recoveries,
+    }
     if status not in ("RUNNING", *OVER):
         progress = {**progress, "step": f"SkyPilot: {status}", "updated_at": now}
     verdict = told.get("verdict", {}) if status in OVER else {}
     if status in OVER and (not verdict or (verdict["state"] == "succeeded") is not (status == "SUCCEEDED")):
-        verdict = {"run": run, "token": token, "state": OVER[status], "step": progress["step"], "exit_code": None,
-                   "lost": None, "tail": "", "at": row.get("end_at") or now,
-                   "reason": f"SkyPilot: {status} {row.get('failure_reason') or ''}".strip()}  # fmt: skip
+        verdict = {
+            "run": run,
+            "token": token,
+            "state": OVER[status],
+            "step": progress["step"],
+            "exit_code": None,
+            "lost": None,
+            "tail": "",
+            "at": row.get("end_at") or now,
+            "reason": f"SkyPilot: {status} {row.get('failure_reason') or ''}".strip(),
+        }
     guard = {**told.get("guard", {}), "token": token, "alive": status not in OVER}
     return {"progress": progress, "verdict": verdict, "guard": guard, "agent": {"token": token, "alive": False}}
 
@@ -100,9 +121,15 @@ class JobView:
     _seen: dict[str, tuple[float, Any]] = field(default_factory=dict)
 
     def run(
-        self, words: Sequence[str], *, stdin: bytes | Iterable[bytes] | None = None, timeout_s: float,
-        cwd: str | Path | None = None, env: Mapping[str, str] | None = None, limit_bytes: int = LIMIT_BYTES,
-    ) -> Result:  # fmt: skip
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] | None = None,
+        timeout_s: float,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> Result:
         """Answer the agent commands `status` and log listing from SkyPilot's data; `stop` cancels the job."""
         verb = list(words)
         if verb[1:4] == ["-m", "infra.agent", "status"]:
@@ -141,8 +168,9 @@ class JobView:
         raise self._refusal("a shell there")
 
     def _refusal(self, what: str) -> SlipwayError:
-        return SlipwayError(f"{self.run_name}: {what}: only SkyPilot reaches its machines; what it prints: "
-                            f"inv logs {self.run_name}")  # fmt: skip
+        return SlipwayError(
+            f"{self.run_name}: {what}: only SkyPilot reaches its machines; what it prints: inv logs {self.run_name}"
+        )
 
     def _words(self) -> dict[str, dict[str, Any]]:
         seen = self._once("row", self.row)

@@ -33,9 +33,10 @@ from packs.skypilot.control.price_table import Considered
 
 NAME = "skypilot"
 STATES = {  # values of `Pod.state`; any other status is booting
-    "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
+    "RUNNING": "running",
+    **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
-}  # fmt: skip
+}
 OLD_S = 60.0  # age in seconds from which an answer no longer describes the present
 # GPU kinds with the same name in SkyPilot's catalogues and in our table.
 GPU_KINDS = ("L4", "L40S", "A100-80GB", "H100", "H200", "B200")
@@ -129,9 +130,17 @@ class ManagedJobs(RunEngine):
                 own, nodes=nodes, keys=keys_of(plan), bundle=folder, secrets=start.secrets, now=self.now()
             )
 
-        row = pods.RowDraft(target=plan.target, store=plan.store, recoveries=terms.recoveries, admit=terms.admit,
-                            owner_kind=terms.owner_kind, owner=terms.owner, spec_hash=terms.spec_hash,
-                            budget=whole.spend_micro_usd, asked=terms.asked)  # fmt: skip
+        row = pods.RowDraft(
+            target=plan.target,
+            store=plan.store,
+            recoveries=terms.recoveries,
+            admit=terms.admit,
+            owner_kind=terms.owner_kind,
+            owner=terms.owner,
+            spec_hash=terms.spec_hash,
+            budget=whole.spend_micro_usd,
+            asked=terms.asked,
+        )
         with stage("submit", start.say):
             jobs = replace(self, submission=task_for)
             op = pods.rent(jobs, replace(plan.request, nodes=1), offer, job, start.journal, row)
@@ -168,8 +177,10 @@ class ManagedJobs(RunEngine):
             log=lambda tail, since: str(
                 self.client.look("log", job_id=int(self._number(key)), tail=tail, since=since).answer
             ),
-            end=lambda: self.delete(key), token=pod.token, run_name=pod.run,
-        )  # fmt: skip
+            end=lambda: self.delete(key),
+            token=pod.token,
+            run_name=pod.run,
+        )
 
     def row_of(self, pod: str) -> Mapping[str, Any] | None:
         """Return the current queue row of the job with this number or token, or None."""
@@ -216,9 +227,17 @@ def _pod(row: Mapping[str, Any]) -> Pod:
     status = str(row["status"] or "")
     note = f"SkyPilot calls it {status}"
     note += f", recovered {row['recovery_count']} times" if row.get("recovery_count") else ""
-    return Pod(provider=NAME, pod_id=str(row["job_id"]), token=str(row["job_name"] or ""), run="",
-               address=address_of(row["job_id"]), state=STATES.get(status, "booting"), note=note,
-               name=str(row["job_name"] or ""), created_at=int(row.get("submitted_at") or 0))  # fmt: skip
+    return Pod(
+        provider=NAME,
+        pod_id=str(row["job_id"]),
+        token=str(row["job_name"] or ""),
+        run="",
+        address=address_of(row["job_id"]),
+        state=STATES.get(status, "booting"),
+        note=note,
+        name=str(row["job_name"] or ""),
+        created_at=int(row.get("submitted_at") or 0),
+    )
 
 
 def address_of(job_id: Any) -> str:

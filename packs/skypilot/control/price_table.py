@@ -47,10 +47,21 @@ def _offer(cells: Sequence[str], nodes: int, provider: str, now: float) -> Offer
     instance_type = "" if instance == "-" else instance.replace(SPOT, "")
     is_own = cloud in OWN
     price = 0 if is_own else -(-micro_usd(cost) // nodes)
-    return Offer(provider=provider, offer_id="/".join(filter(None, (cloud, region, instance_type))), region=region,
-                 gpu="" if kind == "-" else kind, num_gpus=0 if kind == "-" else int(float(number or 1)), cloud=cloud,
-                 cpus=_whole(cpus), memory_bytes=_whole(memory) * GB, micro_usd_per_hour=price, is_own=is_own,
-                 spot=SPOT in instance, instance_type=instance_type, seen_at=now)  # fmt: skip
+    return Offer(
+        provider=provider,
+        offer_id="/".join(filter(None, (cloud, region, instance_type))),
+        region=region,
+        gpu="" if kind == "-" else kind,
+        num_gpus=0 if kind == "-" else int(float(number or 1)),
+        cloud=cloud,
+        cpus=_whole(cpus),
+        memory_bytes=_whole(memory) * GB,
+        micro_usd_per_hour=price,
+        is_own=is_own,
+        spot=SPOT in instance,
+        instance_type=instance_type,
+        seen_at=now,
+    )
 
 
 def _whole(said: str) -> int:

@@ -76,12 +76,15 @@ def resources_of(request: Request) -> dict[str, Any]:
         pairs = gpus.read_set(request.gpu, request.num_gpus)
         kinds = {kind: number or 1 for kind, number in pairs}
         found["accelerators"] = kinds if len(kinds) > 1 else ":".join(map(str, next(iter(kinds.items()))))
-    said = {"use_spot": request.spot or None, "instance_type": request.instance_type or None,
-            "cpus": f"{request.cpus}+" if request.cpus else None,
-            "memory": f"{-(-request.memory_bytes // GB)}+" if request.memory_bytes else None,
-            "disk_size": -(-request.disk_bytes // GB) if request.disk_bytes else None,
-            "network_tier": request.network or None,
-            "max_hourly_cost": request.max_micro_usd_per_hour / 1e6 or None}  # fmt: skip
+    said = {
+        "use_spot": request.spot or None,
+        "instance_type": request.instance_type or None,
+        "cpus": f"{request.cpus}+" if request.cpus else None,
+        "memory": f"{-(-request.memory_bytes // GB)}+" if request.memory_bytes else None,
+        "disk_size": -(-request.disk_bytes // GB) if request.disk_bytes else None,
+        "network_tier": request.network or None,
+        "max_hourly_cost": request.max_micro_usd_per_hour / 1e6 or None,
+    }
     return {**found, **{key: value for key, value in said.items() if value is not None}}
 
 
@@ -92,10 +95,16 @@ def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request
     cloud lacks the feature.
     """
     asked, cloud = resources_of(request), typed["cloud"]
-    keys = {"use_spot": typed["use_spot"], "instance_type": typed["instance_type"], "cpus": typed["cpus"],
-            "memory": typed["memory"], "disk_size": typed["disk_size"],
-            "max_hourly_cost": typed["max_price"], "infra": cloud or typed["region"],
-            "accelerators": typed["gpu"]}  # fmt: skip
+    keys = {
+        "use_spot": typed["use_spot"],
+        "instance_type": typed["instance_type"],
+        "cpus": typed["cpus"],
+        "memory": typed["memory"],
+        "disk_size": typed["disk_size"],
+        "max_hourly_cost": typed["max_price"],
+        "infra": cloud or typed["region"],
+        "accelerators": typed["gpu"],
+    }
     found = copy.deepcopy(dict(said))
     for key in [key for key, value in keys.items() if value]:
         for one in (found, *(found.get("any_of") or ()), *(found.get("ordered") or ())):
@@ -118,7 +127,7 @@ def overlaid(said: Mapping[str, Any], typed: Mapping[str, Any], request: Request
 
 def task_of(
     job: Job, *, nodes: int, keys: Mapping[str, Any], bundle: Path, secrets: Mapping[str, str], now: float
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the task of a managed job. `keys`: SkyPilot's keys of the job file, such as `resources`."""
     resources = copy.deepcopy(dict(keys.get("resources") or {}))
     ways = [one for one in (*(resources.get("any_of") or ()), *(resources.get("ordered") or ()))]
@@ -127,8 +136,14 @@ def task_of(
         one.pop("job_recovery", None)
     recovery: dict[str, Any] = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [RESUME_ME]}
     resources["job_recovery"] = {"strategy": strategy, **recovery} if strategy else recovery
-    found: dict[str, Any] = {"name": job.token, "num_nodes": nodes, "workdir": str(bundle), "resources": resources,
-                             "envs": {SUBMITTED_AT: f"{now:.0f}"}, "run": RUN}  # fmt: skip
+    found: dict[str, Any] = {
+        "name": job.token,
+        "num_nodes": nodes,
+        "workdir": str(bundle),
+        "resources": resources,
+        "envs": {SUBMITTED_AT: f"{now:.0f}"},
+        "run": RUN,
+    }
     chosen = {name: secrets[name] for name in job.secrets if secrets.get(name)}
     if chosen:
         found["secrets"] = chosen
@@ -141,9 +156,15 @@ def check(keys: Mapping[str, Any], nodes: int, mounts: bool, where: str) -> None
     for cloud, one in _ways(resources):
         if cloud and cloud not in CLOUDS:
             raise UsageError(f"{where}: SkyPilot has no back end for {cloud}; known: {', '.join(CLOUDS)}")
-        wanted = {MULTI_NODE: nodes > 1, MOUNTS: mounts, SPOT: one.get("use_spot"), IMAGE: one.get("image_id"),
-                  DISK_TIER: one.get("disk_tier"), NETWORK_TIER: one.get("network_tier"),
-                  PORTS: one.get("ports")}  # fmt: skip
+        wanted = {
+            MULTI_NODE: nodes > 1,
+            MOUNTS: mounts,
+            SPOT: one.get("use_spot"),
+            IMAGE: one.get("image_id"),
+            DISK_TIER: one.get("disk_tier"),
+            NETWORK_TIER: one.get("network_tier"),
+            PORTS: one.get("ports"),
+        }
         for feature in LACKING.get("kubernetes" if cloud == "k8s" else cloud, ()):
             if wanted[feature]:
                 key, what, instead = IN_WORDS[feature]

@@ -48,8 +48,20 @@ KINDS = {  # SkyPilot's exceptions and the error kinds for the client
     "ValueError": "usage",
     "ConnectionError": "unreachable",
 }
-FIELDS = ["job_id", "job_name", "status", "submitted_at", "start_at", "end_at", "recovery_count", "failure_reason",
-          "cloud", "region", "cluster_resources", "user_name"]  # fmt: skip
+FIELDS = [
+    "job_id",
+    "job_name",
+    "status",
+    "submitted_at",
+    "start_at",
+    "end_at",
+    "recovery_count",
+    "failure_reason",
+    "cloud",
+    "region",
+    "cluster_resources",
+    "user_name",
+]
 
 
 def server() -> dict:
@@ -65,8 +77,12 @@ def server() -> dict:
         raise PermissionError(f"{common.redact_url_password(url)} wants you to log in")
     import sky
 
-    return {"url": common.redact_url_password(url), "version": info.version, "client": sky.__version__,
-            "user": (info.user or {}).get("name", "")}  # fmt: skip
+    return {
+        "url": common.redact_url_password(url),
+        "version": info.version,
+        "client": sky.__version__,
+        "user": (info.user or {}).get("name", ""),
+    }
 
 
 def validate(task: dict) -> dict:
@@ -302,8 +318,11 @@ class SkyPilotWorker:
                     asked = json.loads(line)
                     what, given = asked["what"], asked["given"]
                     looks = "since" in asked
-                    said = self.memory.look(what, given, asked["since"], asked["patience_s"]) if looks else reply(
-                        what, given)  # fmt: skip
+                    said = (
+                        self.memory.look(what, given, asked["since"], asked["patience_s"])
+                        if looks
+                        else reply(what, given)
+                    )
                     self._say(stream, said)
         except OSError:  # the client has disconnected
             pass

@@ -29,9 +29,17 @@ ACCOUNT = ("job", "state", "name")
 NODE = ("node", "partition", "state", "cpus", "memory_mib", "time", "gres")
 NODE_FORMAT = "%N|%R|%T|%c|%m|%l|%G"
 OVER = (
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
     "TIMEOUT",
-)  # fmt: skip
+)
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 
 
@@ -51,9 +59,13 @@ def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
     environ = {**os.environ, "PATH": path, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
-            [program, *words[1:]], input=text.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            timeout=within_s, env=environ,
-        )  # fmt: skip
+            [program, *words[1:]],
+            input=text.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=within_s,
+            env=environ,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise QueueError("{}: {}".format(words[0], error)) from error
     if done.returncode:

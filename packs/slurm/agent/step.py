@@ -92,8 +92,12 @@ def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: 
     """
     rank, folder = job.group.rank, leader.state / "meetings" / attempt
     ports = meet.free_ports(2)
-    own = {"boot_id": boot_id(), "here": meet.look("here")["addresses"], "there": meet.look("there")["addresses"],
-           "ports": ports}  # fmt: skip
+    own = {
+        "boot_id": boot_id(),
+        "here": meet.look("here")["addresses"],
+        "there": meet.look("there")["addresses"],
+        "ports": ports,
+    }
     said = _exchange(folder, "look", rank, nodes, own)
     if len({one["boot_id"] for one in said}) == 1:  # several nodes on the same machine, as on a test cluster
         chosen = [next(iter(one["here"].items())) for one in said]
@@ -102,8 +106,9 @@ def introduce(leader: PodFolder, pod: PodFolder, job: Job, attempt: str, nodes: 
         heard = meet.Meeting({"rank": rank, "key": job.group.key, "within_s": CALL_S, "nodes": plan}).hold()
         chosen = choose(said, _exchange(folder, "reached", rank, nodes, heard))
     port, words_port = said[0]["ports"]
-    group = NodeGroup(job.group.run, rank, tuple(one for one, _ in chosen), chosen[rank][1], port, words_port,
-                      job.group.key)  # fmt: skip
+    group = NodeGroup(
+        job.group.run, rank, tuple(one for one, _ in chosen), chosen[rank][1], port, words_port, job.group.key
+    )
     job = replace(job, group=group)
     write_durably(pod.job, job.to_json(), 0o600)
     return job

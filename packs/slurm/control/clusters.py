@@ -135,8 +135,11 @@ class SlurmClusters(Provider):
         """
         found: list[Pods | SlipwayError] = at_once(self._on, self.clusters, LOOK_S)
         deaf = [f"{one.place}: {one.why}" for one in self.unusable]
-        deaf += [f"{cluster.name}: {one}" for cluster, one in zip(self.clusters, found, strict=True)
-                 if isinstance(one, SlipwayError)]  # fmt: skip
+        deaf += [
+            f"{cluster.name}: {one}"
+            for cluster, one in zip(self.clusters, found, strict=True)
+            if isinstance(one, SlipwayError)
+        ]
         pods = [pod for one in found if not isinstance(one, SlipwayError) for pod in one]
         if deaf:
             raise PartialListing(f"slurm: not every cluster has answered: {'; '.join(deaf)}", pods)
@@ -185,11 +188,20 @@ class SlurmClusters(Provider):
                 why.append(f"{kind.partition}: {problem}")
                 continue
             known = cluster.queue(kind.partition) or cluster.common
-            found.setdefault(kind.partition, Offer(
-                provider=self.name, offer_id=f"{cluster.name}/{kind.partition}", region=cluster.name, gpu=gres,
-                num_gpus=request.num_gpus, cpus=kind.cpus, memory_bytes=kind.memory_bytes,
-                micro_usd_per_hour=known.micro_usd_per_hour, instance_type=kind.partition,
-            ))  # fmt: skip
+            found.setdefault(
+                kind.partition,
+                Offer(
+                    provider=self.name,
+                    offer_id=f"{cluster.name}/{kind.partition}",
+                    region=cluster.name,
+                    gpu=gres,
+                    num_gpus=request.num_gpus,
+                    cpus=kind.cpus,
+                    memory_bytes=kind.memory_bytes,
+                    micro_usd_per_hour=known.micro_usd_per_hour,
+                    instance_type=kind.partition,
+                ),
+            )
         if not found:
             raise NoOffer("; ".join(dict.fromkeys(why)))
         return list(found.values())
@@ -259,5 +271,11 @@ def _seen(pod: Pod, job: Mapping[str, str]) -> Pod:
 
 def _pod(cluster: SlurmCluster, run: str, token: str, folder: str, rate: int = 0) -> Pod:
     address = str(replace(cluster.address, folder=folder)) if folder else ""
-    return Pod(provider=SlurmClusters.name, pod_id=f"{token}@{cluster.name}", token=token, run=run, address=address,
-               micro_usd_per_hour=rate)  # fmt: skip
+    return Pod(
+        provider=SlurmClusters.name,
+        pod_id=f"{token}@{cluster.name}",
+        token=token,
+        run=run,
+        address=address,
+        micro_usd_per_hour=rate,
+    )

@@ -8,8 +8,10 @@ from scripts.project.reference import cell, table
 
 def lines() -> list[str]:
     """Return the lines of the section, as Markdown."""
-    experiments = [(f"`{name}`", "required" if default is None else f"`{default!r}`", cell(about))
-                   for name, default, about in experiment.schema()]  # fmt: skip
+    experiments = [
+        (f"`{name}`", "required" if default is None else f"`{default!r}`", cell(about))
+        for name, default, about in experiment.schema()
+    ]
     return [
         "## Runs of a sweep (`./inv sweep FILE`)",
         "",

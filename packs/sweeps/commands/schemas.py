@@ -17,8 +17,12 @@ def sweep() -> Schema:
     named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
     named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}
     bounds: dict[str, Schema] = {name: {"type": ["number", "string"]} for name in RANGE if name != "scale"}
-    span = {"type": "object", "properties": {**bounds, "scale": {"enum": list(SCALES)}}, "required": ["from", "to"],
-            "additionalProperties": False}  # fmt: skip
+    span = {
+        "type": "object",
+        "properties": {**bounds, "scale": {"enum": list(SCALES)}},
+        "required": ["from", "to"],
+        "additionalProperties": False,
+    }
     early = of_record(EarlyStop, is_partial=True)
     properties: dict[str, Schema] = {
         "name": {"type": "string"},
@@ -37,9 +41,13 @@ def sweep() -> Schema:
         "hours": {"type": "array", "items": {"type": "number", "minimum": 0}, "minItems": 2, "maxItems": 2},
     }
     properties = {name: {**one, "description": sweep_file.KEYS[name]} for name, one in properties.items()}
-    return {"title": "Runs of a sweep: ./inv sweep FILE", "type": "object", "properties": properties,
-            "additionalProperties": False,
-            "$defs": {"flags": flags, "run": named, "phases": phases()}}  # fmt: skip
+    return {
+        "title": "Runs of a sweep: ./inv sweep FILE",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": {"flags": flags, "run": named, "phases": phases()},
+    }
 
 
 def experiment() -> Schema:

@@ -54,9 +54,11 @@ SWEEP = "Sweep"
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags(Output, Questions):
     config: str = flag(
-        "", "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
-        word=True, group=SWEEP,
-    )  # fmt: skip
+        "",
+        "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
+        word=True,
+        group=SWEEP,
+    )
     list_configs: bool = flag(False, "list the named sweeps, with pods, runs, hours and dollars", group=SWEEP)
     early_stop: bool = flag(
         False, "stop runs that are behind after a quarter of their steps, and after half", group=SWEEP
@@ -68,25 +70,36 @@ class SweepFlags(Output, Questions):
     dry_run: bool = flag(False, "show which run goes where and what it costs, and stop", group=SWEEP)
     pods: int | None = flag(None, "number of pods at once (ssh: all that are free; local: 1)", group=MACHINE, least=1)
     pack: int | None = flag(
-        None, "rented: hold the pods from the first run to the last, with this many runs side by side on each, every "
-        "one with GPUs of its own; a sweep that describes its pods always does this", group=MACHINE, unit="RUNS",
-    )  # fmt: skip
+        None,
+        "rented: hold the pods from the first run to the last, with this many runs side by side on each, every "
+        "one with GPUs of its own; a sweep that describes its pods always does this",
+        group=MACHINE,
+        unit="RUNS",
+    )
     deploy_only: bool = flag(False, "rent the pods and hold them, but run nothing", group=STAGES)
     no_deploy: bool = flag(
-        False, "rent nothing: use the pods that are held for this sweep, and leave them held; missing ones are skipped",
+        False,
+        "rent nothing: use the pods that are held for this sweep, and leave them held; missing ones are skipped",
         group=STAGES,
-    )  # fmt: skip
+    )
     no_sync: bool = again(LaunchSpec, "no_sync")
     no_setup: bool = again(LaunchSpec, "no_setup")
-    provider: str = flag("", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)",
-                         group=MACHINE)  # fmt: skip
+    provider: str = flag(
+        "", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)", group=MACHINE
+    )
     store: str = flag("", "where artifacts go (default var/artifacts)", group=MACHINE, unit="URI")
     spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
 
 
 # `speed`: the runs of a rehearsed sweep take real time, which must not use up the limits of the pods.
-@command(record=SweepFlags, world=BEGIN, env=True, speed=20.0, rents=True,
-         example="inv sweep examples/sweeps/rates.yaml --provider local")  # fmt: skip
+@command(
+    record=SweepFlags,
+    world=BEGIN,
+    env=True,
+    speed=20.0,
+    rents=True,
+    example="inv sweep examples/sweeps/rates.yaml --provider local",
+)
 def sweep(spec: SweepFlags) -> None:
     """Run many trainings on several pods, and compare them.
 
@@ -97,8 +110,10 @@ def sweep(spec: SweepFlags) -> None:
         list_configs(settings, spec.json)
         return
     if not spec.config:
-        raise UsageError("CONFIG is missing: a YAML file such as examples/sweeps/rates.yaml, or a name; "
-                         "./inv sweep --list-configs shows those")  # fmt: skip
+        raise UsageError(
+            "CONFIG is missing: a YAML file such as examples/sweeps/rates.yaml, or a name; "
+            "./inv sweep --list-configs shows those"
+        )
     if spec.promote or spec.report:
         look_back(spec, settings)
         return
@@ -130,8 +145,11 @@ def sweep(spec: SweepFlags) -> None:
             sweep_text.show_plan(planned, costs)
             for line in sweep_text.tracker_lines(asked, settings):
                 render.say(line)
-            rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
-                      if one.offer and one.plan.job}  # fmt: skip
+            rented = {
+                one.offer.provider: (one.plan.job, one.offer)
+                for one in reversed(planned.trials.values())
+                if one.offer and one.plan.job
+            }
             for job, offer in rented.values():  # the first offer of each vendor
                 offers_table.show_ends(job.limits, offer, settings, job.on_failure)
         if planned.idle:
@@ -186,8 +204,10 @@ def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
     is_rented = registry.candidates(settings)[0].is_rented
     flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
     for typed in (name for name, value in flags.items() if value and not is_rented):
-        raise UsageError(f"{typed} is for rented machines; those of --provider {settings.provider} are there, and runs "
-                         "share them by their GPUs anyhow")  # fmt: skip
+        raise UsageError(
+            f"{typed} is for rented machines; those of --provider {settings.provider} are there, and runs "
+            "share them by their GPUs anyhow"
+        )
     if spec.no_deploy and (spec.pack or spec.deploy_only):
         raise UsageError("--no-deploy uses the pods that are there; leave out --pack and --deploy-only")
     if spec.no_deploy and spec.spend_limit:
@@ -205,8 +225,10 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
     again = context.again("--with-missing")
     if not is_shared(spec, asked, settings):
         if (spec.no_sync or spec.no_setup) and registry.candidates(settings)[0].is_rented:
-            raise UsageError("--no-sync, --no-setup: a machine that is new has no code and no environment yet; they go "
-                             "with --no-deploy, and with machines of your own")  # fmt: skip
+            raise UsageError(
+                "--no-sync, --no-setup: a machine that is new has no code and no environment yet; they go "
+                "with --no-deploy, and with machines of your own"
+            )
         return planning.plan(asked, journal, settings, again, render.tell), settings
     running = context.settings(provider=HELD, store=spec.store)
     machines: dict[str, tuple[int, Offer | None]]
@@ -296,8 +318,10 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
     if found.name == f"{spec.config}{configurations.TOY}":
         itself = f"inv sweep {spec.config} --dry-run --provider market"
         practised = f"inv sweep {spec.config} --rehearse --dry-run"
-        render.say(f"{spec.config} is for rented machines; this machine runs its toy, {found.name}. The sweep itself, "
-                   f"with its price: {itself}; without an account: {practised}")  # fmt: skip
+        render.say(
+            f"{spec.config} is for rented machines; this machine runs its toy, {found.name}. The sweep itself, "
+            f"with its price: {itself}; without an account: {practised}"
+        )
     if not vendor.is_rented:
         found = configurations.on_own(found)
     if spec.early_stop and found.early_stop is None:
@@ -312,25 +336,35 @@ def rows(planned: SweepPlan, toys: Rehearsed | None, settings: Settings) -> list
     costs = prices.of_runs(planned, toys.real if toys else {}, settings)
     real = {run: words for run, words, _ in rehearsed.rows(toys)} if toys else {}
     return [
-        {"run": run, "arm": one.trial.arm, "toy_of": real.get(run),
-         "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
-         "estimate_s": round(one.estimate_s, 1), "most_usd": render.usd(one.most_micro_usd),
-         "usd": [render.usd(each) for each in costs[run]] if run in costs else None}
+        {
+            "run": run,
+            "arm": one.trial.arm,
+            "toy_of": real.get(run),
+            "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
+            "estimate_s": round(one.estimate_s, 1),
+            "most_usd": render.usd(one.most_micro_usd),
+            "usd": [render.usd(each) for each in costs[run]] if run in costs else None,
+        }
         for run, one in planned.trials.items()
-    ]  # fmt: skip
+    ]
 
 
 def described(spec: SweepSpec, price: prices.SweepPrice) -> dict[str, Any]:
     """Return the sweep's pods, hours and prices as JSON."""
     low, high = (price.total(one) for one in spec.hours)
     return {
-        "sweep": spec.name, "about": spec.about, "pods": len(spec.pods), "runs": list(spec.trials),
-        "gpu_hours": spec.gpu_hours, "hours": list(spec.hours), "idle_pods": spec.idle_pods,
+        "sweep": spec.name,
+        "about": spec.about,
+        "pods": len(spec.pods),
+        "runs": list(spec.trials),
+        "gpu_hours": spec.gpu_hours,
+        "hours": list(spec.hours),
+        "idle_pods": spec.idle_pods,
         "usd": [None if one is None else render.usd(one) for one in (low, high)],
         "usd_per_pod_hour": [one.micro_usd_per_hour and render.usd(one.micro_usd_per_hour) for one in price.kinds],
         "usd_per_gpu_hour": [one.per_gpu and render.usd(one.per_gpu) for one in price.kinds],
         "prices_of": [one.source for one in price.kinds],
-    }  # fmt: skip
+    }
 
 
 def list_configs(settings: Settings, as_json: bool) -> None:

@@ -232,21 +232,34 @@ def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
     curves = []
     for key, title in CURVES:
         drawn = [
-            CurveLine(name=run, group=one.arm, is_stopped=one.state == kept.STOPPED,
-                 points=tuple((float(step["step"]), float(step[key])) for step in lines[run]
-                              if isinstance(step.get(key), (int, float))))
+            CurveLine(
+                name=run,
+                group=one.arm,
+                is_stopped=one.state == kept.STOPPED,
+                points=tuple(
+                    (float(step["step"]), float(step[key]))
+                    for step in lines[run]
+                    if isinstance(step.get(key), (int, float))
+                ),
+            )
             for run, one in result.trials.items()
-        ]  # fmt: skip
+        ]
         if any(one.points for one in drawn):
             curves.append((title, drawn))
     best = answer.best
     trial = best.trials[0] if best else None
     story = SweepStory(
-        name=result.name, about=result.about, figure=str(result.rank["by"]), against=answer.against,
-        facts=facts(answer, result), arms=[arm_story(one, result.beside) for one in answer.rows], curves=curves,
-        best=answers.command_line(trial) if trial else "", promote=promote_line(result, answer),
+        name=result.name,
+        about=result.about,
+        figure=str(result.rank["by"]),
+        against=answer.against,
+        facts=facts(answer, result),
+        arms=[arm_story(one, result.beside) for one in answer.rows],
+        curves=curves,
+        best=answers.command_line(trial) if trial else "",
+        promote=promote_line(result, answer),
         written=moment(time.time()),
-    )  # fmt: skip
+    )
     target = result.folder / "page.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(sweep_page.page(story), encoding="utf-8")
@@ -272,30 +285,58 @@ def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
     seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
     apart = None if row.apart is None else (row.apart.mean, row.apart.half)
     return ArmStory(
-        name=row.arm.name, asked=row.trials[0].asked, score=number(row.arm.mean), seeds=seeds, apart=interval(row),
-        verdict=row.verdict, state=row.state, difference=apart,
+        name=row.arm.name,
+        asked=row.trials[0].asked,
+        score=number(row.arm.mean),
+        seeds=seeds,
+        apart=interval(row),
+        verdict=row.verdict,
+        state=row.state,
+        difference=apart,
         beside={name: numbers(row.beside(name)) for name in beside},
-    )  # fmt: skip
+    )
 
 
 def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
     """Return the results as a JSON document."""
     rows = [
-        {"run": one.run, "arm": one.arm, "seed": one.seed, "pod": one.pod, "state": one.state, "seconds": one.seconds,
-         "steps": one.steps, "at": one.at, "score": one.score, "usd": render.usd(one.micro_usd),
-         "reason": one.reason or None}
+        {
+            "run": one.run,
+            "arm": one.arm,
+            "seed": one.seed,
+            "pod": one.pod,
+            "state": one.state,
+            "seconds": one.seconds,
+            "steps": one.steps,
+            "at": one.at,
+            "score": one.score,
+            "usd": render.usd(one.micro_usd),
+            "reason": one.reason or None,
+        }
         for one in result.trials.values()
-    ]  # fmt: skip
+    ]
     arms = [
-        {"arm": one.arm.name, "mean": one.arm.mean, "scores": list(one.arm.scores.values()), "verdict": one.verdict,
-         "difference": one.apart.mean if one.apart else None,
-         "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
-         "beside": {name: one.beside(name) for name in result.beside}}
+        {
+            "arm": one.arm.name,
+            "mean": one.arm.mean,
+            "scores": list(one.arm.scores.values()),
+            "verdict": one.verdict,
+            "difference": one.apart.mean if one.apart else None,
+            "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
+            "beside": {name: one.beside(name) for name in result.beside},
+        }
         for one in answer.rows
-    ]  # fmt: skip
+    ]
     return {
-        "sweep": result.name, "runs": rows, "arms": arms, "against": answer.against, "idle_pods": idle, "page": page,
+        "sweep": result.name,
+        "runs": rows,
+        "arms": arms,
+        "against": answer.against,
+        "idle_pods": idle,
+        "page": page,
         "best": answers.command_line(answer.best.trials[0]) if answer.best else None,
-        "seconds": round(answer.seconds, 1), "saved_s": round(answer.saved_s, 1),
-        "usd": render.usd(answer.micro_usd), "saved_usd": render.usd(answer.saved_micro_usd),
-    }  # fmt: skip
+        "seconds": round(answer.seconds, 1),
+        "saved_s": round(answer.saved_s, 1),
+        "usd": render.usd(answer.micro_usd),
+        "saved_usd": render.usd(answer.saved_micro_usd),
+    }

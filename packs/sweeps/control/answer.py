@@ -78,10 +78,14 @@ def of(result: SweepResult) -> SweepAnswer:
         apart = None if arm is other else ranking.difference(arm, other)
         rows.append(ArmRow(arm=arm, trials=by_arm[arm.name], apart=apart, verdict=verdict(apart, rank)))
     return SweepAnswer(
-        rows=rows, against=against, seconds=sum(one.seconds or 0.0 for one in result.trials.values()),
-        saved_s=result.saved_s, micro_usd=sum(one.micro_usd for one in result.trials.values()),
-        saved_micro_usd=result.saved_micro_usd, limit_micro_usd=result.limit_micro_usd,
-    )  # fmt: skip
+        rows=rows,
+        against=against,
+        seconds=sum(one.seconds or 0.0 for one in result.trials.values()),
+        saved_s=result.saved_s,
+        micro_usd=sum(one.micro_usd for one in result.trials.values()),
+        saved_micro_usd=result.saved_micro_usd,
+        limit_micro_usd=result.limit_micro_usd,
+    )
 
 
 def at_an_end(answer: SweepAnswer) -> list[str]:

@@ -29,10 +29,16 @@ def begin(
     spec = planned.spec
     trials = {run: _waiting(planned, run) for run in spec.trials}
     result = SweepResult(
-        name=spec.name, folder=kept.folder_of(spec.name, settings), about=spec.about, rank=asdict(spec.rank),
-        against=spec.against, provider=(renting or settings).provider, limit_micro_usd=limit_of(planned), trials=trials,
+        name=spec.name,
+        folder=kept.folder_of(spec.name, settings),
+        about=spec.about,
+        rank=asdict(spec.rank),
+        against=spec.against,
+        provider=(renting or settings).provider,
+        limit_micro_usd=limit_of(planned),
+        trials=trials,
         beside=spec.beside,
-    )  # fmt: skip
+    )
     lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
     result = kept.adopt(result, settings, lost)
     if spec.early_stop is None:  # earlier early stops no longer count
@@ -71,8 +77,9 @@ def end_pod(name: str, result: SweepResult) -> "subprocess.Popen[bytes]":
     """Start a process that ends a pod rented by the sweep."""
     result.folder.mkdir(parents=True, exist_ok=True)
     with (result.folder / "pods.log").open("ab") as log:
-        return subprocess.Popen(inv(["down", name]), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            inv(["down", name]), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _remember(work: SweepWork, run: str) -> None:
@@ -95,7 +102,13 @@ def _waiting(planned: SweepPlan, run: str) -> TrialResult:
         if step.name == phase
     ]
     return TrialResult(
-        run=run, arm=one.trial.arm, seed=one.trial.seed, asked=dict(one.trial.asked),
-        flags=kept.flags_of(one.trial.spec), env=dict(one.trial.env), phase=phase,
-        steps=steps[0] if steps else 0, made=(last.name, last.fingerprint),
-    )  # fmt: skip
+        run=run,
+        arm=one.trial.arm,
+        seed=one.trial.seed,
+        asked=dict(one.trial.asked),
+        flags=kept.flags_of(one.trial.spec),
+        env=dict(one.trial.env),
+        phase=phase,
+        steps=steps[0] if steps else 0,
+        made=(last.name, last.fingerprint),
+    )

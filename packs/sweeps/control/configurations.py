@@ -34,8 +34,9 @@ TOY = "_toy"  # suffix of a sweep's replacement on this machine
 
 def pod(name: str, ttl_hours: float) -> PodSpec:
     """Return a pod with GRAIL's specification."""
-    return PodSpec(name=name, gpu_type="A100", gpu_count=8, ttl_hours=ttl_hours, min_upload_mbps=500,
-                   min_download_mbps=500)  # fmt: skip
+    return PodSpec(
+        name=name, gpu_type="A100", gpu_count=8, ttl_hours=ttl_hours, min_upload_mbps=500, min_download_mbps=500
+    )
 
 
 def lr_sweep() -> Dealt:
@@ -63,11 +64,12 @@ def model_size() -> Dealt:
     pods = [pod(f"qwen-{size.lower()}-pod", 12) for size in sizes]
     return pods, {
         one.name: [
-            ExperimentConfig(name=f"qwen2.5_{size.lower()}", model_id=f"Qwen/Qwen2.5-{size}-Instruct",
-                             eval_every=EVAL_EVERY)
+            ExperimentConfig(
+                name=f"qwen2.5_{size.lower()}", model_id=f"Qwen/Qwen2.5-{size}-Instruct", eval_every=EVAL_EVERY
+            )
         ]
         for one, size in zip(pods, sizes, strict=True)
-    }  # fmt: skip
+    }
 
 
 def batch_grid() -> Dealt:
@@ -75,8 +77,9 @@ def batch_grid() -> Dealt:
     pods = [pod(f"batch-pod-{number}", 8) for number in range(len(BATCHES))]
     dealt = {}
     for one, (batch, accumulated) in zip(pods, BATCHES, strict=True):
-        found = ExperimentConfig(name=f"batch_{batch}x{accumulated}", batch_size=batch, grad_accum_steps=accumulated,
-                                 eval_every=EVAL_EVERY)  # fmt: skip
+        found = ExperimentConfig(
+            name=f"batch_{batch}x{accumulated}", batch_size=batch, grad_accum_steps=accumulated, eval_every=EVAL_EVERY
+        )
         assert found.effective_batch == EFFECTIVE_BATCH
         dealt[one.name] = [found]
     return pods, dealt

@@ -65,8 +65,10 @@ class ExperimentConfig:
                 raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; it must be at least 1")
         both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
         if both:
-            raise UsageError(f"experiment {self.name}: device {', '.join(map(str, both))} is among gpu_devices and "
-                             "train_gpu_device; those that answer and those that train are different ones")  # fmt: skip
+            raise UsageError(
+                f"experiment {self.name}: device {', '.join(map(str, both))} is among gpu_devices and "
+                "train_gpu_device; those that answer and those that train are different ones"
+            )
 
     @property
     def effective_batch(self) -> int:
@@ -115,9 +117,13 @@ class ExperimentConfig:
         ]
         is_folder = self.model_id.startswith(("/", ".", "hf://"))
         said = {
-            "phase": "rl", "profile": "qwen3_0_6b", "task": self.dataset, "seed": self.seed,
-            "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
-        }  # fmt: skip
+            "phase": "rl",
+            "profile": "qwen3_0_6b",
+            "task": self.dataset,
+            "seed": self.seed,
+            "init": self.model_id if is_folder else f"hf://{self.model_id}",
+            "steps": self.total_steps,
+        }
         if self.engine(gpu_count) == "vllm":
             said["engine"] = "vllm"
         if own_gpus := self.devices(gpu_count):  # GPU numbers relative to the run's own GPUs
@@ -128,9 +134,11 @@ class ExperimentConfig:
                     f"divide the {len(answering)} GPUs of gpu_devices ({self.gpu_devices})"
                 )
             said |= {
-                "engine_devices": _counted(answering, own_gpus), "train_devices": _counted(training, own_gpus),
-                "engine_tensor_parallel": self.vllm_tensor_parallel, "num_gpus": len(own_gpus),
-            }  # fmt: skip
+                "engine_devices": _counted(answering, own_gpus),
+                "train_devices": _counted(training, own_gpus),
+                "engine_tensor_parallel": self.vllm_tensor_parallel,
+                "num_gpus": len(own_gpus),
+            }
         return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
 
 
@@ -177,8 +185,9 @@ def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, differing: Colle
     said = {name: getattr(one, name) for name, _, _ in schema() if name in differing}
     asked = {name: _in_words(value) for name, value in said.items() if value != {}}
     devices = ",".join(map(str, one.devices(machine.gpu_count)))
-    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked,
-                      devices=devices)  # fmt: skip
+    return SweepTrial(
+        run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked, devices=devices
+    )
 
 
 def differing(experiments: Iterable[ExperimentConfig]) -> set[str]:
@@ -194,13 +203,24 @@ def _in_words(value: Any) -> str:
 def on_pod(machine: PodEntry) -> dict[str, Any]:
     """Return the launch flags to request a pod like `machine`."""
     found = {
-        "gpu": machine.gpu_type, "num_gpus": machine.gpu_count, "country": machine.country, "city": machine.city,
-        "volume": machine.volume_id, "min_upload_mbps": machine.min_upload_mbps, "cloud": machine.cloud,
-        "min_download_mbps": machine.min_download_mbps, "spend_limit": machine.spend_limit, "cpus": machine.cpus,
-        "memory": machine.memory, "disk_size": machine.disk_size, "region": machine.region,
-        "instance_type": machine.instance_type, "use_spot": machine.use_spot, "max_price": machine.max_price,
+        "gpu": machine.gpu_type,
+        "num_gpus": machine.gpu_count,
+        "country": machine.country,
+        "city": machine.city,
+        "volume": machine.volume_id,
+        "min_upload_mbps": machine.min_upload_mbps,
+        "cloud": machine.cloud,
+        "min_download_mbps": machine.min_download_mbps,
+        "spend_limit": machine.spend_limit,
+        "cpus": machine.cpus,
+        "memory": machine.memory,
+        "disk_size": machine.disk_size,
+        "region": machine.region,
+        "instance_type": machine.instance_type,
+        "use_spot": machine.use_spot,
+        "max_price": machine.max_price,
         "ttl": "" if machine.ttl_hours is None else f"{round(machine.ttl_hours * 3600)}s",
-    }  # fmt: skip
+    }
     return {name: value for name, value in found.items() if value}
 
 

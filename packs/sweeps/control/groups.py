@@ -52,8 +52,11 @@ def _group(one: SweepResult) -> RunGroup:
 
 def _run(trial: TrialResult) -> GroupedRun:
     reason = trial.reason or (WAITS if trial.state == results.WAITING else "")
-    details = {"arm": trial.arm, "pod": trial.pod, "score": trial.score, "seconds": trial.seconds,
-               "settings": trial.asked}  # fmt: skip
-    return GroupedRun(
-        run=trial.run, state=trial.state, micro_usd=trial.micro_usd, reason=reason, details=details
-    )  # fmt: skip
+    details = {
+        "arm": trial.arm,
+        "pod": trial.pod,
+        "score": trial.score,
+        "seconds": trial.seconds,
+        "settings": trial.asked,
+    }
+    return GroupedRun(run=trial.run, state=trial.state, micro_usd=trial.micro_usd, reason=reason, details=details)

@@ -95,9 +95,13 @@ def share(limit: int, trials: int, own: int | None) -> int:
 
 
 def plan_on(
-    spec: SweepSpec, machines: Mapping[str, tuple[int, Offer | None]], shared: SweepPods, settings: Settings,
-    again: str, tell: Say,
-) -> SweepPlan:  # fmt: skip
+    spec: SweepSpec,
+    machines: Mapping[str, tuple[int, Offer | None]],
+    shared: SweepPods,
+    settings: Settings,
+    again: str,
+    tell: Say,
+) -> SweepPlan:
     """Plan the trials on shared pods. Raises SlipwayError.
 
     machines: number of GPUs and offer (None for an existing pod) of each pod, by name. settings: settings for runs on
@@ -118,9 +122,7 @@ def plan_on(
         idle = len(machines.keys() - {one.trial.pod for one in held.values()})
         return SweepPlan(spec, trials, list(in_turn(held)), idle, False, None, shared)
     each = max(one.plan.request.num_gpus for one in trials.values())
-    berths = {
-        part.name: part for name, (gpus, _) in machines.items() for part in split(Berth(name, name), gpus, each)
-    }  # fmt: skip
+    berths = {part.name: part for name, (gpus, _) in machines.items() for part in split(Berth(name, name), gpus, each)}
     lanes = [
         replace(lane, host=berths[lane.pod].host, devices=berths[lane.pod].devices)
         for lane in pack({run: one.estimate_s for run, one in trials.items()}, list(berths), {})
@@ -208,9 +210,12 @@ def request_of(trial: SweepTrial, own: Settings, candidates: Sequence[Provider])
 
 
 def plan_of(
-    trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], offer: Offer | None = None,
+    trial: SweepTrial,
+    settings: Settings,
+    candidates: Sequence[Provider],
+    offer: Offer | None = None,
     request: Request | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Return the plan of a trial. Raises UsageError with the trial's name.
 
     offer: passed to `plan_for`. request: the request of the chosen machine; None before the choice.
@@ -234,9 +239,7 @@ def due_of(trials: Iterable[PlannedTrial], journal: Journal) -> list[PlannedTria
     return [one for one in trials if one.plan.job is not None and one.trial.run not in at_work]
 
 
-def find_machines(
-    one: PlannedTrial, candidates: Sequence[Provider], settings: Settings, again: str, tell: Say
-) -> str:  # fmt: skip
+def find_machines(one: PlannedTrial, candidates: Sequence[Provider], settings: Settings, again: str, tell: Say) -> str:
     """Find machine offers for a trial and plan the trial for the first offer; return the reason for the choice.
 
     Raises SlipwayError with the trial's name.
@@ -311,9 +314,12 @@ def refuse_rivals(plans: Mapping[str, Plan]) -> None:
 
 
 def lanes_of(
-    trials: Mapping[str, PlannedTrial], provider: str, candidates: Sequence[Provider], journal: Journal,
+    trials: Mapping[str, PlannedTrial],
+    provider: str,
+    candidates: Sequence[Provider],
+    journal: Journal,
     wanted: int | None,
-) -> tuple[list[Lane], int]:  # fmt: skip
+) -> tuple[list[Lane], int]:
     """Return the lanes with trials, and the number of pods without trials. Raises NoOffer when pods are missing."""
     vendors = [one.name for one in candidates]
     rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in trials}  # the last row of each run

@@ -111,21 +111,33 @@ def of_all(spec: SweepSpec) -> LaunchSpec:
     asked = {tuple(getattr(one.spec, flag.name) for flag in flags_of(MachineSpec)): one for one in spec.trials.values()}
     if len(asked) > 1:
         first, second = list(asked.values())[:2]
-        raise UsageError(f"runs that share a pod ask for one kind of machine, and {first.run} and {second.run} do not; "
-                         "describe the pods in a function (docs/guides/sweeps.md), or leave --pack out")  # fmt: skip
+        raise UsageError(
+            f"runs that share a pod ask for one kind of machine, and {first.run} and {second.run} do not; "
+            "describe the pods in a function (docs/guides/sweeps.md), or leave --pack out"
+        )
     return next(iter(spec.trials.values())).spec
 
 
 def machine_of(one: LaunchSpec) -> PodEntry:
     """Return the pod requested by a run. Raises UsageError."""
     return PodEntry(
-        name="pod", gpu_type=one.gpu or None, gpu_count=num_gpus(one), country=one.country or None,
+        name="pod",
+        gpu_type=one.gpu or None,
+        gpu_count=num_gpus(one),
+        country=one.country or None,
         volume_id=one.volume or None,
-        min_upload_mbps=one.min_upload_mbps or None, min_download_mbps=one.min_download_mbps or None,
-        cpus=one.cpus or None, memory=one.memory or None, disk_size=one.disk_size or None, city=one.city or None,
-        cloud=one.cloud or None, region=one.region or None, instance_type=one.instance_type or None,
-        use_spot=one.use_spot, max_price=one.max_price or None,
-    )  # fmt: skip
+        min_upload_mbps=one.min_upload_mbps or None,
+        min_download_mbps=one.min_download_mbps or None,
+        cpus=one.cpus or None,
+        memory=one.memory or None,
+        disk_size=one.disk_size or None,
+        city=one.city or None,
+        cloud=one.cloud or None,
+        region=one.region or None,
+        instance_type=one.instance_type or None,
+        use_spot=one.use_spot,
+        max_price=one.max_price or None,
+    )
 
 
 def num_gpus(spec: LaunchSpec) -> int:
@@ -150,8 +162,21 @@ def on_held(spec: LaunchSpec, is_described: bool) -> LaunchSpec:
     plain = {one.name: one.default for one in flags_of(MachineSpec)}
     number = num_gpus(spec) if spec.gpu or spec.num_gpus else 0
     more = {"ttl": ""} if is_described else {}
-    return replace(spec, **{**plain, "num_gpus": number, "spend_limit": "", "budget": "", "pool": "", "host": "",
-                            "provider": "", "on_failure": "", "self_end": False, **more})  # fmt: skip
+    return replace(
+        spec,
+        **{
+            **plain,
+            "num_gpus": number,
+            "spend_limit": "",
+            "budget": "",
+            "pool": "",
+            "host": "",
+            "provider": "",
+            "on_failure": "",
+            "self_end": False,
+            **more,
+        },
+    )
 
 
 def there(spec: SweepSpec, journal: Journal, tell: Say) -> list[Op]:
@@ -183,8 +208,13 @@ def find_offers(wanted: SweepPods, journal: Journal, settings: Settings, tell: S
     for name, one in wanted.entries.items():
         alike = replace(one, name="pod")
         if op := rows.get(name):
-            offers[name] = Offer(provider=op.vendor, offer_id="", gpu=one.gpu_type or "", num_gpus=one.gpu_count,
-                                 micro_usd_per_hour=op.rate)  # fmt: skip
+            offers[name] = Offer(
+                provider=op.vendor,
+                offer_id="",
+                gpu=one.gpu_type or "",
+                num_gpus=one.gpu_count,
+                micro_usd_per_hour=op.rate,
+            )
             continue
         try:
             found[alike] = offers[name] = found.get(alike) or apply.find(one, settings, tell, wanted.limit)[2][0]
@@ -249,8 +279,10 @@ class PodsAtWork:
             thread.join()
         self.look(needed)
         for name in sorted({*needed} & {*self.wanted.entries}):
-            self.tell(f"{name} stays for what runs on it, until no GPU works for {IDLE_MINUTES:.0f} min or its limit "
-                      f"is reached; end it: inv down {name}")  # fmt: skip
+            self.tell(
+                f"{name} stays for what runs on it, until no GPU works for {IDLE_MINUTES:.0f} min or its limit "
+                f"is reached; end it: inv down {name}"
+            )
         for process in self.ending.values():
             process.wait()
 
@@ -296,9 +328,13 @@ def _nobody(name: str) -> NoReturn:
 
 
 def needed(
-    lanes: Sequence[Lane], free: Sequence[int], busy: Collection[str], ready: Collection[str], waiting: Sequence[str],
+    lanes: Sequence[Lane],
+    free: Sequence[int],
+    busy: Collection[str],
+    ready: Collection[str],
+    waiting: Sequence[str],
     fits: Callable[[str, int], bool],
-) -> set[str]:  # fmt: skip
+) -> set[str]:
     """Return the pods with work: the busy pods, and enough free pods for the waiting runs, existing pods first. Pure.
 
     free: numbers of the free lanes. fits: whether a run may use a lane.
@@ -313,9 +349,13 @@ def needed(
 
 
 def share_costs(
-    wanted: SweepPods, lanes: Sequence[Lane], trials: Mapping[str, TrialResult], journal: Journal, now: Clocks,
+    wanted: SweepPods,
+    lanes: Sequence[Lane],
+    trials: Mapping[str, TrialResult],
+    journal: Journal,
+    now: Clocks,
     scale: float,
-) -> None:  # fmt: skip
+) -> None:
     """Set each trial's cost to its share of the pods' cost, in proportion to the trials' seconds."""
     for host in wanted.entries:
         cost = sum(spend.spent(op, now, scale) for op in journal.ops(run=host) if op.pod_set == wanted.set_name)
@@ -337,5 +377,13 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     had = Offered(request=request, offers=tuple(offers))
-    return held_pods.make(had, limits, journal, settings, tell, pod_set=wanted.set_name,
-                          spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip
+    return held_pods.make(
+        had,
+        limits,
+        journal,
+        settings,
+        tell,
+        pod_set=wanted.set_name,
+        spec_hash=wanted.entries[name].digest,
+        budget=paid_from,
+    )

@@ -87,8 +87,7 @@ def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalo
     if found is None:
         found = listed(kind, number, catalogue.file_beside(settings.state_file))
     source = found[1] if found else "nobody offers it"
-    return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source,
-                    micro_usd_per_hour=found[0] if found else None)  # fmt: skip
+    return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source, micro_usd_per_hour=found[0] if found else None)
 
 
 def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str] | None:

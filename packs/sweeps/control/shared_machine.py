@@ -40,11 +40,14 @@ def with_machine(spec: SweepSpec, pack: int, settings: Settings, tell: Say) -> S
         return spec
     ask = partial(choose.find, candidates, settings=settings, tell=tell)
     fit = MachineChoice(phases=phases, ask=ask, named=named)
-    found = fit.narrow(request, [
-        replace(one, num_gpus=one.num_gpus // pack, micro_usd_per_hour=one.micro_usd_per_hour // pack)
-        for one in ask(replace(request, num_gpus=request.num_gpus * pack))
-        if one.num_gpus % pack == 0
-    ])  # fmt: skip
+    found = fit.narrow(
+        request,
+        [
+            replace(one, num_gpus=one.num_gpus // pack, micro_usd_per_hour=one.micro_usd_per_hour // pack)
+            for one in ask(replace(request, num_gpus=request.num_gpus * pack))
+            if one.num_gpus % pack == 0
+        ],
+    )
     if found.reason:
         tell(f"each run: {found.reason}")
     gpu, number = found.request.gpu, found.request.num_gpus

@@ -32,7 +32,7 @@ KEYS = {
     "against": "arm to compare all others with (default: the best)",
     "spend_limit": "rented: US dollars for all runs together",
     "hours": "rented: shortest and longest time of a run, as published, such as [4, 6]; shown with its price",
-}  # fmt: skip
+}
 ENV = "env"  # environment variables of a run's job, beside the flags
 
 

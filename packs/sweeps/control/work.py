@@ -265,10 +265,12 @@ class SweepWork:
         home.folder.mkdir(parents=True, exist_ok=True)
         self._say(run, "begins", place)
         with home.launch_answer.open("wb") as said, home.launch_log.open("ab") as log:
-            child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
-                                     start_new_session=True)  # fmt: skip
-        self.running[run] = TrialAtWork(run, lane, child, home.launch_answer, home.launch_log,
-                                        recoveries=self._recoveries(run))  # fmt: skip
+            child = subprocess.Popen(
+                inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log, start_new_session=True
+            )
+        self.running[run] = TrialAtWork(
+            run, lane, child, home.launch_answer, home.launch_log, recoveries=self._recoveries(run)
+        )
         self._set(run, state=kept.RUNNING, pod=place, reason="")
 
     def _say(self, run: str, what: str, place: str = "") -> None:
@@ -422,8 +424,9 @@ class SweepWork:
             if one.stop_at is not None and one.child.poll() is None:
                 self._say(run, f"is stopped: behind after {one.stop_at} steps")
                 with one.log.open("ab") as log:
-                    one.stopping = subprocess.Popen(inv(["down", run]), stdin=subprocess.DEVNULL, stdout=log,
-                                                    stderr=log, start_new_session=True)  # fmt: skip
+                    one.stopping = subprocess.Popen(
+                        inv(["down", run]), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    )
 
     def _hear(self, run: str, lines: ranking.Lines) -> None:
         assert self.halving is not None

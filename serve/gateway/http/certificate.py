@@ -55,8 +55,9 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     mode = _stat(tls.keyfile).st_mode & 0o777
     quoted = shlex.quote(tls.keyfile)
     if mode & 0o077:
-        raise UsageError(f"service.tls: keyfile {tls.keyfile} has mode {mode:o}, others can read it; "
-                         f"run: chmod 600 {quoted}")  # fmt: skip
+        raise UsageError(
+            f"service.tls: keyfile {tls.keyfile} has mode {mode:o}, others can read it; run: chmod 600 {quoted}"
+        )
     if "ENCRYPTED" in _text(tls.keyfile):
         raise UsageError(
             f"service.tls: keyfile {tls.keyfile} has a password, which a gateway cannot ask for; write it "
@@ -72,8 +73,10 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"service.tls: keyfile {tls.keyfile} is not the key of {tls.certfile}") from None
-        raise UsageError(f"service.tls: {tls.certfile} and {tls.keyfile} are not a certificate and key in PEM: "
-                         f"{error.reason or error}") from None  # fmt: skip
+        raise UsageError(
+            f"service.tls: {tls.certfile} and {tls.keyfile} are not a certificate and key in PEM: "
+            f"{error.reason or error}"
+        ) from None
     return context
 
 

@@ -42,9 +42,15 @@ class ClientRequest(Message):
     _is_open = False  # an answer in parts has begun and not ended
 
     def __init__(
-        self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool,
+        self,
+        line: "Connection",
+        method: bytes,
+        url: bytes,
+        headers: dict[bytes, bytes],
+        is_new: bool,
+        keeps: bool,
         host: bytes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
         self.path, self.host = (url, host) if PLAIN.fullmatch(url) else target(url, host)
@@ -133,10 +139,28 @@ class Connection(Wire):
     """Connection of a client."""
 
     __slots__ = (
-        "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
-        "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "is_idle", "_timer", "idle_until",
-        "_doubled", "_host", "_name", "near",
-    )  # fmt: skip
+        "address",
+        "is_stranger",
+        "task",
+        "listener",
+        "_parser",
+        "_ahead",
+        "_coming",
+        "_unparsed",
+        "_framing",
+        "_is_deaf",
+        "_url",
+        "_headers",
+        "_lines",
+        "_head_bytes",
+        "is_idle",
+        "_timer",
+        "idle_until",
+        "_doubled",
+        "_host",
+        "_name",
+        "near",
+    )
 
     def __init__(self, listener: "Listener", address: str) -> None:
         super().__init__()

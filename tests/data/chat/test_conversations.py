@@ -34,9 +34,14 @@ def test_one_turn_is_written_and_learnt_exactly_so(tokenizer):
     special, encode = tokenizer.special, tokenizer.encode
     answer = encode("Yo there")
     assert ids == [
-        special("<|bos|>"), special("<|user_start|>"), *encode("Hi"), special("<|user_end|>"),
-        special("<|assistant_start|>"), *answer, special("<|assistant_end|>"),
-    ]  # fmt: skip
+        special("<|bos|>"),
+        special("<|user_start|>"),
+        *encode("Hi"),
+        special("<|user_end|>"),
+        special("<|assistant_start|>"),
+        *answer,
+        special("<|assistant_end|>"),
+    ]
     assert mask == [0, 0, *[0] * len(encode("Hi")), 0, 0, *[1] * len(answer), 1]
 
 

@@ -96,8 +96,10 @@ def test_no_answer_about_anything_else_is_held_out_and_trained_on_too():
 
 def test_conversations_by_hand_are_taken_as_identity_and_some_of_their_questions_held_out(tmp_path):
     path = tmp_path / "identity_conversations.jsonl"
-    turns = [[{"role": "user", "content": f"Who are you, {n}?"}, {"role": "assistant", "content": f"I am Bosun, {n}."}]
-             for n in range(20)]  # fmt: skip
+    turns = [
+        [{"role": "user", "content": f"Who are you, {n}?"}, {"role": "assistant", "content": f"I am Bosun, {n}."}]
+        for n in range(20)
+    ]
     other = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}]
     path.write_text("".join(json.dumps(one) + "\n" for one in [*turns, turns[0], other]))  # as nanochat has them
     spec = IdentitySpec(persona=WHO, source=str(path))

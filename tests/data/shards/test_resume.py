@@ -245,9 +245,13 @@ def test_a_full_disk_keeps_the_shards_that_are_whole(corpus, expected, tmp_path)
     limit = 5 << 20  # the file that grows beyond it is that of the hashes
     done = subprocess.run(
         [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert listed(tmp_path / "out" / "train") and verify(tmp_path / "out" / "train")[1:] == []
     assert run_step("text", config, tmp_path).returncode == 0

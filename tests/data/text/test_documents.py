@@ -120,7 +120,9 @@ def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):
 @pytest.mark.process
 def test_a_plain_column_of_text_is_read_without_arrow_s_functions_which_take_long_to_import(tmp_path):
     parquet(tmp_path / "a.parquet", text=["a"])
-    code = ("import sys; from data.text.batches import documents; "
-            "print([one.text for one in documents(sys.argv[1])], 'pyarrow.compute' in sys.modules)")  # fmt: skip
+    code = (
+        "import sys; from data.text.batches import documents; "
+        "print([one.text for one in documents(sys.argv[1])], 'pyarrow.compute' in sys.modules)"
+    )
     words = [sys.executable, "-c", code, str(tmp_path / "a.parquet")]
     assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "['a'] False\n"

@@ -42,8 +42,11 @@ def shard(tmp_path, capsys):
 def test_half_a_character_in_any_column_is_replaced(shard, tmp_path, format):
     (tmp_path / "a.jsonl").write_text('{"text": "one \\ud800", "url": "\\udc00 two"}\n')
     assert shard(tmp_path / "a.jsonl", format=format) == (0, "")
-    (row,) = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist() if format == "parquet" \
-        else map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())  # fmt: skip
+    (row,) = (
+        pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist()
+        if format == "parquet"
+        else map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())
+    )
     assert (row["text"], row["url"]) == ("one ?", "? two")
 
 
@@ -59,8 +62,11 @@ def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp
     told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
     progress, result = [one for one in told if one["kind"] == "progress"], told[-1]
     assert [(one["done"], one["share"], one["shards"]) for one in progress] == [
-        (50, None, 1), (100, 0.25, 3), (150, 0.5, 5), (200, 0.75, 6),
-    ]  # fmt: skip
+        (50, None, 1),
+        (100, 0.25, 3),
+        (150, 0.5, 5),
+        (200, 0.75, 6),
+    ]
     assert [one["eta_s"] is None for one in progress] == [True, False, False, False]
     last = progress[-1]
     assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # as fast as until now
@@ -334,8 +340,12 @@ def peak_bytes(tmp_path, **spec):
     (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": {"workers": 2, **spec}}))
     done = subprocess.run(
         [sys.executable, "-c", TELLING_PEAKS, "text", "--config", str(tmp_path / "config.json")],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stderr == ""
     return max(map(int, done.stdout.split())) * 1024
 

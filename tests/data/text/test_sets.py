@@ -76,10 +76,14 @@ def compared(tmp_path_factory):
         environ |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
         subprocess.run([sys.executable, "-c", SAVE, str(folder)], env=environ, check=True, timeout=120)
         cases = [
-            {"spec": {"source": source.replace("FOLDER", str(folder))}, "column": column, "how": {"workers": 1},
-             "load": [one and one.replace("FOLDER", str(folder)) for one in load]}
+            {
+                "spec": {"source": source.replace("FOLDER", str(folder))},
+                "column": column,
+                "how": {"workers": 1},
+                "load": [one and one.replace("FOLDER", str(folder)) for one in load],
+            }
             for source, (load, column) in CASES.items()
-        ]  # fmt: skip
+        ]
         cases += [json.loads(json.dumps(case).replace("FOLDER", str(folder))) for case in OTHERS.values()]
         cases.append({**cases[2], "how": {"workers": 3}})
         words = [sys.executable, "-m", "tests.programs.compare_with_datasets", str(folder)]

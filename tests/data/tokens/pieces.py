@@ -36,9 +36,12 @@ def _trained(options: tuple[tuple[str, Any], ...]) -> bytes:
 
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text()[:200_000].splitlines() + MORE), model_writer=made, num_threads=1, minloglevel=3,
+        sentence_iterator=iter(text()[:200_000].splitlines() + MORE),
+        model_writer=made,
+        num_threads=1,
+        minloglevel=3,
         **dict(options),
-    )  # fmt: skip
+    )
     return made.getvalue()
 
 

@@ -152,8 +152,10 @@ def test_a_training_that_broke_off_does_not_pass_for_what_was_there(words, tmp_p
         bpe.make(TokenizerSpec(vocab_size=280), words, out)
     assert load(out).vocab_size == 300  # the old one still lies there
     assert bpe.make(TokenizerSpec(vocab_size=280), words, out) | {"tokenizer_sha256": ""} == {
-        "vocab_size": 280, "tokenizer_sha256": "", "reused": False,
-    }  # fmt: skip
+        "vocab_size": 280,
+        "tokenizer_sha256": "",
+        "reused": False,
+    }
 
 
 def _interrupted(paths):

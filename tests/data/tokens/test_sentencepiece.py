@@ -121,15 +121,28 @@ def test_tokens_beside_a_tokenizer_model_are_added_as_transformers_does(tmp_path
     from transformers import LlamaTokenizer
 
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    listed = {str(n): {"content": one, "special": one != "<line>", "normalized": False, "lstrip": False,
-                       "rstrip": False, "single_word": False}
-              for n, one in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (900, "<pad>"), (901, "<line>"))}  # fmt: skip
-    for number, files in enumerate((
-        {"tokenizer_config.json": {**config, "pad_token": "<pad>", "add_bos_token": True}},
-        {"added_tokens.json": {"<pad>": 900, "<line>": 901},
-         "special_tokens_map.json": {"pad_token": {"content": "<pad>"}}, "tokenizer_config.json": config},
-        {"tokenizer_config.json": {**config, "pad_token": "<pad>", "added_tokens_decoder": listed}},
-    )):  # fmt: skip
+    listed = {
+        str(n): {
+            "content": one,
+            "special": one != "<line>",
+            "normalized": False,
+            "lstrip": False,
+            "rstrip": False,
+            "single_word": False,
+        }
+        for n, one in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (900, "<pad>"), (901, "<line>"))
+    }
+    for number, files in enumerate(
+        (
+            {"tokenizer_config.json": {**config, "pad_token": "<pad>", "add_bos_token": True}},
+            {
+                "added_tokens.json": {"<pad>": 900, "<line>": 901},
+                "special_tokens_map.json": {"pad_token": {"content": "<pad>"}},
+                "tokenizer_config.json": config,
+            },
+            {"tokenizer_config.json": {**config, "pad_token": "<pad>", "added_tokens_decoder": listed}},
+        )
+    ):
         folder = write(tmp_path / str(number), trained())
         for name, said in files.items():
             (folder / name).write_text(json.dumps(said))
@@ -233,9 +246,10 @@ def test_the_fields_that_are_read_are_those_of_sentencepiece():
     import sentencepiece.sentencepiece_model_pb2 as theirs
 
     messages = {
-        "Piece": theirs.ModelProto.SentencePiece.DESCRIPTOR, "Trainer": theirs.TrainerSpec.DESCRIPTOR,
+        "Piece": theirs.ModelProto.SentencePiece.DESCRIPTOR,
+        "Trainer": theirs.TrainerSpec.DESCRIPTOR,
         "Normalizer": theirs.NormalizerSpec.DESCRIPTOR,
-    }  # fmt: skip
+    }
     for message, fields in sentencepiece.FIELDS.items():
         for name, (number, _, default) in fields.items():
             field = messages[message].fields_by_name[name]

@@ -40,8 +40,13 @@ def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
     done = inv(world, *words)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [
-        "text", "prose", "code", "numbers", "other scripts", "held out",
-    ]  # fmt: skip
+        "text",
+        "prose",
+        "code",
+        "numbers",
+        "other scripts",
+        "held out",
+    ]
     assert "ids: ours 300, bytes 256" in done.stderr and f"GPT-4: no cl100k_base.tiktoken in {tmp_path}" in done.stderr
 
 

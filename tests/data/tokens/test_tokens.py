@@ -114,8 +114,10 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, t
     about = make(shards, tokenizer_folder, tmp_path / "two", workers=2)
     assert contents(tmp_path / "two") == contents(made)
     assert sorted(contents(made)) == [
-        "manifest.json", *(f"train-0000{n}.arrow" for n in range(4)), "val-00000.arrow",
-    ]  # fmt: skip
+        "manifest.json",
+        *(f"train-0000{n}.arrow" for n in range(4)),
+        "val-00000.arrow",
+    ]
     assert about["train_documents"] == 700 and about["val_documents"] == 100
     assert about["train_tokens"] == sum(read_header(path).num_tokens for path in bins(made))
 
@@ -177,9 +179,11 @@ def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
     for name, folder in (("x/text", shards), ("tokenizer", tokenizer_folder)):
         Store(str(store)).publish(folder, name, f"of-{name}", {})
     making = Making(
-        store=str(store), name="x/tokens", fingerprint="a-b-c",
+        store=str(store),
+        name="x/tokens",
+        fingerprint="a-b-c",
         inputs={role: Input(name=name, fingerprint=f"of-{name}") for role, name in ROLES.items()},
-    )  # fmt: skip
+    )
     draft = work / "drafts" / "x-tokens-a-b-c"
     draft.mkdir(parents=True)
     for name in ("train-00000.arrow", "train-00002.arrow", "val-00000.arrow"):
@@ -283,10 +287,15 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
 def test_a_damaged_token_shard_is_refused_in_one_line(numbers, damage, told):
     raw, at = numbers[0].read_bytes(), FIELDS_AT[VERSION]
     changed = {
-        "cut": raw[:-8], "longer": raw + bytes(8), "magic": raw[:at] + b"?" + raw[at + 1 :], "short": raw[:10],
-        "version": raw[: at + 8] + (1).to_bytes(4, "little") + raw[at + 12 :], "index": raw[:-8] + bytes(8),
-        "missing": b"", "batch": raw[: BODY - 100] + b"?" + raw[BODY - 99 :],
-    }  # fmt: skip
+        "cut": raw[:-8],
+        "longer": raw + bytes(8),
+        "magic": raw[:at] + b"?" + raw[at + 1 :],
+        "short": raw[:10],
+        "version": raw[: at + 8] + (1).to_bytes(4, "little") + raw[at + 12 :],
+        "index": raw[:-8] + bytes(8),
+        "missing": b"",
+        "batch": raw[: BODY - 100] + b"?" + raw[BODY - 99 :],
+    }
     numbers[0].write_bytes(changed[damage])
     if damage == "missing":
         numbers[0].unlink()

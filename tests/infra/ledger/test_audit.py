@@ -61,8 +61,11 @@ def test_a_machine_with_our_mark_and_no_row_is_an_orphan_and_one_on_its_way_out_
 
 
 def test_nobody_elses_machine_is_ours_whatever_it_is_called():
-    strangers = [pod(token="", pod_id="1"), pod(token="sw1-bbbbbbbb-0000000000000000", pod_id="2"),
-                 pod(token="sw1-aaaaaaa", pod_id="3")]  # fmt: skip
+    strangers = [
+        pod(token="", pod_id="1"),
+        pod(token="sw1-bbbbbbbb-0000000000000000", pod_id="2"),
+        pod(token="sw1-aaaaaaa", pod_id="3"),
+    ]
     found = seen([row("READY")], *strangers, denied=["id-a"])
     assert [one.kind for one in found] == ["foreign", "foreign", "foreign", "ghost"]
     assert not any(one.is_wrong for one in found)

@@ -39,8 +39,17 @@ def rent(journal, run, cap, rank=0):
     def admit(rows, new):
         budgets.admit(journal, rows, new)
 
-    return journal.plan(token=new_token(journal.installation), run=run, rank=rank, vendor="lium", admit=admit,
-                        rate=RATE, cap=cap, budget_name="b", budget_run=run)  # fmt: skip
+    return journal.plan(
+        token=new_token(journal.installation),
+        run=run,
+        rank=rank,
+        vendor="lium",
+        admit=admit,
+        rate=RATE,
+        cap=cap,
+        budget_name="b",
+        budget_run=run,
+    )
 
 
 def passed(journal, op, seconds):

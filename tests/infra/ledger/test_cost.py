@@ -14,8 +14,18 @@ NOVEMBER, DECEMBER = span("2026-11")
 
 
 def row(token="t", **facts):
-    return Op(**{"token": token, "run": "r", "vendor": "runpod", "state": "READY", "rate": 2_000_000,
-                 "sent_at": NOVEMBER + HOUR, "remote_id": "id", **facts})  # fmt: skip
+    return Op(
+        **{
+            "token": token,
+            "run": "r",
+            "vendor": "runpod",
+            "state": "READY",
+            "rate": 2_000_000,
+            "sent_at": NOVEMBER + HOUR,
+            "remote_id": "id",
+            **facts,
+        }
+    )
 
 
 def one(*words, **more):

@@ -49,15 +49,18 @@ def test_what_is_dismissed_has_left_and_its_leases_are_named(journal, begin):
     with Journal.open() as opened:
         holders = opened.leases.holders()
         assert [(one.lease, one.code) for one in holders] == [
-            ("keep:brave-otter-1", "0" * 12), ("keep:quick-hare-2", own_code.stamp()), ("serve:demo", "")
-        ]  # fmt: skip
+            ("keep:brave-otter-1", "0" * 12),
+            ("keep:quick-hare-2", own_code.stamp()),
+            ("serve:demo", ""),
+        ]
         leaving = [one for one in holders if one.code != own_code.stamp()]
         assert dismiss(leaving, "runs other code", told.append) == ["keep:brave-otter-1", "serve:demo"]
         assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
         assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
         assert opened.leases.held() == {"keep:quick-hare-2"} and dismiss(leaving, "", told.append) == [
-            "keep:brave-otter-1", "serve:demo"
-        ]  # fmt: skip
+            "keep:brave-otter-1",
+            "serve:demo",
+        ]
 
 
 def test_what_stays_is_named_and_goes_on(journal, begin):

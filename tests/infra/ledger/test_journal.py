@@ -287,8 +287,14 @@ def test_a_journal_that_is_moved_away_while_open_takes_no_more_writes(journal, e
 
 def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(journal):
     def stray(run):
-        return Pod(provider="m", pod_id="id-1", token=new_token(journal.installation), run=run, address="x",
-                   micro_usd_per_hour=7)  # fmt: skip
+        return Pod(
+            provider="m",
+            pod_id="id-1",
+            token=new_token(journal.installation),
+            run=run,
+            address="x",
+            micro_usd_per_hour=7,
+        )
 
     orphan = journal.claim(stray("a-1"), "why")
     assert (orphan.state, orphan.run[:7], orphan.remote_id, orphan.rate) == ("TERMINATING", "orphan-", "id-1", 7)

@@ -39,8 +39,15 @@ def at(now, boot_s=None, boot=BOOT):
 
 
 def pod(token="a", pod_id="id-1", rate=100, created_at=5):
-    return Pod(provider="m", pod_id=pod_id, token=PREFIX + token, run="r", address="x", micro_usd_per_hour=rate,
-               created_at=created_at)  # fmt: skip
+    return Pod(
+        provider="m",
+        pod_id=pod_id,
+        token=PREFIX + token,
+        run="r",
+        address="x",
+        micro_usd_per_hour=rate,
+        created_at=created_at,
+    )
 
 
 def row(state, token="a", **facts):
@@ -205,8 +212,11 @@ def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
 
 
 def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
-    pods = [pod("before", "id-1", created_at=5_000), pod("just-after", "id-2", created_at=5_600),
-            pod("later", "id-3", created_at=5_601)]  # fmt: skip
+    pods = [
+        pod("before", "id-1", created_at=5_000),
+        pod("just-after", "id-2", created_at=5_600),
+        pod("later", "id-3", created_at=5_601),
+    ]
     said = Listing(began=at(10_000), pods=tuple(pods))
     actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000)
     kept, kept_too, orphan = (Claim(one, is_kept=one is not pods[2]) for one in pods)
@@ -261,8 +271,14 @@ def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is
     with Journal.open(tmp_path / "journal", environ) as journal:
 
         def rented(run, **facts):
-            op = journal.plan(token=new_token(journal.installation), run=run, vendor="market", rate=3_600_000_000,
-                              account_fp=accounts.fingerprint(first), **facts)  # fmt: skip
+            op = journal.plan(
+                token=new_token(journal.installation),
+                run=run,
+                vendor="market",
+                rate=3_600_000_000,
+                account_fp=accounts.fingerprint(first),
+                **facts,
+            )
             return journal.advance(op, "sending")
 
         known, lost = rented("known"), journal.advance(rented("lost"), "unclear", reason="no answer")
@@ -352,8 +368,15 @@ class Market:
         self.running.pop(pod_id, None)
 
     def _pod(self, one: Machine) -> Pod:
-        return Pod(provider="market", pod_id=one.pod_id, token=one.token, run="", address="x", micro_usd_per_hour=100,
-                   created_at=one.created_at)  # fmt: skip
+        return Pod(
+            provider="market",
+            pod_id=one.pod_id,
+            token=one.token,
+            run="",
+            address="x",
+            micro_usd_per_hour=100,
+            created_at=one.created_at,
+        )
 
 
 # How a launch ends, and what the sweeps after it do: also those at the end of its world, when all is to end.

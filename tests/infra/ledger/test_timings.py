@@ -37,10 +37,13 @@ def test_a_damaged_record_is_left_out_and_named(timings):
     timings.save(RUN)
     whole = timings._path("sw1-a").read_text()
     damaged = {
-        "cut": whole[:200], "other": whole, "seconds": whole.replace('"seconds": 20.0', '"seconds": -20.0'),
+        "cut": whole[:200],
+        "other": whole,
+        "seconds": whole.replace('"seconds": 20.0', '"seconds": -20.0'),
         "word": whole.replace('"seconds": 20.0', '"seconds": "20"'),
-        "range": whole.replace('"high": 30.0', '"high": 3.0'), "newer": whole.replace('"schema": 1', '"schema": 2'),
-    }  # fmt: skip
+        "range": whole.replace('"high": 30.0', '"high": 3.0'),
+        "newer": whole.replace('"schema": 1', '"schema": 2'),
+    }
     for name, text in damaged.items():
         timings._path(name).write_text(text if name == "other" else text.replace("sw1-a", name))
     assert timings.all() == [RUN]

@@ -35,9 +35,15 @@ def processes():
 
 def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, rank=0):
     """The row of a run that begins there now."""
-    return journal.plan(token=new_token(journal.installation), run=run_rows.name_of(run, rank), rank=rank,
-                        vendor=vendor, place=place, devices=devices,
-                        admit=lambda rows, new: turns.admit(journal, rows, new, own))  # fmt: skip
+    return journal.plan(
+        token=new_token(journal.installation),
+        run=run_rows.name_of(run, rank),
+        rank=rank,
+        vendor=vendor,
+        place=place,
+        devices=devices,
+        admit=lambda rows, new: turns.admit(journal, rows, new, own),
+    )
 
 
 def end(journal, op):

@@ -70,7 +70,13 @@ def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
     results = at_once(work, [0, 1, 2, 3, 4, 5], deadline_s=0.5)
     over.set()
     assert [str(one) for one in results] == [
-        "0", "no answer in 0.5 s", "refused", "OSError: broken", "4", "ImportError: half a module"]  # fmt: skip
+        "0",
+        "no answer in 0.5 s",
+        "refused",
+        "OSError: broken",
+        "4",
+        "ImportError: half a module",
+    ]
     assert isinstance(results[5].__cause__, ImportError)  # with its trace, for whoever mends it
 
 
@@ -80,13 +86,25 @@ def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
 @pytest.fixture
 def inv(tmp_path):
     """`inv("pool.list")`: exit code, stdout, stderr of a real one, in a world of its own."""
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
-               "SLIPWAY_STATE_FILE": str(tmp_path / "state/journal.db"), "XDG_CONFIG_HOME": str(tmp_path)}  # fmt: skip
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+        "SLIPWAY_STATE_FILE": str(tmp_path / "state/journal.db"),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
     (tmp_path / "state").mkdir()
 
     def run(*words):
-        done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=REPOSITORY, env=environ, text=True,
-                              stdin=subprocess.DEVNULL, capture_output=True, timeout=60)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "invoke", *words],
+            cwd=REPOSITORY,
+            env=environ,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout, done.stderr
 
@@ -123,8 +141,9 @@ def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # no
     )
     rows = json.loads(inv("pool.list", "--json")[1])
     assert [(row["leased_by"], row["num_gpus"], row["usd_per_hour"]) for row in rows] == [
-        ("brave-otter-3", 0, "0.35"), (None, None, "0.35")
-    ]  # fmt: skip
+        ("brave-otter-3", 0, "0.35"),
+        (None, None, "0.35"),
+    ]
 
     forget = ("hosts", "--forget", "lab/10.77.2.2")
     code, out, err = inv("hosts", *forget, "hosts", *forget)

@@ -76,12 +76,16 @@ def test_skypilots_file_is_read_as_it_is(home):
 def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own(home):
     text = f"p: {{user: root, identity_file: {home}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}"
     assert [reached(host) for host in load(home, text)] == [
-        "boxer@9.9.9.9:77 boxkey", "boxer@9.9.9.9:5 boxkey", "root@1.1.1.1:22 pool"
-    ]  # fmt: skip
+        "boxer@9.9.9.9:77 boxkey",
+        "boxer@9.9.9.9:5 boxkey",
+        "root@1.1.1.1:22 pool",
+    ]
 
 
 def test_our_keys_stand_in_a_pool_or_at_a_host_which_outweighs_it(home):
-    first, second = load(home, """
+    first, second = load(
+        home,
+        """
 lab:
   usd_per_hour: 0.35
   labels: {rack: 7}
@@ -89,7 +93,8 @@ lab:
   hosts:
     - {ip: 10.0.0.1, port: 2222, num_gpus: 8, memory: 512GB, gpu_memory: 80, python: /opt/python3.11}
     - {ip: 10.0.0.1, usd_per_hour: 0, num_gpus: 0, memory: 1.5GiB}
-""")  # fmt: skip
+""",
+    )
     assert (first.name, second.name) == ("10.0.0.1:2222", "10.0.0.1")
     assert (first.gpu, first.num_gpus, first.memory_bytes, first.gpu_memory_bytes) == (
         "H100",
@@ -161,12 +166,23 @@ def test_an_entry_that_cannot_be_used_is_an_error_of_that_entry_only(home):
     own = inventory.load(path, home)
     assert [host.place for host in own.hosts] == ["ok/1.1.1.1", "ok/1.1.1.3", "last/5.5.5.5"]
     assert [one.place for one in own.unusable] == [
-        "ok/1.1.1.2", "ok/1.1.1.3", "ok/?", "words", "keyless/3.3.3.3", "odd", "12"
-    ]  # fmt: skip
+        "ok/1.1.1.2",
+        "ok/1.1.1.3",
+        "ok/?",
+        "words",
+        "keyless/3.3.3.3",
+        "odd",
+        "12",
+    ]
     assert own.find("last/5.5.5.5").address.host == "5.5.5.5" and len(own.select("")) == 3
     assert [host.name for host in own.select("ok")] == ["1.1.1.1", "1.1.1.3"]
-    for word, said in (("ok/1.1.1.2", "passwords are not used"), ("3.3.3.3", "no key /no/such"), ("keyless", "no key"),
-                       ("words/2.2.2.1", "pool words: passwords"), ("odd", "unknown key 'hots'")):  # fmt: skip
+    for word, said in (
+        ("ok/1.1.1.2", "passwords are not used"),
+        ("3.3.3.3", "no key /no/such"),
+        ("keyless", "no key"),
+        ("words/2.2.2.1", "pool words: passwords"),
+        ("odd", "unknown key 'hots'"),
+    ):
         with pytest.raises(UsageError, match=said):
             own.select(word)
     with pytest.raises(UsageError, match="no machine is called '9.9.9.9'"):

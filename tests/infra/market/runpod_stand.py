@@ -31,19 +31,40 @@ CAPACITY = "There are no longer any instances available with the requested speci
 
 
 def problem(status, detail, *errors):
-    return Answer(status, {"title": "?", "status": status, "detail": detail, "errors": list(errors)},
-                  {"Content-Type": "application/problem+json"})  # fmt: skip
+    return Answer(
+        status,
+        {"title": "?", "status": status, "detail": detail, "errors": list(errors)},
+        {"Content-Type": "application/problem+json"},
+    )
 
 
 def row(token, **changes):
     return {
-        "id": "7h9k2m4n6p", "name": token, "image": "runpod/pytorch", "args": "", "disk": 100, "ports": ["22/tcp"],
-        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
-        "actions": ["stop", "terminate"], "mounts": {}, "gpu": {"id": H100, "count": 8}, "cloud": "SECURE",
-        "dataCenterId": "US-KS-2", "cudaVersion": "13.0", "ssh": {"proxy": None, "direct": None}, "template": None,
-        "cost": 21.52, "locked": False, "globalNetworking": {"enabled": False}, "runtime": {},
-        "createdAt": "2026-11-20T12:00:00Z", "startedAt": None, **changes,
-    }  # fmt: skip
+        "id": "7h9k2m4n6p",
+        "name": token,
+        "image": "runpod/pytorch",
+        "args": "",
+        "disk": 100,
+        "ports": ["22/tcp"],
+        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"},
+        "registry": None,
+        "status": "PROVISIONING",
+        "actions": ["stop", "terminate"],
+        "mounts": {},
+        "gpu": {"id": H100, "count": 8},
+        "cloud": "SECURE",
+        "dataCenterId": "US-KS-2",
+        "cudaVersion": "13.0",
+        "ssh": {"proxy": None, "direct": None},
+        "template": None,
+        "cost": 21.52,
+        "locked": False,
+        "globalNetworking": {"enabled": False},
+        "runtime": {},
+        "createdAt": "2026-11-20T12:00:00Z",
+        "startedAt": None,
+        **changes,
+    }
 
 
 DIRECT = {"proxy": {"host": "ssh.runpod.io", "port": 22, "username": "7h9k-64411eb2", "command": "ssh"},

@@ -263,18 +263,23 @@ def test_an_estimate_shows_the_unit_price_and_the_time_of_the_plan_of_the_same_w
     assert 3600 * one["hours"]["expected"] == pytest.approx(plan["estimate_s"] - inputs_s, rel=1e-3)
     boot_h, price = 300 / 3600, 4 * float(one["usd_per_gpu_hour"]["expected"])
     assert float(one["usd"]["expected"]) == pytest.approx((one["hours"]["expected"] + boot_h) * price, rel=1e-3)
-    out = rehearsal.inv("cost", "--estimate", "--stage", "2", "--gpu", "H100", "--num-gpus", "4", "--hours", "24",
-                        "--price", "2.10")  # fmt: skip
+    out = rehearsal.inv(
+        "cost", "--estimate", "--stage", "2", "--gpu", "H100", "--num-gpus", "4", "--hours", "24", "--price", "2.10"
+    )
     assert out.splitlines()[-1].split()[:9] == ["4x", "H100", "24", "2.10", "(as", "given)", *["201.60"] * 3]
     compared = rehearsal.json("cost", "--estimate", "--job", "dlm", "-e", "TOKENS=4000000000", "--num-gpus", "8")
     assert [one["gpu"] for one in compared["estimates"]] == ["B200", "H200", "H100", "A100"]
-    of_job, typed = (rehearsal.json("cost", "--estimate", "--stage", "2", "--profile", "smollm2_135m", *more)
-                     for more in ((), ("--gpu", "A100")))  # fmt: skip
+    of_job, typed = (
+        rehearsal.json("cost", "--estimate", "--stage", "2", "--profile", "smollm2_135m", *more)
+        for more in ((), ("--gpu", "A100"))
+    )
     machines = [(one["gpu"], one["num_gpus"]) for told in (of_job, typed) for one in told["estimates"]]
     assert machines == [("H100", 4), ("A100", 1)] and "stage 2 of smollm2_135m" in typed["work"]
     fewer = rehearsal.json("cost", "--estimate", "--job", "dlm", "-e", "TOKENS=1000000000", "--num-gpus", "8")
-    ratios = [more["hours"]["expected"] / less["hours"]["expected"]
-              for more, less in zip(compared["estimates"], fewer["estimates"], strict=True)]  # fmt: skip
+    ratios = [
+        more["hours"]["expected"] / less["hours"]["expected"]
+        for more, less in zip(compared["estimates"], fewer["estimates"], strict=True)
+    ]
     assert all(3 < ratio < 4.1 for ratio in ratios)
 
 
@@ -321,9 +326,13 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
     rehearse.report(world, before, began_at, None, True)
     told = json.loads(capsys.readouterr().out)
     assert [one["what"] for one in told["timeline"]] == [
-        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 201", "running",
-        "stopped (preempted)", "deleting (client)",
-    ]  # fmt: skip
+        f"rented runpod/NVIDIA L40S/{offer.region}",
+        "booting",
+        "create: lost, answered 201",
+        "running",
+        "stopped (preempted)",
+        "deleting (client)",
+    ]
     true = rehearsal.truth()[op.remote_id]
     assert round(float(told["billed_usd"]) * 1e6) == true["billed_micro_usd"] > 0
     assert float(told["ledger_usd"]) >= float(told["billed_usd"])

@@ -44,8 +44,11 @@ def ask(stand, answer):
     stand.on("GET /thing", answer)
     stand.on("POST /thing", answer)
     asking, said = api(stand), []
-    for way in (lambda: asking.read("/thing", Thing), lambda: asking.query("/thing", {}, Thing),
-                lambda: asking.decode(asking.act("POST", "/thing", {}), Thing)):  # fmt: skip
+    for way in (
+        lambda: asking.read("/thing", Thing),
+        lambda: asking.query("/thing", {}, Thing),
+        lambda: asking.decode(asking.act("POST", "/thing", {}), Thing),
+    ):
         try:
             way()
         except SlipwayError as error:

@@ -142,8 +142,13 @@ def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_pa
 def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
     said: list[str] = []
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
-        running.fault(machines=[{"trait": "ghost", "count": 1}, {"trait": "hang", "skip": 1, "count": 1},
-                                {"trait": "dear", "skip": 2, "count": 1, "factor": 1.5}])  # fmt: skip
+        running.fault(
+            machines=[
+                {"trait": "ghost", "count": 1},
+                {"trait": "hang", "skip": 1, "count": 1},
+                {"trait": "dear", "skip": 2, "count": 1, "factor": 1.5},
+            ]
+        )
         vendor = open_market("shadeform", settings_of(running, tmp_path))
         request = Request(run="otter", provider="shadeform", gpu="H100")
         offers = vendor.offers(request)
@@ -320,6 +325,13 @@ def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_
             return "an old driver"
 
         with pytest.raises(LimitHit, match="given back have used up its limit"):
-            launch.hold(replace(request, run="tern"), limits, offers * 2, lambda _: vendor, journal, said.append,
-                        replace(terms, accept=refuse))  # fmt: skip
+            launch.hold(
+                replace(request, run="tern"),
+                limits,
+                offers * 2,
+                lambda _: vendor,
+                journal,
+                said.append,
+                replace(terms, accept=refuse),
+            )
         assert len(journal.ops(run="tern")) == 1 and running.truth()["billing"] == 0

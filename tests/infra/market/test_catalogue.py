@@ -27,17 +27,25 @@ def test_every_line_that_came_along_is_illustrative_and_dated(tmp_path):
 
 def test_saved_prices_replace_those_of_the_vendors_that_answered(tmp_path):
     own = tmp_path / "prices.json"
-    offers = [Offer(provider="lium", offer_id=f"m{n}", gpu="H100-SXM", num_gpus=8, micro_usd_per_hour=9_990_000,
-                    region="US") for n in range(3)]  # fmt: skip
+    offers = [
+        Offer(provider="lium", offer_id=f"m{n}", gpu="H100-SXM", num_gpus=8, micro_usd_per_hour=9_990_000, region="US")
+        for n in range(3)
+    ]
     assert catalogue.save(own, [*offers, Offer(provider="ssh", offer_id="mine")], {"lium"}, NOW) == 1
     found = catalogue.read(own)
     assert {one.mark for one in found if one.offer.provider == "lium"} == {"2026-11-18, saved"}
     assert all(one.is_illustrative for one in found if one.offer.provider != "lium")
     assert [one.offer.micro_usd_per_hour for one in catalogue.read(own, "lium")] == [9_990_000]
-    catalogue.save(own, [Offer(provider="runpod", offer_id="x", gpu="B200", num_gpus=1, micro_usd_per_hour=1)],
-                   {"runpod"}, NOW + 86400)  # fmt: skip
-    assert {one.mark for one in catalogue.read(own) if not one.is_illustrative} == \
-        {"2026-11-18, saved", "2026-11-19, saved"}  # fmt: skip
+    catalogue.save(
+        own,
+        [Offer(provider="runpod", offer_id="x", gpu="B200", num_gpus=1, micro_usd_per_hour=1)],
+        {"runpod"},
+        NOW + 86400,
+    )
+    assert {one.mark for one in catalogue.read(own) if not one.is_illustrative} == {
+        "2026-11-18, saved",
+        "2026-11-19, saved",
+    }
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[{}]", '[{"provider": "x"', '[{"provider": 3}]'])

@@ -110,8 +110,10 @@ AMOUNTS = st.none() | st.integers(-5, 10**12) | st.sampled_from([0, 20_000_000])
 @given(price=PRICES, forged=st.none() | st.integers(-1, 1), time_s=SECONDS, amount=AMOUNTS)
 def test_every_rented_pod_has_a_finite_limit(desk, journal, price, forged, time_s, amount):
     desk.prices(price)
-    offers = [replace(one, micro_usd_per_hour=one.micro_usd_per_hour if forged is None else forged)
-              for one in desk.client.catalog(desk.request)]  # fmt: skip
+    offers = [
+        replace(one, micro_usd_per_hour=one.micro_usd_per_hour if forged is None else forged)
+        for one in desk.client.catalog(desk.request)
+    ]
     job = Job(run="", token="", steps=(), limits=Limits(time_s=time_s, spend_micro_usd=amount))
     for offer in offers[:1]:
         before, request = desk.created, replace(desk.request, run=f"otter-{len(journal.ops())}")
@@ -178,15 +180,21 @@ def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_pa
         ("lium", {"removal_scheduled_at": ["x"]}, "did not arm its time limit"),
     ]
     with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
-        made = [(market(open_market(name, settings_of(running, tmp_path))), f"otter-{number}")
-                for number, (name, _, _) in enumerate(wrong)]  # fmt: skip
+        made = [
+            (market(open_market(name, settings_of(running, tmp_path))), f"otter-{number}")
+            for number, (name, _, _) in enumerate(wrong)
+        ]
         ops = []
         for vendor, run in made:
             request = Request(run=run, num_gpus=1)
             offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
             ops.append(pods.rent(vendor, request, offer, Job(run="", token="", steps=(), limits=DAY), journal))
-        running.fault(rows=[{"vendor": name, "machine": op.remote_id, "says": says}
-                            for op, (name, says, _) in zip(ops, wrong, strict=True)])  # fmt: skip
+        running.fault(
+            rows=[
+                {"vendor": name, "machine": op.remote_id, "says": says}
+                for op, (name, says, _) in zip(ops, wrong, strict=True)
+            ]
+        )
 
         def trial(number):
             with pytest.raises(boot.Unbooted) as caught:

@@ -23,7 +23,7 @@ from infra.market.expected import (
     left,
     total,
     words,
-)  # fmt: skip
+)
 from infra.records import EstimateRequest, Expected, MachineKind, StepWork
 from tests import seeds
 
@@ -171,8 +171,9 @@ def test_what_is_left_is_in_its_range_whatever_a_pod_says(now, done, mark, at):
 def test_nothing_is_left_of_what_is_over_and_all_of_what_did_not_begin():
     waiting = [step("waiting", name) for name in ("text", "base", "sft")]
     assert left(FORECAST, waiting, 1e9, 0.0) == total(FORECAST)
-    assert left(FORECAST, [step("done", one, started_at=1.0, ended_at=2.0) for one in ("text", "base", "sft")],
-                1e9, 60.0) == (0.0, 0.0, 0.0)  # fmt: skip
+    assert left(
+        FORECAST, [step("done", one, started_at=1.0, ended_at=2.0) for one in ("text", "base", "sft")], 1e9, 60.0
+    ) == (0.0, 0.0, 0.0)
 
 
 def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
@@ -180,8 +181,9 @@ def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
         """Return the time left after this share of base, on a machine that is slower by this factor."""
         now = 1e9 + slower * (10.0 + 50.0 * share)
         marks = [[slower * (10.0 + 50.0 * one / 20), one / 20] for one in range(1, 1 + int(20 * share))]
-        running = step("running", started_at=1e9, ended_at=None, marks=marks,
-                       record={"done": share, "total": 1.0, "at": now})  # fmt: skip
+        running = step(
+            "running", started_at=1e9, ended_at=None, marks=marks, record={"done": share, "total": 1.0, "at": now}
+        )
         return left(FORECAST[2:3], [running], now, 0.0)[1]
 
     for slower in (0.5, 1.0, 2.0):
@@ -195,9 +197,19 @@ def run_of(
 ) -> RunTimes:
     """A run on a simulated machine whose every second is off by a tenth, and the start of a step by a third."""
     works = [StepWork(step=AROUND, kind="around", machine="m", shape="", guess_s=5.0, fixed_s=5.0)]
-    works += [StepWork(step=f"step-{one}", kind=f"step-{one} v1", machine="m", shape=f"{amount}", size=1e6,
-                       amount=amount, guess_s=4.0 + amount / 1e10, fixed_s=4.0)
-              for one, amount in enumerate(amounts)]  # fmt: skip
+    works += [
+        StepWork(
+            step=f"step-{one}",
+            kind=f"step-{one} v1",
+            machine="m",
+            shape=f"{amount}",
+            size=1e6,
+            amount=amount,
+            guess_s=4.0 + amount / 1e10,
+            fixed_s=4.0,
+        )
+        for one, amount in enumerate(amounts)
+    ]
     expected = tuple(expect(past, work) for work in works)
     clock_s, times = 2.0, []
     for work in works[1:]:
@@ -209,8 +221,17 @@ def run_of(
         times.append(StepTime(work=work, at=1e9 + number, began_s=clock_s, seconds=at_s + 1.0, marks=tuple(marks)))
         clock_s += at_s + 1.0
     times.append(StepTime(work=works[0], at=1e9 + number, began_s=0.0, seconds=4.0))
-    return RunTimes(token=f"t{number}", run=f"r{number}", vendor="local", asked_at=1e9 + number, works=tuple(works),
-                    expected=expected, state="succeeded", wall_s=clock_s + 2.0, times=tuple(times))  # fmt: skip
+    return RunTimes(
+        token=f"t{number}",
+        run=f"r{number}",
+        vendor="local",
+        asked_at=1e9 + number,
+        works=tuple(works),
+        expected=expected,
+        state="succeeded",
+        wall_s=clock_s + 2.0,
+        times=tuple(times),
+    )
 
 
 def test_forecasts_of_a_simulated_machine_are_as_near_as_is_wanted():

@@ -57,12 +57,25 @@ def error(status, code, message, hint=None):
 
 def row(token, **changes):
     return {
-        "id": "5c2f", "pod_name": token, "status": "PENDING", "ssh_connect_cmd": None, "ports_mapping": {},
-        "gpu_name": H100, "gpu_count": "8", "ram_total": 1056964608, "price": 14.0,
-        "created_at": "2026-11-20T12:00:01.123456", "updated_at": "2026-11-20T12:00:40",
-        "removal_scheduled_at": "2026-11-20T20:00:00Z", "local_volume_path": "/root", "phase": "pulling image",
-        "workspace_id": None, "executor": {"id": HOST["id"], "specs": {}}, "template": {"id": "b2c1"}, **changes,
-    }  # fmt: skip
+        "id": "5c2f",
+        "pod_name": token,
+        "status": "PENDING",
+        "ssh_connect_cmd": None,
+        "ports_mapping": {},
+        "gpu_name": H100,
+        "gpu_count": "8",
+        "ram_total": 1056964608,
+        "price": 14.0,
+        "created_at": "2026-11-20T12:00:01.123456",
+        "updated_at": "2026-11-20T12:00:40",
+        "removal_scheduled_at": "2026-11-20T20:00:00Z",
+        "local_volume_path": "/root",
+        "phase": "pulling image",
+        "workspace_id": None,
+        "executor": {"id": HOST["id"], "specs": {}},
+        "template": {"id": "b2c1"},
+        **changes,
+    }
 
 
 RUNNING = {"status": "RUNNING", "phase": None, "ssh_connect_cmd": "ssh root@203.0.113.9 -p 20022"}

@@ -129,11 +129,22 @@ def test_a_price_that_is_none_is_not_known_and_half_cents_count(at):
 def test_a_row_without_a_mark_that_can_be_read_is_neither_ours_nor_a_stranger_s(at):
     vendor, stand, client = at
     named = poison.NAME[vendor]
-    say(stand, vendor, [5, {}, row(vendor, pod_id="id-2", **{named: ["x"], "tags": None, "env": None}),
-                        row(vendor, "theirs", "id-3", tags=None, env=None)])  # fmt: skip
+    say(
+        stand,
+        vendor,
+        [
+            5,
+            {},
+            row(vendor, pod_id="id-2", **{named: ["x"], "tags": None, "env": None}),
+            row(vendor, "theirs", "id-3", tags=None, env=None),
+        ],
+    )
     assert [(pod.pod_id, pod.token, pod.is_legible) for pod in client.list()] == [
-        ("", "", False), ("", "", False), ("id-2", "", False), ("id-3", "", True),
-    ]  # fmt: skip
+        ("", "", False),
+        ("", "", False),
+        ("id-2", "", False),
+        ("id-3", "", True),
+    ]
 
 
 VALUES = st.recursive(
@@ -150,17 +161,30 @@ def test_no_row_keeps_a_listing_from_being_read_and_our_mark_from_being_seen(at,
     fields = sorted(ROWS[vendor](OURS).keys() - {"id", "status"})
     odd = st.dictionaries(st.sampled_from(fields), VALUES)
     ours = row(vendor, **{**data.draw(odd), poison.NAME[vendor]: OURS, "tags": None, "env": None})
-    others = [*data.draw(st.lists(VALUES, max_size=3)),
-              *(row(vendor, pod_id=f"other-{number}", **one)
-                for number, one in enumerate(data.draw(st.lists(odd, max_size=2))))]  # fmt: skip
+    others = [
+        *data.draw(st.lists(VALUES, max_size=3)),
+        *(
+            row(vendor, pod_id=f"other-{number}", **one)
+            for number, one in enumerate(data.draw(st.lists(odd, max_size=2)))
+        ),
+    ]
     say(stand, vendor, data.draw(st.permutations([ours, *others])))
     assert ("id-1", OURS) in [(pod.pod_id, pod.token) for pod in client.list()]
 
 
 def test_what_is_not_even_json_in_one_row_hides_no_other(at):
     vendor, stand, client = at
-    for odd in (b"NaN", b"-Infinity", b"1e999", b"9" * 6000, b'"\\ud800"', b'"\xff\xfe"', b'"\x01"',
-                b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900):  # fmt: skip
+    for odd in (
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"9" * 6000,
+        b'"\\ud800"',
+        b'"\xff\xfe"',
+        b'"\x01"',
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+    ):
         rows = b"[%s,%s]" % (json.dumps(row(vendor)).encode(), odd)
         page = {"shadeform": b'{"instances":%s}', "lium": b"%s", "runpod": b'{"pods":%s,"nextCursor":null}'}[vendor]
         stand.on(LIST[vendor], Answer(200, page % rows))
@@ -194,8 +218,10 @@ def rented(rehearsal, journal, vendor, run):
 def test_down_ends_every_pod_though_rows_are_odd(rehearsal, odd, lacks):
     number = len(rehearsal.truth())
     with rehearsal.journal() as journal:
-        ops = {(vendor, kind): rented(rehearsal, journal, vendor, f"{kind}-{vendor}-{number}")
-               for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+        ops = {
+            (vendor, kind): rented(rehearsal, journal, vendor, f"{kind}-{vendor}-{number}")
+            for vendor, kind in itertools.product(VENDORS, ("odd", "well"))
+        }
         spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, odd, lacks)
         ended = rehearsal.json("down", "--all")["ended"]
         assert sorted(ended) == sorted(op.run for op in ops.values())
@@ -204,8 +230,10 @@ def test_down_ends_every_pod_though_rows_are_odd(rehearsal, odd, lacks):
 
 def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
     with rehearsal.journal() as journal:
-        ops = {(vendor, kind): rented(rehearsal, journal, vendor, f"late-{kind}-{vendor}")
-               for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+        ops = {
+            (vendor, kind): rented(rehearsal, journal, vendor, f"late-{kind}-{vendor}")
+            for vendor, kind in itertools.product(VENDORS, ("odd", "well"))
+        }
         for op in ops.values():
             journal.note(op, ttl_s=1.0)
         spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, {})
@@ -216,8 +244,10 @@ def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
 
 def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell(rehearsal):
     with rehearsal.journal() as journal:
-        orphans = {(vendor, kind): rehearsal.order(vendor, new_token(journal.installation))
-                   for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+        orphans = {
+            (vendor, kind): rehearsal.order(vendor, new_token(journal.installation))
+            for vendor, kind in itertools.product(VENDORS, ("odd", "well"))
+        }
     spoil(rehearsal, {vendor: orphans[vendor, "odd"] for vendor in VENDORS}, {})
     seen = rehearsal.json("audit", code=5)["machines"]
     kinds = {one["id"]: one["whose"] for one in seen if one["id"]}
@@ -233,11 +263,16 @@ def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
     with rehearsal.journal() as journal:
         orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
     deep = json.loads("[" * 80 + "]" * 80)
-    rehearsal.world.tell("/faults", {"requests": [
-        {"vendor": "runpod", "call": "delete", "kind": "error", "body": {"errors": True}, "count": 1},
-        {"vendor": "lium", "call": "delete", "kind": "error", "body": {"errors": deep, "error": 5}, "count": 1},
-        {"vendor": "shadeform", "call": "delete", "kind": "error", "body": [None], "count": 1},
-    ]})  # fmt: skip
+    rehearsal.world.tell(
+        "/faults",
+        {
+            "requests": [
+                {"vendor": "runpod", "call": "delete", "kind": "error", "body": {"errors": True}, "count": 1},
+                {"vendor": "lium", "call": "delete", "kind": "error", "body": {"errors": deep, "error": 5}, "count": 1},
+                {"vendor": "shadeform", "call": "delete", "kind": "error", "body": [None], "count": 1},
+            ]
+        },
+    )
     rehearsal.json("reap")
     assert not rehearsal.running() & set(orphans.values())
 

@@ -28,18 +28,30 @@ VENDORS = {"RUNPOD": runpod_stand, "LIUM": test_lium, "SHADEFORM": test_shadefor
 
 
 def b200(cloud, region, cents, name):
-    what = {**test_shadeform.TYPE["configuration"], "gpu_type": "B200", "num_gpus": 8, "vram_per_gpu_in_gb": 192,
-            "nvlink": cloud == "hyperstack"}  # fmt: skip
-    return {**test_shadeform.TYPE, "cloud": cloud, "shade_instance_type": "B200x8", "configuration": what,
-            "hourly_price": cents,
-            "availability": [{"region": region, "available": True, "display_name": name}]}  # fmt: skip
+    what = {
+        **test_shadeform.TYPE["configuration"],
+        "gpu_type": "B200",
+        "num_gpus": 8,
+        "vram_per_gpu_in_gb": 192,
+        "nvlink": cloud == "hyperstack",
+    }
+    return {
+        **test_shadeform.TYPE,
+        "cloud": cloud,
+        "shade_instance_type": "B200x8",
+        "configuration": what,
+        "hourly_price": cents,
+        "availability": [{"region": region, "available": True, "display_name": name}],
+    }
 
 
 @pytest.fixture
 def vendors():
-    with Stand(runpod_stand.KEY, paths=["/graphql"], document=runpod_stand.DOCUMENT) as runpod, \
-            Stand(test_lium.KEY, document=test_lium.DOCUMENT) as lium, \
-            Stand(test_shadeform.KEY, document=test_shadeform.DOCUMENT) as shadeform:  # fmt: skip
+    with (
+        Stand(runpod_stand.KEY, paths=["/graphql"], document=runpod_stand.DOCUMENT) as runpod,
+        Stand(test_lium.KEY, document=test_lium.DOCUMENT) as lium,
+        Stand(test_shadeform.KEY, document=test_shadeform.DOCUMENT) as shadeform,
+    ):
         runpod.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [runpod_stand.GPU]}))
         lium.on("GET /executors", Answer(200, [test_lium.HOST]))
         rows = [
@@ -54,8 +66,12 @@ def vendors():
 
 @pytest.fixture
 def world(tmp_path, vendors):
-    extra = {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "RUNPOD_API_KEY": "rp-secret", "LIUM_API_KEY": "li-secret",
-             "SHADEFORM_API_KEY": "sf-secret"}  # fmt: skip
+    extra = {
+        "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+        "RUNPOD_API_KEY": "rp-secret",
+        "LIUM_API_KEY": "li-secret",
+        "SHADEFORM_API_KEY": "sf-secret",
+    }
     return World(tmp_path, {**extra, **{f"SLIPWAY_{name}_URL": stand.url for name, stand in vendors.items()}})
 
 
@@ -206,8 +222,11 @@ def test_money_is_exact_and_errs_upwards():
 def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
     for short in ("sw1-", token[4:12], "a"):
         with Stand(("Authorization", f"Bearer {short}"), paths=["/graphql"], document=runpod_stand.DOCUMENT) as stand:
-            environ = {"SLIPWAY_RUNPOD_URL": stand.url, "RUNPOD_API_KEY": short,
-                       "SLIPWAY_STATE_FILE": str(tmp_path / "j.db")}  # fmt: skip
+            environ = {
+                "SLIPWAY_RUNPOD_URL": stand.url,
+                "RUNPOD_API_KEY": short,
+                "SLIPWAY_STATE_FILE": str(tmp_path / "j.db"),
+            }
             stand.on("GET /v2/pods", Answer(200, {"pods": [runpod_stand.row(token)]}))
             stand.on("POST /graphql", Answer(200, {"data": {"myself": {"id": "u"}}}))
             stand.on("GET /v2/pods/{id}", Answer(403, {"detail": f"not with {short}!"}))
@@ -219,8 +238,10 @@ def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_
 
 
 def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_first():
-    many = [Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
-            for number in range(20_000, 0, -1)]  # fmt: skip
+    many = [
+        Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
+        for number in range(20_000, 0, -1)
+    ]
     before = gpus.is_asked.cache_info().misses
     found = survey([OfferSource("m", lambda _: many)], Request(run="x", gpu="kind-3", num_gpus=1))
     assert (found.offers[0].offer_id, len(found.offers)) == ("3", 2_857)

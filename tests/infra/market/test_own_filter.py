@@ -32,8 +32,14 @@ def as_before():
 
 def offer(name, score, usd=1.0, driver="580.65"):
     raw = {"reliability_score": score, "specs": {"gpu": {"driver": driver}}}
-    return Offer(provider="lium", offer_id=name, gpu="H100", num_gpus=1, micro_usd_per_hour=round(usd * 10**6),
-                 raw=json.dumps(raw))  # fmt: skip
+    return Offer(
+        provider="lium",
+        offer_id=name,
+        gpu="H100",
+        num_gpus=1,
+        micro_usd_per_hour=round(usd * 10**6),
+        raw=json.dumps(raw),
+    )
 
 
 def settings_of(tmp_path, **files):

@@ -45,8 +45,12 @@ def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_
     }
     assert offers[0].gpu_memory_bytes == 80 * 10**9 and offers[0].upload_mbps is None and offers[0].nvlink is None
     assert stand.asked[0].params == {
-        "include": "AVAILABILITY", "product": "POD", "count": "8", "cloud": "SECURE", "minCudaVersion": "13.0",
-    }  # fmt: skip
+        "include": "AVAILABILITY",
+        "product": "POD",
+        "count": "8",
+        "cloud": "SECURE",
+        "minCudaVersion": "13.0",
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,8 +140,12 @@ def test_cpus_and_memory_go_with_the_request_by_rest_for_each_gpu(stand, runpod,
     else:
         (body,) = stand.bodies("POST /v2/pods")
         assert body["gpu"] == {
-            "id": H100, "count": 8, "minCudaVersion": "13.0", "minVcpuCountPerGpu": 13, "minRamPerGpu": 126
-        }  # fmt: skip
+            "id": H100,
+            "count": 8,
+            "minCudaVersion": "13.0",
+            "minVcpuCountPerGpu": 13,
+            "minRamPerGpu": 126,
+        }
 
 
 @pytest.mark.parametrize(
@@ -357,7 +365,10 @@ def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines
     if spot:
         body = stand.bodies("POST /graphql")[-1]["variables"]["input"]
         assert (body["networkVolumeId"], body["volumeMountPath"], body["dataCenterId"]) == (
-            "2q9m7x4c", "/workspace", "US-KS-2")  # fmt: skip
+            "2q9m7x4c",
+            "/workspace",
+            "US-KS-2",
+        )
     else:
         (body,) = stand.bodies("POST /v2/pods")
         assert body["mounts"] == {"network": [{"volumeId": "2q9m7x4c", "path": "/workspace"}]}

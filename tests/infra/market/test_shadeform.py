@@ -40,15 +40,31 @@ SSH_KEYS = {"ssh_keys": [{"id": "managed", "name": "Shadeform Managed Key", "pub
 
 def instance(token, **changes):
     return {
-        "id": "1dc915dd-8899-4b4f-862a-f63fb2b3dc3d", "cloud": "massedcompute", "region": "kansascity-usa-1",
-        "shade_instance_type": "A6000", "cloud_instance_type": "gpu_1x_a6000", "cloud_assigned_id": "2865d9f3",
-        "shade_cloud": True, "name": token, "configuration": {"num_gpus": 1, "gpu_type": "A6000", "os": "ubuntu"},
-        "ip": None, "ssh_user": "shadeform", "ssh_port": None, "status": "pending_provider",
-        "status_details": "Instance created, waiting on provider to spin up instance", "cost_estimate": "0",
-        "hourly_price": 57, "active_at": None, "created_at": "2026-01-28T20:53:39.459529Z", "deleted_at": None,
-        "ssh_key_id": "key-1", "tags": [f"slipway-token={token}", "slipway-run=brave-otter-3"], "port_mappings": [],
-        "auto_delete": {"spend_threshold": "150.00", "date_threshold": "2026-01-28T22:00:00+00:00"}, **changes,
-    }  # fmt: skip
+        "id": "1dc915dd-8899-4b4f-862a-f63fb2b3dc3d",
+        "cloud": "massedcompute",
+        "region": "kansascity-usa-1",
+        "shade_instance_type": "A6000",
+        "cloud_instance_type": "gpu_1x_a6000",
+        "cloud_assigned_id": "2865d9f3",
+        "shade_cloud": True,
+        "name": token,
+        "configuration": {"num_gpus": 1, "gpu_type": "A6000", "os": "ubuntu"},
+        "ip": None,
+        "ssh_user": "shadeform",
+        "ssh_port": None,
+        "status": "pending_provider",
+        "status_details": "Instance created, waiting on provider to spin up instance",
+        "cost_estimate": "0",
+        "hourly_price": 57,
+        "active_at": None,
+        "created_at": "2026-01-28T20:53:39.459529Z",
+        "deleted_at": None,
+        "ssh_key_id": "key-1",
+        "tags": [f"slipway-token={token}", "slipway-run=brave-otter-3"],
+        "port_mappings": [],
+        "auto_delete": {"spend_threshold": "150.00", "date_threshold": "2026-01-28T22:00:00+00:00"},
+        **changes,
+    }
 
 
 @pytest.fixture
@@ -100,8 +116,11 @@ def test_an_offer_is_a_type_in_a_region_that_has_it_and_its_cents_become_micro_d
 
 
 def test_a_part_of_an_sxm_board_is_told_by_the_name_of_its_type(stand, shadeform):
-    sxm = {**TYPE, "shade_instance_type": "A100_sxm4_80G",
-           "configuration": {**TYPE["configuration"], "gpu_type": "A100_80G", "vram_per_gpu_in_gb": 80}}  # fmt: skip
+    sxm = {
+        **TYPE,
+        "shade_instance_type": "A100_sxm4_80G",
+        "configuration": {**TYPE["configuration"], "gpu_type": "A100_80G", "vram_per_gpu_in_gb": 80},
+    }
     pcie = {**sxm, "shade_instance_type": "A100_80G"}
     stand.on("GET /instances/types", Answer(200, {"instance_types": [sxm, pcie]}))
     names = [one.gpu for one in shadeform.offers(replace(REQUEST, gpu="A100"))]
@@ -226,9 +245,17 @@ def test_a_pod_is_read_in_each_of_its_states(stand, shadeform, token, changes, s
 
 
 def test_what_the_vendor_says_of_a_pod_is_read_back(stand, shadeform, token, keys):
-    stand.on("GET /instances", Answer(200, {"instances": [
-        instance(token, status="active", ip="node-7.example.net", cost_estimate="103.4"),
-    ]}))  # fmt: skip
+    stand.on(
+        "GET /instances",
+        Answer(
+            200,
+            {
+                "instances": [
+                    instance(token, status="active", ip="node-7.example.net", cost_estimate="103.4"),
+                ]
+            },
+        ),
+    )
     pod = shadeform.find(token)
     assert Address.parse(pod.address) == Address(
         "shadeform", "node-7.example.net", 22, str(keys.private(token)), f"/home/shadeform/.slipway/pods/{token}"

@@ -31,8 +31,19 @@ def ended_by(rehearsal):
 
 def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal):
     create = ("pod.create", "--rehearse", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1")
-    process = rehearsal.user.begin(*create, "--spend-limit", "5", "--run-name", "box", "--yes",
-                                   "pod.setup", "pod.run", "--source", "/nowhere", "pod.down")  # fmt: skip
+    process = rehearsal.user.begin(
+        *create,
+        "--spend-limit",
+        "5",
+        "--run-name",
+        "box",
+        "--yes",
+        "pod.setup",
+        "pod.run",
+        "--source",
+        "/nowhere",
+        "pod.down",
+    )
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2 and "no such file" in err, err
     assert "box succeeded" in err
@@ -47,8 +58,9 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
 
 
 def test_a_rented_pod_that_everybody_forgets_is_ended_by_its_vendor(rehearsal):
-    made = rehearsal.json("pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h",
-                          "--yes")  # fmt: skip
+    made = rehearsal.json(
+        "pod.create", "--provider", "shadeform", "--gpu", "L40", "--num-gpus", "1", "--ttl", "2h", "--yes"
+    )
     rehearsal.world.tell("/move", {"seconds": 7200})
     until(lambda: not rehearsal.running(), "its end")
     assert ended_by(rehearsal)[made["id"]] not in ("", "client")
@@ -76,8 +88,21 @@ def test_the_pods_of_a_file_show_their_prices_and_are_not_rented_twice(rehearsal
 
 @pytest.mark.nightly
 def test_a_pod_that_is_taken_away_at_work_goes_on_elsewhere_and_stays_there_too(rehearsal):
-    rehearsal.inv("pod.create", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--use-spot",
-                  "--spend-limit", "20", "--run-name", "spot", "--yes")  # fmt: skip
+    rehearsal.inv(
+        "pod.create",
+        "--provider",
+        "runpod",
+        "--gpu",
+        "L40S",
+        "--num-gpus",
+        "1",
+        "--use-spot",
+        "--spend-limit",
+        "20",
+        "--run-name",
+        "spot",
+        "--yes",
+    )
     (first,) = rehearsal.running()
     rehearsal.world.tell("/faults", {"preempt_at_work": 1})
     result = rehearsal.json("pod.run", "--phase", "base", "--steps", "40")

@@ -165,8 +165,9 @@ def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, ad
 
 def test_a_hook_that_hangs_keeps_no_other_waiting(tmp_path):
     meet = "command touch {0}/{1}; until [ -e {0}/{2} ]; do sleep 0.02; done"
-    ours = settings(tmp_path, SLIPWAY_HOOK_A=meet.format(tmp_path, "a", "b"),
-                    SLIPWAY_HOOK_B=meet.format(tmp_path, "b", "a"))  # fmt: skip
+    ours = settings(
+        tmp_path, SLIPWAY_HOOK_A=meet.format(tmp_path, "a", "b"), SLIPWAY_HOOK_B=meet.format(tmp_path, "b", "a")
+    )
     outbox.put(NOTICE, ["a", "b"], ours)
     assert outbox.deliver(ours) == [] and not outbox.waits(ours)
 
@@ -182,8 +183,11 @@ def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
 
 
 def test_a_hook_that_hangs_keeps_no_later_notice_waiting_and_does_not_outlive_the_process(tmp_path):
-    ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/later ]; do sleep 0.02; done",
-                    SLIPWAY_HOOK_B=f"command touch {tmp_path}/later")  # fmt: skip
+    ours = settings(
+        tmp_path,
+        SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/later ]; do sleep 0.02; done",
+        SLIPWAY_HOOK_B=f"command touch {tmp_path}/later",
+    )
     tell(NOTICE, ("a",), ours, print, aside=True)
     tell(replace(NOTICE, event="recovered"), ("b",), ours, print)
     assert not outbox.waits(ours)

@@ -95,12 +95,14 @@ def test_the_record_holds_the_last_verdict_on_each_clause_of_one_account(tmp_pat
     report(folder, "lium", "mine", 13, self_end="broken")
     (folder / "runpod-20260914T000000Z.json").write_text("{")
     assert {(one.clause, one.is_kept, one.at) for one in record.verdicts()} == {
-        ("timer", False, 10), ("self-end", True, 10),
-    }  # fmt: skip
+        ("timer", False, 10),
+        ("self-end", True, 10),
+    }
     report(folder, "runpod", "mine", 15, timer="kept")
     assert {(one.clause, one.is_kept, one.at) for one in record.verdicts()} == {
-        ("timer", True, 15), ("self-end", True, 10),
-    }  # fmt: skip
+        ("timer", True, 15),
+        ("self-end", True, 10),
+    }
 
 
 def opened(tmp_path, name, state="journal.db"):
@@ -112,8 +114,12 @@ def opened(tmp_path, name, state="journal.db"):
 def drilled(settings, name, state, *clauses, api, day=22):
     folder = folder_beside(settings.state_file)
     folder.mkdir(exist_ok=True)
-    said = {"vendor": name, "account": account_of(name, settings), "at": int(time.time()),
-            "findings": [{"clause": one, "state": state, "api": api} for one in clauses]}  # fmt: skip
+    said = {
+        "vendor": name,
+        "account": account_of(name, settings),
+        "at": int(time.time()),
+        "findings": [{"clause": one, "state": state, "api": api} for one in clauses],
+    }
     (folder / f"{name}-202609{day}T000000Z.json").write_text(json.dumps(said))
 
 
@@ -126,9 +132,10 @@ def test_every_client_reads_the_drills_of_its_own_account_when_it_is_asked(tmp_p
     assert any("count as one end" in one for one in caveats_of("runpod", vendor.documented, vendor.can_at(SECURE)))
     both = [f"self-delete by {one}" for one in ("DELETE /v2/pods", "POST /graphql")]
     drilled(settings, "runpod", "kept", *both, api=SECURE, day=23)
-    assert caveats_of("runpod", vendor.documented, vendor.can_at(SECURE)) == caveats_of(
-        "runpod", vendor.documented, vendor.can_at(COMMUNITY)
-    )[1:]  # fmt: skip
+    assert (
+        caveats_of("runpod", vendor.documented, vendor.can_at(SECURE))
+        == caveats_of("runpod", vendor.documented, vendor.can_at(COMMUNITY))[1:]
+    )
     another, _ = opened(tmp_path, "lium")
     drilled(settings, "lium", "broken", "timer", api=" on demand")
     assert not another.can.time_limit and vendor.can.start_timer

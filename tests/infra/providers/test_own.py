@@ -50,8 +50,9 @@ def made(tmp_path):
 
 
 def settings_of(folder, words):
-    return Settings.load(folder, environ={"SLIPWAY_EXTENSIONS": words, "SLIPWAY_STATE_FILE": f"{folder}/journal.db",
-                                          "HOME": str(folder)})  # fmt: skip
+    return Settings.load(
+        folder, environ={"SLIPWAY_EXTENSIONS": words, "SLIPWAY_STATE_FILE": f"{folder}/journal.db", "HOME": str(folder)}
+    )
 
 
 def create(provider):

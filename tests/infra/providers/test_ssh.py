@@ -127,8 +127,9 @@ def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(invent
     first, second = (host.place for host in provider.hosts)
     offers = provider.offers(Request(run="a-1"))
     assert [(one.place, one.micro_usd_per_hour, one.num_gpus) for one in offers] == [
-        (first, 350_000, 0), (second, 350_000, 0)
-    ]  # fmt: skip
+        (first, 350_000, 0),
+        (second, 350_000, 0),
+    ]
     assert offers[0].cpus >= 1 and offers[0].memory_bytes > 1 << 28
     pod = take(provider, "a-1", first)
     folder = Address.parse(pod.address).folder

@@ -55,21 +55,31 @@ def asked(world: Running, vendor: str) -> dict:
     types = world.call("shadeform", "GET", "/instances/types?available=true&sort=price").json()["instance_types"]
     place = next(one for one in types[0]["availability"] if one["available"])
     return {
-        "url": world.about[vendor]["url"], "key": world.about[vendor]["key"], "public_key": world.public_key,
-        "executor": world.call("lium", "GET", "/executors").json()[0]["id"], "later": LATER,
+        "url": world.about[vendor]["url"],
+        "key": world.about[vendor]["key"],
+        "public_key": world.public_key,
+        "executor": world.call("lium", "GET", "/executors").json()[0]["id"],
+        "later": LATER,
         "template": world.call("lium", "GET", "/templates").json()[-1]["id"],
-        "type": {"cloud": types[0]["cloud"], "region": place["region"], "shade_cloud": True,
-                 "shade_instance_type": types[0]["shade_instance_type"]},
-    }  # fmt: skip
+        "type": {
+            "cloud": types[0]["cloud"],
+            "region": place["region"],
+            "shade_cloud": True,
+            "shade_instance_type": types[0]["shade_instance_type"],
+        },
+    }
 
 
 @pytest.mark.parametrize("program", list(CALLS))
 def test_every_call_of_a_foreign_client_works_and_each_refusal_is_the_one_that_it_knows(world, pythons, program):
     vendor, packages, num_calls = CALLS[program]
     done = subprocess.run(
-        [pythons(packages), PROGRAMS / f"{program}.py"], input=json.dumps(asked(world, vendor)), capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [pythons(packages), PROGRAMS / f"{program}.py"],
+        input=json.dumps(asked(world, vendor)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     came = json.loads(done.stdout.splitlines()[-1])
     assert {call: why for call, why in came.items() if why} == {}

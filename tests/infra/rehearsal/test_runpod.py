@@ -68,9 +68,15 @@ def later(world: Running, seconds: float) -> str:
 def rent(world: Running, kind: str = "PodFindAndDeployOnDemandInput", **fields) -> dict:
     name = {"PodFindAndDeployOnDemandInput": "podFindAndDeployOnDemand"}.get(kind, "podRentInterruptable")
     words = {
-        "cloudType": "SECURE", "gpuTypeId": H100, "gpuCount": 1, "name": "sw1-g", "imageName": "runpod/pytorch:1",
-        "ports": "22/tcp", "env": [{"key": "PUBLIC_KEY", "value": world.public_key}], **fields,
-    }  # fmt: skip
+        "cloudType": "SECURE",
+        "gpuTypeId": H100,
+        "gpuCount": 1,
+        "name": "sw1-g",
+        "imageName": "runpod/pytorch:1",
+        "ports": "22/tcp",
+        "env": [{"key": "PUBLIC_KEY", "value": world.public_key}],
+        **fields,
+    }
     return graph(world, RENT % (kind, name), input=words)
 
 
@@ -146,8 +152,10 @@ def test_a_container_ends_its_pod_by_the_timer_in_its_start_command(world, is_ea
     url = world.about["runpod"]["url"]
     headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Content-Type": "application/json"}
     query = {"query": runpod.TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}}
-    calls = (Call("DELETE", f"{url}/v2/pods/{{RUNPOD_POD_ID}}", headers),
-             Call("POST", f"{url}/graphql", headers, json.dumps(query)))  # fmt: skip
+    calls = (
+        Call("DELETE", f"{url}/v2/pods/{{RUNPOD_POD_ID}}", headers),
+        Call("POST", f"{url}/graphql", headers, json.dumps(query)),
+    )
     ends_at = int(time.time()) + (3 if is_early else -1000)
     pod_id = create(world, args=dead_man.start_command(ends_at, 60.0, calls))
     if is_early:
@@ -219,7 +227,7 @@ SPOT = {"cloudType": "SECURE", "gpuTypeId": H100, "gpuCount": 1, "name": "sw1-g"
 ])  # fmt: skip
 def test_a_graphql_query_that_is_not_valid_is_refused_before_anything_of_it_is_done(
     world, fields, second, changed, code, words
-):  # fmt: skip
+):
     before = len(world.truth()["pods"])
     said = graph(world, MUTATION % (fields, second), 400, input={**SPOT, **changed}, id="x")
     assert "data" not in said and words in said["errors"][0]["message"]

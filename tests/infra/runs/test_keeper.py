@@ -218,8 +218,9 @@ def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal,
 @pytest.mark.process
 @pytest.mark.parametrize("error", [NoOffer("all are taken\nsee: inv offers"), SlipwayError("nobody answers")])
 def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(journal, tmp_path, monkeypatch, error):
-    op = pods.rent(Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()),
-                   journal)  # fmt: skip
+    op = pods.rent(
+        Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()), journal
+    )
     gone = pods.end(Local(tmp_path), journal.advance(op, "armed"), journal, sight.GONE)
     said, looks = list[str](), list[Op]()
     keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
@@ -361,9 +362,18 @@ def two_nodes(journal: Journal) -> list[Op]:
     for rank, run in enumerate(("a-1", "a-1.1")):
         token = new_token(journal.installation)
         group = NodeGroup("a-1", rank, ("10.0.0.1", "10.0.0.2"))
-        op = journal.plan(token=token, run=run, rank=rank, vendor="ssh", target="" if rank else "t", store="s",
-                          job=Job(run, token, (), group=group).to_json(), request=json.dumps({"run": run, "nodes": 2}),
-                          place=f"box/{rank}", remote_id=f"{token}@box/{rank}")  # fmt: skip
+        op = journal.plan(
+            token=token,
+            run=run,
+            rank=rank,
+            vendor="ssh",
+            target="" if rank else "t",
+            store="s",
+            job=Job(run, token, (), group=group).to_json(),
+            request=json.dumps({"run": run, "nodes": 2}),
+            place=f"box/{rank}",
+            remote_id=f"{token}@box/{rank}",
+        )
         for event in ("sending", "created", "armed"):
             op = journal.advance(op, event)
         rows.append(op)

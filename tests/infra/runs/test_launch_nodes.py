@@ -79,10 +79,14 @@ def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
             until(lambda row=row: sight.verdict_of(row, provider.reach(sight.pod_of(row))), "a verdict")
             said = sight.folder_of(row).log("work").read_text()
             for words in (
-                f"'SLIPWAY_NODE_RANK': '{rank}'", f"'SKYPILOT_NODE_RANK': '{rank}'", "'SLIPWAY_NUM_NODES': '3'",
-                r"'SLIPWAY_NODE_IPS': '127.0.0.1\n127.0.0.1\n127.0.0.1'", "'MASTER_ADDR': '127.0.0.1'",
-                "'SLIPWAY_RUN_ID': 'brave-otter-3'", "'SKYPILOT_NUM_GPUS_PER_NODE': '0'",
-            ):  # fmt: skip
+                f"'SLIPWAY_NODE_RANK': '{rank}'",
+                f"'SKYPILOT_NODE_RANK': '{rank}'",
+                "'SLIPWAY_NUM_NODES': '3'",
+                r"'SLIPWAY_NODE_IPS': '127.0.0.1\n127.0.0.1\n127.0.0.1'",
+                "'MASTER_ADDR': '127.0.0.1'",
+                "'SLIPWAY_RUN_ID': 'brave-otter-3'",
+                "'SKYPILOT_NUM_GPUS_PER_NODE': '0'",
+            ):
                 assert words in said
     finally:
         for row in rows:

@@ -281,8 +281,17 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
     ],
 )
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
-    row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
-           "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
+    row = {
+        "token": "t",
+        "run": "r",
+        "vendor": "runpod",
+        "state": "TERMINATED",
+        "rate": 1_000_000,
+        "sent_at": 1_000,
+        "ended_at": 100_000,
+        "ttl_s": 3600.0,
+        "reason": "runpod ended it",
+    }
     seen = observe.view(Op(**{**row, **changes}), Observation(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("left no verdict" in seen.note) == (state == "limit")

@@ -28,8 +28,9 @@ def journal(tmp_path):
 def pod(journal, owner_kind="pod_set", owner="lab", recovers=True, **more):
     request = json.dumps({"run": "desk", "provider": "lium", "recovers": recovers})
     job = Job("desk", "sw1-a", (), kind="hold", stays=True).to_json()
-    op = journal.plan(token="sw1-a", run="desk", vendor="lium", owner_kind=owner_kind, owner=owner,
-                      request=request, job=job, **more)  # fmt: skip
+    op = journal.plan(
+        token="sw1-a", run="desk", vendor="lium", owner_kind=owner_kind, owner=owner, request=request, job=job, **more
+    )
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event)
     return op

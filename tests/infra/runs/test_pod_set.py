@@ -27,8 +27,15 @@ def rows_of(world, ended=()):
 
 def row(name, state, pod_set, digest, number=99):
     kind = "pod_set" if pod_set else ""
-    return Op(token=f"{name}-{number}", run=name, vendor="local", owner_kind=kind, owner=pod_set, state=state,
-              spec_hash=digest)  # fmt: skip
+    return Op(
+        token=f"{name}-{number}",
+        run=name,
+        vendor="local",
+        owner_kind=kind,
+        owner=pod_set,
+        state=state,
+        spec_hash=digest,
+    )
 
 
 def carried_out(step, rows, wanted):
@@ -87,13 +94,24 @@ def test_a_pod_that_is_proven_gone_is_made_anew_and_a_silent_one_is_kept():
     tokens = [one.token for one in rows]
     steps = decide("ours", wanted, rows, dict(zip(tokens, (gone, silent), strict=True)))
     assert [(step.action, step.name, step.why) for step in steps] == [
-        ("end", "a", "lium has it no more"), ("keep", "b", ""), ("create", "a", "lium has it no more")]  # fmt: skip
+        ("end", "a", "lium has it no more"),
+        ("keep", "b", ""),
+        ("create", "a", "lium has it no more"),
+    ]
 
 
 def test_the_eight_keys_have_their_defaults():
     eight = {name: default for name, default, _ in schema()[:8]}
-    assert eight == {"name": "", "gpu_type": "A100", "gpu_count": 8, "country": None, "volume_id": None,
-                     "ttl_hours": None, "min_upload_mbps": None, "min_download_mbps": None}  # fmt: skip
+    assert eight == {
+        "name": "",
+        "gpu_type": "A100",
+        "gpu_count": 8,
+        "country": None,
+        "volume_id": None,
+        "ttl_hours": None,
+        "min_upload_mbps": None,
+        "min_download_mbps": None,
+    }
     assert all(about for _, _, about in schema())
 
 

@@ -213,8 +213,12 @@ def test_a_renter_that_died_leaves_nothing_in_the_way_and_a_living_one_is_not_di
     local, journal, environ, moment
 ):
     words = [sys.executable, "-c", RENTER, str(local.pods), moment]
-    renter = subprocess.Popen(words, env={**os.environ, **environ, "PYTHONPATH": str(REPOSITORY)},
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    renter = subprocess.Popen(
+        words,
+        env={**os.environ, **environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
         assert renter.stdout.readline() == b"stopped\n"
         (op,) = journal.ops(live=True)

@@ -215,8 +215,12 @@ class Rough(Cutting):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("direction", ["fetch", "put"])
 def test_one_percent_of_two_gigabytes_outlives_a_full_disk_ten_cuts_and_growth(
-    pod, direction, sshd, tmp_path, monkeypatch,  # noqa: F811
-):  # fmt: skip
+    pod,
+    direction,
+    sshd,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
     """2 GB with 20 MB of content among holes; 1 % has changed since the draft, which is on a disk with 12 MB left."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", 32 * MB)
     is_rsync, size, disk = bool(large_files.way(pod).program), 2 << 30, disk_of(tmp_path / "disk", 32)

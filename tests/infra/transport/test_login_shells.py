@@ -59,8 +59,13 @@ def pod(host, tmp_path):
 
 def test_what_a_command_says_is_what_is_read(host, pod, tmp_path):
     """Words, streams, exit codes, folders, variables, stdin and binary files; the greeting is told apart."""
-    done = pod.run(["sh", "-c", "cat; echo $WORD; pwd; exit 7"], stdin=b"in\n", timeout_s=20, cwd=tmp_path,
-                   env={"WORD": "'a'  \"b\"\n$(c) !d"})  # fmt: skip
+    done = pod.run(
+        ["sh", "-c", "cat; echo $WORD; pwd; exit 7"],
+        stdin=b"in\n",
+        timeout_s=20,
+        cwd=tmp_path,
+        env={"WORD": "'a'  \"b\"\n$(c) !d"},
+    )
     assert (done.exited, done.stdout) == (7, f"in\n'a' \"b\" $(c) !d\n{tmp_path}\n")
     assert pod.run(["printf", "<%s>", *ODD], timeout_s=20).stdout == "".join(f"<{word}>" for word in ODD)
     joined = "joins" in host.name

@@ -124,8 +124,11 @@ def test_keys_of_the_dotenv_file_are_known_and_short_values_are_not_looked_for(t
     (tmp_path / ".env").write_text("\n".join(lines))
     (tmp_path / ".env").chmod(0o600)
     found = {one.name: one.value for one in own_keys.of_installation(tmp_path, {})}
-    assert found == {"DB_PASSWORD": "correct-horse-battery", "RUNPOD_API_KEY": "k",
-                     "SLIPWAY_HOOK_TEAM": "https://hooks.example/T0/abcdef"}  # fmt: skip
+    assert found == {
+        "DB_PASSWORD": "correct-horse-battery",
+        "RUNPOD_API_KEY": "k",
+        "SLIPWAY_HOOK_TEAM": "https://hooks.example/T0/abcdef",
+    }
     assert {name for name, _ in needles(own_keys.of_installation(tmp_path, {})).plain} == {
         "DB_PASSWORD",
         "SLIPWAY_HOOK_TEAM",

@@ -164,8 +164,11 @@ def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, r
     assert push(way, root, dest, TOKEN) == Pushed(1, 1, 2)
     assert not (dest / "sub").exists()
     assert held(dest) == {
-        "tracked.py": "2", ".gitignore": "/var/\n", "made.txt": "by the pod", "__pycache__/x.pyc": "compiled"
-    }  # fmt: skip
+        "tracked.py": "2",
+        ".gitignore": "/var/\n",
+        "made.txt": "by the pod",
+        "__pycache__/x.pyc": "compiled",
+    }
 
 
 def test_a_file_may_become_a_folder_and_a_folder_a_file(way, root, dest):

@@ -79,8 +79,14 @@ def theirs_of(raw: dict[str, Any]) -> nn.Module:
     before = {name: one.clone() for name, one in model.state_dict().items()}
     quant = BitNetQuantConfig(**{name: one for name, one in how.items() if name != "modules_to_not_convert"})
     model = replace_with_bitnet_linear(model, ["lm_head"], quant).to_empty(device="cpu")
-    model.load_state_dict({name: one for name, one in before.items() if name in model.state_dict()
-                           and one.shape == model.state_dict()[name].shape}, strict=False)  # fmt: skip
+    model.load_state_dict(
+        {
+            name: one
+            for name, one in before.items()
+            if name in model.state_dict() and one.shape == model.state_dict()[name].shape
+        },
+        strict=False,
+    )
     model.tie_weights()
     model.model.rotary_emb.__init__(model.config)  # its buffers were on no device
     return model.eval()

@@ -45,9 +45,13 @@ def python() -> Path:
 
 def say(python: Path, *words: object) -> str:
     done = subprocess.run(
-        [str(python), *map(str, words)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        [str(python), *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,8 +64,9 @@ def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python,
         ours = model(IDS)[0, -1].log_softmax(dim=-1)
     for kind, most in (("f32", 5e-4), ("tq2_0", 1e-3)):
         file = tmp_path / f"{kind}.gguf"
-        made = json.loads(say(python, "-m", "trainer.engines", "export", "--model", tmp_path / "hf", "--out", file,
-                              "--type", kind))  # fmt: skip
+        made = json.loads(
+            say(python, "-m", "trainer.engines", "export", "--model", tmp_path / "hf", "--out", file, "--type", kind)
+        )
         assert made["bytes"] == file.stat().st_size
         said = say(python, "tests/programs/llama_logits.py", file, 256, *IDS[0].tolist())
         theirs = torch.tensor(json.loads(said.splitlines()[-1]))
@@ -77,8 +82,13 @@ def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_do
     words = tokenizers.load(inputs[0] / "tokenizer")
     config = replace(BITNET, vocab_size=words.vocab_size)
     export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_API_KEY": "secret",
-               "XDG_CACHE_HOME": str(tmp_path / "cache")}  # fmt: skip
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "VLLM_API_KEY": "secret",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     serve = [str(python), "-m", "trainer.engines", "serve", "--model", str(tmp_path / "hf"), "--name", "demo"]
     started = [subprocess.Popen(serve, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:

@@ -99,8 +99,23 @@ class Site:
     def launch(self, name: str, vendor: str, seconds: float, *more: str) -> list[str]:
         """The words of a launch whose job works for so long."""
         job = f"exec python3 {self.folder}/work.py {self.folder}/said {name} {seconds:g}"
-        return ["launch", "--cmd", job, "--provider", vendor, "--gpu", GPU[vendor], "--num-gpus", "1", "-n", name,
-                "--spend-limit", "5", "--yes", *more]  # fmt: skip
+        return [
+            "launch",
+            "--cmd",
+            job,
+            "--provider",
+            vendor,
+            "--gpu",
+            GPU[vendor],
+            "--num-gpus",
+            "1",
+            "-n",
+            name,
+            "--spend-limit",
+            "5",
+            "--yes",
+            *more,
+        ]
 
     def said(self, name: str, what: str) -> int:
         """Return how often the job of a run has said that: begun, done, twice."""
@@ -154,8 +169,12 @@ class Site:
         self.host.start()
         lines = (self.host.folder / "cron").read_text().splitlines()
         for line in [one.removeprefix("@reboot ") for one in lines if one.startswith("@reboot ")]:
-            environ = {"HOME": str(self.host.folder), "PATH": os.environ["PATH"], "SHELL": "/bin/sh",
-                       "TMPDIR": str(self.temporary)}  # fmt: skip
+            environ = {
+                "HOME": str(self.host.folder),
+                "PATH": os.environ["PATH"],
+                "SHELL": "/bin/sh",
+                "TMPDIR": str(self.temporary),
+            }
             subprocess.run(["sh", "-c", line], env=environ, cwd="/", stdin=subprocess.DEVNULL, timeout=300)
 
     def billing(self) -> dict[str, dict[str, Any]]:

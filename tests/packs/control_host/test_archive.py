@@ -105,10 +105,22 @@ def test_what_a_copy_does_not_know_is_kept_and_not_ended(laptop):
     archive.unpack(text, laptop, journal_moves.note_replacement)
     with Journal.open(laptop) as journal:
         now = read_clocks()
-        unknown = Pod(provider="runpod", pod_id="x", token=new_token(installation), run="", address="",
-                      micro_usd_per_hour=1, created_at=int(now.wall_s) - 3600)  # fmt: skip
-        (claim,) = decide((), Listing(began=now, pods=(unknown,)), prefix=f"sw1-{installation}-", settle_s=600.0,
-                          replaced_ago_s=journal.replaced_ago_s(now))  # fmt: skip
+        unknown = Pod(
+            provider="runpod",
+            pod_id="x",
+            token=new_token(installation),
+            run="",
+            address="",
+            micro_usd_per_hour=1,
+            created_at=int(now.wall_s) - 3600,
+        )
+        (claim,) = decide(
+            (),
+            Listing(began=now, pods=(unknown,)),
+            prefix=f"sw1-{installation}-",
+            settle_s=600.0,
+            replaced_ago_s=journal.replaced_ago_s(now),
+        )
         assert claim == Claim(unknown, is_kept=True)
 
 

@@ -43,8 +43,12 @@ def test_the_users_systemd_starts_it_also_while_nobody_is_logged_in(places, tmp_
     unit = tmp_path / ".config" / "systemd" / "user" / at_boot.UNIT
     assert f'ExecStart="{places.start}"\n' in unit.read_text() and "WantedBy=default.target" in unit.read_text()
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[:4] == ["systemctl --user show-environment", "loginctl enable-linger",
-                         "systemctl --user daemon-reload", f"systemctl --user enable {at_boot.UNIT}"]  # fmt: skip
+    assert calls[:4] == [
+        "systemctl --user show-environment",
+        "loginctl enable-linger",
+        "systemctl --user daemon-reload",
+        f"systemctl --user enable {at_boot.UNIT}",
+    ]
     assert places.start.stat().st_mode & 0o777 == 0o700 and not (tmp_path / "cron").exists()
     assert subprocess.run(["sh", "-n", places.start]).returncode == 0
     at_boot.disarm(places)

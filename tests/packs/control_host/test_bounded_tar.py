@@ -58,10 +58,18 @@ def extract(archive, folder, **bounds):
 
 
 def test_files_folders_and_links_come_with_harmless_permissions(tmp_path):
-    left_out = extract(packed(
-        ("top", tarfile.DIRTYPE, b"", 0o7777), file("top/3/model", b"weights", 0o6777), file("top/key", b"k", 0o600),
-        link("top/latest", "3"), link("top/3/up", "../key"), link("top/gone", "nowhere"), second("top/same", "top/key"),
-    ), tmp_path / "out")  # fmt: skip
+    left_out = extract(
+        packed(
+            ("top", tarfile.DIRTYPE, b"", 0o7777),
+            file("top/3/model", b"weights", 0o6777),
+            file("top/key", b"k", 0o600),
+            link("top/latest", "3"),
+            link("top/3/up", "../key"),
+            link("top/gone", "nowhere"),
+            second("top/same", "top/key"),
+        ),
+        tmp_path / "out",
+    )
     top = tmp_path / "out" / "top"
     assert left_out == []
     assert os.readlink(top / "latest") == "3" and (top / "3" / "up").read_bytes() == b"k"
@@ -97,12 +105,19 @@ def test_no_file_is_written_through_a_link_and_no_second_name_is_one_of_ours(tmp
     (kept / "id_rsa").chmod(0o600)
     before = (kept / "id_rsa").stat()
     attacks = (
-        (link("top/a", str(kept)), file("top/a/id_rsa")), (link("top/a", "../../kept"), file("top/a/new")),
-        (second("top/k", str(kept / "id_rsa")),), (second("top/k", "../kept/id_rsa"),), (second("top/k", "top/none"),),
-        (link("top/l", str(kept / "id_rsa")), second("top/k", "top/l")), (file("top/a"), file("top/a")),
-        (file("top/a"), file("top/a/b")), (file("top/a"), link("top/a", "b")), (second("top/a", "top/a"),),
-        (("top/p", tarfile.FIFOTYPE, b"", 0o644),), (("top/d", tarfile.CHRTYPE, b"", 0o644),),
-    )  # fmt: skip
+        (link("top/a", str(kept)), file("top/a/id_rsa")),
+        (link("top/a", "../../kept"), file("top/a/new")),
+        (second("top/k", str(kept / "id_rsa")),),
+        (second("top/k", "../kept/id_rsa"),),
+        (second("top/k", "top/none"),),
+        (link("top/l", str(kept / "id_rsa")), second("top/k", "top/l")),
+        (file("top/a"), file("top/a")),
+        (file("top/a"), file("top/a/b")),
+        (file("top/a"), link("top/a", "b")),
+        (second("top/a", "top/a"),),
+        (("top/p", tarfile.FIFOTYPE, b"", 0o644),),
+        (("top/d", tarfile.CHRTYPE, b"", 0o644),),
+    )
     for number, members in enumerate(attacks):
         with pytest.raises(Unreadable):
             extract(packed(*members), tmp_path / f"out{number}")
@@ -112,12 +127,14 @@ def test_no_file_is_written_through_a_link_and_no_second_name_is_one_of_ours(tmp
 
 def test_sizes_are_bounded_whatever_the_headers_say(tmp_path):
     zeros = bytes(3 << 20)
-    for number, (archive, bounds) in enumerate((
-        (packed(file("top/a", zeros)), {"file_bytes": 1 << 20}),
-        (packed(*(file(f"top/{n}", zeros) for n in range(4))), {"bytes": 10 << 20}),
-        (packed(file("top/a", zeros), *(second(f"top/{n}", "top/a") for n in range(4))), {"bytes": 10 << 20}),
-        (packed(*(file(f"top/{n}") for n in range(9))), {"entries": 8}),
-    )):  # fmt: skip
+    for number, (archive, bounds) in enumerate(
+        (
+            (packed(file("top/a", zeros)), {"file_bytes": 1 << 20}),
+            (packed(*(file(f"top/{n}", zeros) for n in range(4))), {"bytes": 10 << 20}),
+            (packed(file("top/a", zeros), *(second(f"top/{n}", "top/a") for n in range(4))), {"bytes": 10 << 20}),
+            (packed(*(file(f"top/{n}") for n in range(9))), {"entries": 8}),
+        )
+    ):
         with pytest.raises(Unreadable):
             extract(archive, tmp_path / f"out{number}", **bounds)
         used = sum(one.stat().st_size for one in (tmp_path / f"out{number}").rglob("*") if one.is_file())

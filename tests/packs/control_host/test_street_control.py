@@ -48,8 +48,16 @@ class Laptop(World):
     def begin(self, *words):
         """Start a command as any world does, but in the network namespace of this one."""
         line = [*self.prefix, sys.executable, "-m", "invoke", *words]
-        return subprocess.Popen(line, cwd=ROOT, env=self.environ, text=True, start_new_session=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        return subprocess.Popen(
+            line,
+            cwd=ROOT,
+            env=self.environ,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
 
 def laptop_of(folder, sshd, prefix=(), **more):
@@ -262,8 +270,10 @@ def renting(request, tmp_path, sshd):
     world = attach.start(tmp_path / "market", speed=getattr(request, "param", 60))
     laptop = laptop_of(tmp_path / "laptop", sshd, SLIPWAY_REHEARSAL=str(tmp_path / "laptop"))
     lead = attach.overlay(world.folder, world.about)
-    for folder, state, pods in ((laptop.folder, laptop.journal, laptop.folder / "pods"),
-                                (sshd.folder, places.state_file, places.var / "pods")):  # fmt: skip
+    for folder, state, pods in (
+        (laptop.folder, laptop.journal, laptop.folder / "pods"),
+        (sshd.folder, places.state_file, places.var / "pods"),
+    ):
         own = {"SLIPWAY_STATE_FILE": str(state), "SLIPWAY_PODS": str(pods)}
         own["SLIPWAY_POOLS"] = str(laptop.folder / "pools.yaml")
         (folder / "overlay.json").write_text(json.dumps({**lead, **own}))

@@ -18,7 +18,7 @@ from packs.drill.control.evidence import (
     Trial,
     Vendor,
     VerbCall,
-)  # fmt: skip
+)
 from packs.drill.control.readings import BROKEN, KEPT, REFUSED, UNREACHED, UNTOLD
 from packs.drill.control.reports import DrillReport, Reports
 
@@ -30,14 +30,29 @@ HOUR_S = 3600.0
 
 
 def trial(name, number):
-    return Trial(name=name, token=f"sw1-00000000-{number:016d}", offer=OFFER, pod_id=f"m-{number}", is_gone=True,
-                 ledger_micro_usd=100_000)  # fmt: skip
+    return Trial(
+        name=name,
+        token=f"sw1-00000000-{number:016d}",
+        offer=OFFER,
+        pod_id=f"m-{number}",
+        is_gone=True,
+        ledger_micro_usd=100_000,
+    )
 
 
 def pod(one, **facts):
     told = {"ends_at": 4 * HOUR_S, "spend_limit_micro_usd": 1_500_000, "micro_usd_per_hour": 500_000, **facts}
-    return Pod(**{"provider": "shadeform", "pod_id": one.pod_id, "token": one.token, "run": "", "address": "",
-                  "state": "running", **told})  # fmt: skip
+    return Pod(
+        **{
+            "provider": "shadeform",
+            "pod_id": one.pod_id,
+            "token": one.token,
+            "run": "",
+            "address": "",
+            "state": "running",
+            **told,
+        }
+    )
 
 
 def life(one, began_at, **facts):
@@ -158,12 +173,16 @@ def test_the_newest_report_of_an_account_is_cited_with_its_age_and_a_damaged_one
     assert reports.cite({"lium": "mine", "shadeform": "mine"}, at) == [
         "never drilled: lium, shadeform; next: inv drill --provider lium"
     ]
-    for account, day, seen in (
-        ("mine", 1, HONEST), ("mine", 0, of_worker(ends_at=None)), ("theirs", -1, HONEST)
-    ):  # fmt: skip
+    for account, day, seen in (("mine", 1, HONEST), ("mine", 0, of_worker(ends_at=None)), ("theirs", -1, HONEST)):
         findings = tuple(clauses.judge(seen))
-        report = DrillReport(vendor="lium", account=account, at=at - day * 86_400, is_rehearsed=True,
-                             findings=findings, counted_micro_usd=1)  # fmt: skip
+        report = DrillReport(
+            vendor="lium",
+            account=account,
+            at=at - day * 86_400,
+            is_rehearsed=True,
+            findings=findings,
+            counted_micro_usd=1,
+        )
         assert reports.save(report).parent == tmp_path / "journal-drills"
         assert reports.newest("lium", account) == report
     said = "lium: drilled 2 days ago (2026-09-22) in a rehearsal: 18 of 19 clauses kept; broken: timer"
@@ -179,9 +198,10 @@ def test_a_listing_in_the_second_of_a_deletion_came_after_it():
     asked = [one for one in HONEST.asked if not any(pod.state == "ending" for pod in one.pods)]
     same = [
         replace(one, began_at=asked[number - 1].began_at, ended_at=asked[number - 1].began_at - 0.1)
-        if number and asked[number - 1].verb == "delete" else one
+        if number and asked[number - 1].verb == "delete"
+        else one
         for number, one in enumerate(asked)
-    ]  # fmt: skip
+    ]
     assert sum(one.ended_at < one.began_at for one in same) == 2
     found = clauses.judge(replace(HONEST, asked=tuple(same)))
     assert {one.clause: one.state for one in found} == dict.fromkeys([one.clause for one in found], KEPT)
@@ -222,8 +242,10 @@ WITH_SPOT = replace(HONEST, vendor=replace(VENDOR, spot=True), trials=(*HONEST.t
 
 def unlisted(seen, one):
     """The evidence in which no listing has that machine."""
-    asked = [replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id))
-             if call.verb == "list" else call for call in seen.asked]  # fmt: skip
+    asked = [
+        replace(call, pods=tuple(pod for pod in call.pods if pod.pod_id != one.pod_id)) if call.verb == "list" else call
+        for call in seen.asked
+    ]
     return replace(seen, asked=tuple(asked))
 
 
@@ -248,8 +270,10 @@ def test_a_spot_machine_must_be_in_the_listing_with_its_token_at_its_bid():
 ])  # fmt: skip
 def test_each_request_by_which_a_pod_deletes_itself_has_a_result_of_its_own(works, expected):
     names = ("DELETE /v2/pods", "POST /graphql")
-    tried = tuple(SelfDelete(name=name, answer="204" if is_gone else "403", is_gone=is_gone)
-                  for name, is_gone in zip(names, works, strict=False))  # fmt: skip
+    tried = tuple(
+        SelfDelete(name=name, answer="204" if is_gone else "403", is_gone=is_gone)
+        for name, is_gone in zip(names, works, strict=False)
+    )
     found = states(replace(HONEST, vendor=replace(VENDOR, self_deletes=names), self_deletes=tried))
     assert tuple(found[f"self-delete by {name}"] for name in names) == expected
     assert len(LEAVERS) == len(names)
@@ -270,22 +294,34 @@ def test_a_machine_that_never_boots_is_named_with_its_last_state():
 
 def test_where_a_boot_resets_the_timer_only_what_follows_its_setting_again_is_judged():
     """Lium replaces the exact end by whole hours from the boot; a launch then sets the exact end again."""
-    replaced = [replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
-                if one.verb == "find" and one.began_at == 9 else one for one in HONEST.asked]  # fmt: skip
+    replaced = [
+        replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
+        if one.verb == "find" and one.began_at == 9
+        else one
+        for one in HONEST.asked
+    ]
     assert "timer" in broken(replace(HONEST, asked=tuple(replaced)))
     index = next(number for number, one in enumerate(replaced) if one.verb == "find") + 1
     again = VerbCall(verb="arm", word="m-1", began_at=9.5, ended_at=9.6, time_s=4 * HOUR_S)
     asked = (*replaced[:index], again, *replaced[index:])
     resets = replace(HONEST, asked=asked, vendor=replace(VENDOR, resets_timer=True))
     assert states(resets)["timer"] == KEPT
-    late = [replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
-            if one.verb == "find" and one.began_at == 199 else one for one in asked]  # fmt: skip
+    late = [
+        replace(one, pods=tuple(replace(pod, ends_at=9 * HOUR_S) for pod in one.pods))
+        if one.verb == "find" and one.began_at == 199
+        else one
+        for one in asked
+    ]
     assert "timer" in broken(replace(resets, asked=tuple(late)))
 
 
 def test_a_machine_that_shows_no_end_while_it_boots_is_named():
-    booting = [replace(one, pods=tuple(replace(pod, state="booting", ends_at=None) for pod in one.pods))
-               if one.verb == "find" and one.began_at == 9 else one for one in HONEST.asked]  # fmt: skip
+    booting = [
+        replace(one, pods=tuple(replace(pod, state="booting", ends_at=None) for pod in one.pods))
+        if one.verb == "find" and one.began_at == 9
+        else one
+        for one in HONEST.asked
+    ]
     assert "none in 1 of 1 row" in broken(replace(HONEST, asked=tuple(booting)))["timer before boot"]
 
 

@@ -35,14 +35,28 @@ def make(tmp_path):
         making = {"store": str(store), "name": "tokenizer", "fingerprint": "e" * 16, "inputs": {}}
         steps = [
             {"name": "tokenizer", "words": ["-m", "data", "tokenizer"], "config": {"making": making}},
-            {"name": "base", "words": ["-m", "trainer", "base"],
-             "config": {"keeping": {}, "making": {**making, "name": "base_checkpoints/tiny", "fingerprint": "f" * 16}}},
-        ]  # fmt: skip
+            {
+                "name": "base",
+                "words": ["-m", "trainer", "base"],
+                "config": {
+                    "keeping": {},
+                    "making": {**making, "name": "base_checkpoints/tiny", "fingerprint": "f" * 16},
+                },
+            },
+        ]
         one = Receipt(
-            run="deft-trout-1", at=0.0, commit="", diff_sha256="", environment="", provider="local", asked={}, offer={},
-            micro_usd_per_hour=0, store=str(store),
+            run="deft-trout-1",
+            at=0.0,
+            commit="",
+            diff_sha256="",
+            environment="",
+            provider="local",
+            asked={},
+            offer={},
+            micro_usd_per_hour=0,
+            store=str(store),
             job={"environ": {"NOTE": "it's two words"}, "torch": "cpu", "steps": steps},
-        )  # fmt: skip
+        )
         eject.eject(one, tmp_path / "plain", tmp_path / "here")
         return one, tmp_path / "plain"
 

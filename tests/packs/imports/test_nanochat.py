@@ -47,9 +47,15 @@ def saved(base: Path, words: Path):
 
     torch.manual_seed(3)
     config = NanoChatConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, final_logit_softcapping=15.0,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        final_logit_softcapping=15.0,
+    )
     model = NanoChatForCausalLM(config).eval()
     for one in model.parameters():
         torch.nn.init.normal_(one, std=0.3)
@@ -77,8 +83,12 @@ def pickled(words: tokenizers.Tokenizer) -> bytes:
 
     class Encoding:
         def __getstate__(self):
-            return {"name": "rustbpe", "pat_str": tokenizers.PATTERN, "mergeable_ranks": ranks,
-                    "special_tokens": special}  # fmt: skip
+            return {
+                "name": "rustbpe",
+                "pat_str": tokenizers.PATTERN,
+                "mergeable_ranks": ranks,
+                "special_tokens": special,
+            }
 
     Encoding.__module__, Encoding.__qualname__ = "tiktoken.core", "Encoding"
     stands_in = types.ModuleType("tiktoken.core")

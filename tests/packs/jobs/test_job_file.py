@@ -23,9 +23,16 @@ def wanted(tmp_path, resources, provider="", is_rented=True, **typed):
 
 
 def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
-    for text, is_job in (("run: x", True), ("setup: x\n", True), ("resources: {}", True), ("gpu: H100", False),
-                         ("slipway: {train: {phase: base}}", True),
-                         ("name: a\n---\nrun: x", True), ("- run", False), ("", False)):  # fmt: skip
+    for text, is_job in (
+        ("run: x", True),
+        ("setup: x\n", True),
+        ("resources: {}", True),
+        ("gpu: H100", False),
+        ("slipway: {train: {phase: base}}", True),
+        ("name: a\n---\nrun: x", True),
+        ("- run", False),
+        ("", False),
+    ):
         path = tmp_path / "file.yaml"
         path.write_text(text)
         assert (work_kinds.of_file(path) is not None) is is_job, text
@@ -33,7 +40,9 @@ def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
 
 def test_every_key_of_a_task_is_read_as_it_was_written(tmp_path):
     (tmp_path / "data").mkdir()
-    (task,) = job(tmp_path, f"""
+    (task,) = job(
+        tmp_path,
+        f"""
 name: bert-qa
 workdir: {tmp_path}
 num_nodes: 2
@@ -45,7 +54,8 @@ run: |
   python train.py
 resources:
   job_recovery: {{max_restarts_on_errors: 2, recover_on_exit_codes: [33, 34]}}
-""").tasks  # fmt: skip
+""",
+    ).tasks
     assert (task.name, task.workdir, task.num_nodes) == ("bert-qa", tmp_path, 2)
     assert task.envs == {"STAGE": "1.90", "FAST": "true", "KEY": None, "EMPTY": ""}
     assert task.secrets == {"HF_TOKEN": None} and task.run == "python train.py\n"
@@ -126,15 +136,26 @@ def test_accelerators_are_a_kind_a_set_or_an_order(tmp_path):
 
 
 def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
-    text = ("{infra: runpod/US-KS-2, cpus: 4+, memory: 4x, disk_size: 1TB, use_spot: true, max_hourly_cost: 2.5, "
-            "network_tier: best, any_of: [{accelerators: A100:1}, "
-        "{accelerators: H100:1, use_spot: false}]}")  # fmt: skip
+    text = (
+        "{infra: runpod/US-KS-2, cpus: 4+, memory: 4x, disk_size: 1TB, use_spot: true, max_hourly_cost: 2.5, "
+        "network_tier: best, any_of: [{accelerators: A100:1}, "
+        "{accelerators: H100:1, use_spot: false}]}"
+    )
     first, second = wanted(tmp_path, text).wishes
     assert first == machines.Wish(
         provider="runpod",
-        machine=MachineSpec(gpu="A100", num_gpus=1, cpus="4", memory="16", disk_size="1000", use_spot=True,
-                            max_price="2.500000", network="best", region="US-KS-2"),
-    )  # fmt: skip
+        machine=MachineSpec(
+            gpu="A100",
+            num_gpus=1,
+            cpus="4",
+            memory="16",
+            disk_size="1000",
+            use_spot=True,
+            max_price="2.500000",
+            network="best",
+            region="US-KS-2",
+        ),
+    )
     assert second.machine == replace(first.machine, gpu="H100", use_spot=False)
 
 
@@ -175,8 +196,10 @@ def test_resources_that_nobody_has_are_refused(tmp_path, resources, why):
 
 def test_every_key_of_skypilot_is_known_here():
     """Compare with the schema of SkyPilot 0.14: each key is read, refused with advice, or told to have no effect."""
-    task = ("name workdir num_nodes resources envs secrets managed_secrets file_mounts volumes volume_mounts setup run "
-            "service pool config event_callback inputs outputs file_mounts_mapping api_server_access")  # fmt: skip
+    task = (
+        "name workdir num_nodes resources envs secrets managed_secrets file_mounts volumes volume_mounts setup run "
+        "service pool config event_callback inputs outputs file_mounts_mapping api_server_access"
+    )
     resources = (
         "infra cloud region zone accelerators accelerator_args cpus memory instance_type use_spot job_recovery "
         "max_hourly_cost disk_size disk_tier network_tier local_disk ports image_id labels autostop priority "

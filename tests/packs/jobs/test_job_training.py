@@ -53,8 +53,10 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
     assert "no effect on a machine of your own" in told and "gets no GPU" in told
     small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
     assert launch.understand(spec, small).work.wanted(small).phases
-    assert training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items() >= dict(
-        one.split("=") for one in FILES[name]).items()  # fmt: skip
+    assert (
+        training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items()
+        >= dict(one.split("=") for one in FILES[name]).items()
+    )
     spec, _ = asked(tmp_path, name, "runpod")
     assert spec.gpu and spec.num_gpus and spec.use_spot
     large = settings(tmp_path, "runpod", profile=spec.profile)
@@ -81,8 +83,17 @@ def test_the_job_files_of_the_ablations_have_the_numbers_of_their_source(tmp_pat
 def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
     spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
     assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
-    spec, _ = asked(tmp_path, "dlm_train", "runpod", "TOKENS=7", "GRAD_ACCUM=2", profile="tiny", gpu="H200:2",
-                    block_size=8, options={"sft.steps": "3"})  # fmt: skip
+    spec, _ = asked(
+        tmp_path,
+        "dlm_train",
+        "runpod",
+        "TOKENS=7",
+        "GRAD_ACCUM=2",
+        profile="tiny",
+        gpu="H200:2",
+        block_size=8,
+        options={"sft.steps": "3"},
+    )
     assert (spec.profile, spec.gpu, spec.num_gpus) == ("tiny", "H200", 2)
     assert (spec.tokens, spec.block_size, spec.batch_size, spec.grad_accum) == (7, 8, 4, 2)
     assert spec.options["sft.steps"] == "3"
@@ -123,10 +134,23 @@ def test_what_cannot_be_meant_is_refused_with_the_place(tmp_path, text):
 def test_stage_2_reads_on_from_the_published_model_on_a_disk_that_fits(tmp_path, monkeypatch):
     """The machine of the file has the disk that the plan of its stages needs, not that of all stages."""
     (tmp_path / "theirs").mkdir()
-    shape = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 2560,
-             "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-             "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000, "rms_norm_eps": 1e-6,
-             "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False}  # fmt: skip
+    shape = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+    }
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(shape))
     (tmp_path / "theirs" / "model.safetensors").touch()
     with serving({"Qwen/Qwen3-4B": Repo(tmp_path / "theirs")}) as hub:

@@ -69,9 +69,13 @@ def test_a_job_file_shows_its_variables_which_stand_in_its_paths(tmp_path):
     world, file = World(tmp_path), "examples/jobs/dlm_train.yaml"
     rows = world.json("config", "--config", file)
     assert {one["name"]: one["value"] for one in rows if "value" in one} == {
-        "envs.MODEL": "qwen3_0_6b", "envs.INIT": "hf://Qwen/Qwen3-0.6B", "envs.TOKENS": "1000000000",
-        "envs.BLOCK_SIZE": "32", "envs.BATCH_SIZE": "4", "envs.GRAD_ACCUM": "16",
-    }  # fmt: skip
+        "envs.MODEL": "qwen3_0_6b",
+        "envs.INIT": "hf://Qwen/Qwen3-0.6B",
+        "envs.TOKENS": "1000000000",
+        "envs.BLOCK_SIZE": "32",
+        "envs.BATCH_SIZE": "4",
+        "envs.GRAD_ACCUM": "16",
+    }
     assert [(one["name"], one["found"]) for one in rows if "path" in one] == [("config", True)]
     shown = world.inv("config", "--config", file)
     assert "envs.TOKENS      value  1000000000\n" in shown and "missing" not in shown and "$INIT" not in shown

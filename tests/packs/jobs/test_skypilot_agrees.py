@@ -122,8 +122,15 @@ def test_skypilot_takes_and_refuses_the_same(tmp_path):
     python = environment.ensure("skypilot", ROOT, cache_folder.default_cache(), "", print)
     environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     texts = (*BOTH_TAKE, *BOTH_REFUSE, *WE_REFUSE)
-    done = subprocess.run([str(python), str(VALIDATOR)], cwd=tmp_path, input=json.dumps(texts), capture_output=True,
-                          text=True, env=environ, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        [str(python), str(VALIDATOR)],
+        cwd=tmp_path,
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
     said = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
     assert {text: said[text] for text in (*BOTH_TAKE, *WE_REFUSE) if said[text]} == {}

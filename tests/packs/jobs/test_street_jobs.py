@@ -138,8 +138,9 @@ def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_emp
     plan = world.json("launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run")
     assert plan["state"] == "planned" and "base" in plan["steps"]
     if file.startswith("ablation"):
-        asked = world.begin("launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run",
-                            "--tag", "slip")  # fmt: skip
+        asked = world.begin(
+            "launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run", "--tag", "slip"
+        )
         assert "no checkpoint is called 'slip'" in asked.communicate(timeout=120)[1]
 
 
@@ -153,8 +154,9 @@ def test_the_smoke_test_ends_on_this_machine_within_seconds(world):
 
 @pytest.mark.nightly
 def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(world):
-    done = world.json("rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5",
-                      "-e", "STEPS=150")  # fmt: skip
+    done = world.json(
+        "rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5", "-e", "STEPS=150"
+    )
     try:
         assert done["launch"]["state"] == "succeeded" and done["launch"]["recoveries"] == 1
         assert done["still_running"] == [] and done["problems"] == []

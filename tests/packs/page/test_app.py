@@ -135,8 +135,11 @@ def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at
     names = ["calm-1", "calm-2", "calm-3"]
     record = json.dumps({"step": 1, "tokens": 8, "loss": 2.0, "at": 1.0}).encode() + b"\n"
     monkeypatch.setattr(runs, "READ_S", -1.0)
-    monkeypatch.setattr(runs, "source_of", lambda context, run, *_: context.keep(
-        run, lambda: runs.FigureSource(run, run, False, {"base": {}})))  # fmt: skip
+    monkeypatch.setattr(
+        runs,
+        "source_of",
+        lambda context, run, *_: context.keep(run, lambda: runs.FigureSource(run, run, False, {"base": {}})),
+    )
     monkeypatch.setattr(runs, "marks_of", lambda *_: [])
     monkeypatch.setattr(runs, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
     asked = {"runs": ",".join(names), "phase": "base"}

@@ -21,8 +21,12 @@ MINUTE_BEGUN = (HOUR + 1, HOUR + 60)  # Shadeform bills a minute that has begun 
 
 @pytest.fixture
 def settings(tmp_path):
-    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
-               "SLIPWAY_PODS": str(tmp_path / "pods"), "SHADEFORM_API_KEY": ""}  # fmt: skip
+    environ = {
+        "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"),
+        "HOME": str(tmp_path),
+        "SLIPWAY_PODS": str(tmp_path / "pods"),
+        "SHADEFORM_API_KEY": "",
+    }
     return Settings.load(ROOT, environ=environ)
 
 
@@ -32,13 +36,20 @@ def ended(journal: Journal, token: str, run: str, rank: int, seconds: int, began
     began: when its request was sent, in seconds since 1970.
     """
     group = NodeGroup(run="calm-1", rank=rank, addresses=("10.0.0.1", "10.0.0.2"))
-    op = journal.plan(token=token, run=run, vendor="shadeform", rate=RATE, rank=rank,
-                      job=Job(run, token, (), group=group).to_json())  # fmt: skip
+    op = journal.plan(
+        token=token, run=run, vendor="shadeform", rate=RATE, rank=rank, job=Job(run, token, (), group=group).to_json()
+    )
     for event in ("sending", "created", "armed"):
         op = journal.advance(op, event, **({"remote_id": token} if event == "created" else {}))
     op = journal.advance(journal.advance(op, "end", reason="its work has ended", outcome="stopped"), "gone")
-    return journal.note(op, intent_at=began, sent_at=began, del_requested_at=began + seconds, ended_at=began + seconds,
-                        lived_s=float(seconds))  # fmt: skip
+    return journal.note(
+        op,
+        intent_at=began,
+        sent_at=began,
+        del_requested_at=began + seconds,
+        ended_at=began + seconds,
+        lived_s=float(seconds),
+    )
 
 
 def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_and_a_bill(settings):
@@ -64,6 +75,8 @@ def test_every_surface_tells_the_same_cost_of_a_run_with_two_nodes_a_lost_pod_an
             ledger = spending.spent(journal, settings, run=asked)
             assert spending.by_run(ledger.lines)["calm-1"] == expected
         assert {line.token for line in spending.spent(journal, settings, run="calm-1").lines} == {
-            "sw1-lost", "sw1-node", "sw1-last"
-        }  # fmt: skip
+            "sw1-lost",
+            "sw1-node",
+            "sw1-last",
+        }
         assert page.money(PageContext(settings), ViewQuery({}))["runs"]["calm-1"] == "102.60"

@@ -117,9 +117,18 @@ def test_a_figure_of_every_line_keeps_no_list_of_its_lines_and_one_with_gaps_kee
 
 
 def test_lines_that_are_alike_are_taken_together_and_say_what_they_say_one_by_one(monkeypatch):
-    odd = ["{", '{"step": 7}', line(3, loss=1e300).strip(), line(4, step_s=0.0, data_wait_s=1.0).strip(),
-           line(5, lr=None, mfu_of="a peak").strip(), line(6, config={"depth": 2}).strip(), line(2**70).strip(),
-           line(8, **{"class": 1.0}).strip(), line(9, loss=True).strip(), line(10, tokens=1.5).strip()]  # fmt: skip
+    odd = [
+        "{",
+        '{"step": 7}',
+        line(3, loss=1e300).strip(),
+        line(4, step_s=0.0, data_wait_s=1.0).strip(),
+        line(5, lr=None, mfu_of="a peak").strip(),
+        line(6, config={"depth": 2}).strip(),
+        line(2**70).strip(),
+        line(8, **{"class": 1.0}).strip(),
+        line(9, loss=True).strip(),
+        line(10, tokens=1.5).strip(),
+    ]
     lines = [line(step, mfu=0.3, step_s=0.5, data_wait_s=0.1).strip().encode() for step in range(1, 5001)]
     for number, one in enumerate(odd):
         lines.insert(301 * number, one.encode())

@@ -53,8 +53,16 @@ def visits(run: str) -> list[dict]:
 @pytest.fixture
 def world(tmp_path):
     """An installation with a run, a sweep of two and a service, each real; what is left of it ends with the test."""
-    made = World(tmp_path, extra={"SLIPWAY_PROVIDER": "local", "OMP_NUM_THREADS": "1", "RUNPOD_API_KEY": "",
-                                  "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""})  # fmt: skip
+    made = World(
+        tmp_path,
+        extra={
+            "SLIPWAY_PROVIDER": "local",
+            "OMP_NUM_THREADS": "1",
+            "RUNPOD_API_KEY": "",
+            "LIUM_API_KEY": "",
+            "SHADEFORM_API_KEY": "",
+        },
+    )
     try:
         yield made
     finally:
@@ -69,14 +77,22 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     python = train_env.interpreter(ROOT, cache_folder.default_cache(), print, "browser")
     pictures.mkdir(parents=True, exist_ok=True)
     words = ["invoke", "ui"] if "--rehearse" in flags else ["packs.page.views"]
-    page = subprocess.Popen([sys.executable, "-m", *words, "--port", "0", *flags], cwd=ROOT, env=world.environ,
-                            text=True, stdout=subprocess.PIPE)  # fmt: skip
+    page = subprocess.Popen(
+        [sys.executable, "-m", *words, "--port", "0", *flags],
+        cwd=ROOT,
+        env=world.environ,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
         done = subprocess.run(
             [python, ROOT / "tests" / "programs" / "browse.py", link, pictures, chromium],
-            input=json.dumps(visits), capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
+            input=json.dumps(visits),
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
         assert done.returncode == 0, done.stderr
     finally:
         page.terminate()
@@ -168,10 +184,16 @@ def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, 
     (plain,) = look(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
     assert "running" in plain["text"] and not ACTS & set(plain["buttons"])
     end = {**here, "press": "End"}
-    declined, still, ended = look(world, tmp_path, [
-        {**end, "name": "declined", "answer": "No"}, {**here, "name": "still"},
-        {**end, "name": "ended", "answer": "Yes", "wait": "Resume"},
-    ], "--allow-acts")["visits"].values()  # fmt: skip
+    declined, still, ended = look(
+        world,
+        tmp_path,
+        [
+            {**end, "name": "declined", "answer": "No"},
+            {**here, "name": "still"},
+            {**end, "name": "ended", "answer": "Yes", "wait": "Resume"},
+        ],
+        "--allow-acts",
+    )["visits"].values()
     assert f"End {run}?" in declined["question"] and f"inv down {run}" in declined["question"]
     assert declined["acts"] == [{"act": "down", "name": run}], "No sends nothing"
     assert "running" in still["text"]

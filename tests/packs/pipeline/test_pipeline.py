@@ -64,8 +64,14 @@ def made(tmp_path_factory):
 def test_a_corpus_becomes_a_model_stage_by_stage(made):
     _, _, space, out, err = made
     assert out == f"{space.run}\n"
-    stages = ["directories: 6 new folders", "shards: 5 shards, 220 lines, 20 of them held out",
-              "tokenizer: made, 300 ids", "config: ", "training: tokens, base", "Next: "]  # fmt: skip
+    stages = [
+        "directories: 6 new folders",
+        "shards: 5 shards, 220 lines, 20 of them held out",
+        "tokenizer: made, 300 ids",
+        "config: ",
+        "training: tokens, base",
+        "Next: ",
+    ]
     places = [err.index(stage) for stage in stages]
     assert places == sorted(places)
     assert all((space.root / kind / "x").is_dir() for kind in KINDS) and space.hub.is_dir()
@@ -103,9 +109,11 @@ def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
     assert said == tomllib.loads((space.run / "training.toml").read_text())
     recipe = profile_named(str(space.run / "training.yaml"))
     assert (recipe.name, recipe.vocab_size, recipe.phases["base"].steps) == ("x", 300, 12)
-    (checkpoint,) = Store(space.store).path(
-        "base_checkpoints/x", Store(space.store).manifest("base_checkpoints/x").fingerprint
-    ).glob("step-*/MANIFEST.json")  # fmt: skip
+    (checkpoint,) = (
+        Store(space.store)
+        .path("base_checkpoints/x", Store(space.store).manifest("base_checkpoints/x").fingerprint)
+        .glob("step-*/MANIFEST.json")
+    )
     assert json.loads(checkpoint.read_text())["config_hash"] == recipe.phases["base"].digest()
 
 

@@ -75,8 +75,9 @@ class Bed:
                     os.kill(pid, signal.SIGKILL)
 
     def run(self, *words: str, timeout_s: float = 60.0) -> str:
-        done = subprocess.run(words, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=timeout_s)  # fmt: skip
+        done = subprocess.run(
+            words, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+        )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -123,10 +124,15 @@ def bed(folder: Path) -> Iterator[Bed]:
             "jobs: {controller: {consolidation_mode: true}}\nserve: {controller: {consolidation_mode: true}}\n"
         )
         (folder / "bin" / "sitecustomize.py").write_text(PROBE)
-        environ = {**environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-                   "SKYPILOT_API_SERVER_LOCAL_PORT": str(server), "PYTHONPATH": str(folder / "bin"),
-                   "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{server}",
-                   "BED_PROBE": f"http://127.0.0.1:{probe}"}  # fmt: skip
+        environ = {
+            **environ,
+            "HOME": str(home),
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "SKYPILOT_API_SERVER_LOCAL_PORT": str(server),
+            "PYTHONPATH": str(folder / "bin"),
+            "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{server}",
+            "BED_PROBE": f"http://127.0.0.1:{probe}",
+        }
         beginning = {key: value for key, value in environ.items() if key != "SKYPILOT_API_SERVER_ENDPOINT"}
 
         def start_server() -> None:
@@ -158,8 +164,14 @@ def _find(program: str) -> str | None:
 
 def _start(stack: contextlib.ExitStack, words: list[str], environ: Mapping[str, str], log: Path) -> None:
     with open(log, "ab") as said:
-        child = subprocess.Popen([_find(words[0]) or words[0], *words[1:]], env=environ, stdin=subprocess.DEVNULL,
-                                 stdout=said, stderr=said, start_new_session=True)  # fmt: skip
+        child = subprocess.Popen(
+            [_find(words[0]) or words[0], *words[1:]],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
 
     def end() -> None:
         child.terminate()
@@ -199,14 +211,21 @@ def _munge(folder: Path) -> list[str]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    return [f"--key-file={key}", f"--socket={folder}/munge.sock", f"--pid-file={folder}/munged.pid",
-            f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]  # fmt: skip
+    return [
+        f"--key-file={key}",
+        f"--socket={folder}/munge.sock",
+        f"--pid-file={folder}/munged.pid",
+        f"--log-file={folder}/munged.log",
+        f"--seed-file={folder}/munged.seed",
+    ]
 
 
 def _slurm_conf(folder: Path, ctld: int, *ports: int) -> Path:
     here = os.uname().nodename.split(".")[0]
-    nodes = "\n".join(f"NodeName={name} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 "
-                      f"State=UNKNOWN" for name, port in zip(_nodes(), ports, strict=False))  # fmt: skip
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 State=UNKNOWN"
+        for name, port in zip(_nodes(), ports, strict=False)
+    )
     path = folder / "slurm.conf"
     path.write_text(f"""ClusterName={CLUSTER}
 SlurmctldHost={here}(127.0.0.1)
@@ -241,8 +260,9 @@ PartitionName=cpu Nodes={",".join(_nodes())} Default=YES MaxTime=7-0 DefaultTime
 
 def _user(home: Path) -> None:
     _forget_user()
-    subprocess.run([_find("useradd") or "useradd", "-M", "-d", str(home), "-s", "/bin/bash", "-p", "*", USER],
-                   check=True)  # fmt: skip
+    subprocess.run(
+        [_find("useradd") or "useradd", "-M", "-d", str(home), "-s", "/bin/bash", "-p", "*", USER], check=True
+    )
 
 
 def _forget_user() -> None:
@@ -287,8 +307,13 @@ def _sshd(
     for name in (".profile", ".bashrc"):
         (user_home / name).write_text(f'export PATH="{folder}/bin:$PATH"\n')
         shutil.chown(user_home / name, USER, USER)
-    told = {"SLURM_CONF": environ["SLURM_CONF"], "UV_CACHE_DIR": str(folder / "uv"), "UV_SYSTEM_CERTS": "1",
-            "UV_LINK_MODE": "copy", **{key: value for key, value in os.environ.items() if key in CARRIED}}  # fmt: skip
+    told = {
+        "SLURM_CONF": environ["SLURM_CONF"],
+        "UV_CACHE_DIR": str(folder / "uv"),
+        "UV_SYSTEM_CERTS": "1",
+        "UV_LINK_MODE": "copy",
+        **{key: value for key, value in os.environ.items() if key in CARRIED},
+    }
     config = folder / "sshd_config"
     config.write_text(f"""Port {port}
 ListenAddress 127.0.0.1

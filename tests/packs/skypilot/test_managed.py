@@ -42,8 +42,14 @@ def bundle(tmp_path):
 
     def make(text, **more):
         job = replace(Job(run="job-1", token=TOKEN, steps=(step(text),), secrets=("DB_KEY",)), **more)
-        plan = Plan(target="", store="", artifacts=(), job=job, request=Request(run="job-1"),
-                    carried=(Carried(name="workdir", source=str(own)),))  # fmt: skip
+        plan = Plan(
+            target="",
+            store="",
+            artifacts=(),
+            job=job,
+            request=Request(run="job-1"),
+            carried=(Carried(name="workdir", source=str(own)),),
+        )
         folder = tmp_path / "bundle"
         bundles.lay_out(job, plan, root, folder)
         (folder / "code").rename(folder / "pushed")  # links are not followed by a push, and are enough here
@@ -63,8 +69,14 @@ def begin(bundle, home, **environ):
         "SLIPWAY_GRACE_S": "5",
         **environ,
     }
-    return subprocess.Popen([sys.executable, "-m", "packs.skypilot.agent.managed"], cwd=bundle, env=given, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "packs.skypilot.agent.managed"],
+        cwd=bundle,
+        env=given,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def test_a_task_runs_the_job_under_its_guard_and_prints_what_a_pod_would_have(bundle, tmp_path):
@@ -83,13 +95,14 @@ def test_a_task_of_two_nodes_is_one_job(bundle, tmp_path):
     group = NodeGroup(run="job-1", port=port, words_port=words_port, key="k" * 8)
     folder = bundle("echo node $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $MASTER_ADDR", group=group)
     ips = "127.0.0.1\n127.0.0.1"
-    children = [begin(folder, tmp_path / "home", SKYPILOT_NODE_IPS=ips, SKYPILOT_NODE_RANK=str(rank))
-                for rank in range(2)]  # fmt: skip
+    children = [
+        begin(folder, tmp_path / "home", SKYPILOT_NODE_IPS=ips, SKYPILOT_NODE_RANK=str(rank)) for rank in range(2)
+    ]
     said = [child.communicate(timeout=90)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0], said
     assert [job_view.read(one).steps["run"] for one in said] == [
         f"node {rank} of 2 at 127.0.0.1\n" for rank in range(2)
-    ]  # fmt: skip
+    ]
 
 
 def test_the_limit_of_a_task_counts_from_its_submission_and_one_that_is_taken_away_saves_and_goes_on(bundle, tmp_path):

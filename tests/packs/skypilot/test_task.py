@@ -36,11 +36,17 @@ def test_a_job_becomes_a_task_whose_command_is_our_guard():
         resources={"infra": "slurm/loop", "job_recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": 9}}
     )
     assert said == {
-        "name": TOKEN, "num_nodes": 2, "workdir": "/b", "run": task.RUN, "envs": {SUBMITTED_AT: "1000"},
+        "name": TOKEN,
+        "num_nodes": 2,
+        "workdir": "/b",
+        "run": task.RUN,
+        "envs": {SUBMITTED_AT: "1000"},
         "secrets": {"KEY": "v"},
-        "resources": {"infra": "slurm/loop", "job_recovery": {
-            "strategy": "FAILOVER", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75]}},
-    }  # fmt: skip
+        "resources": {
+            "infra": "slurm/loop",
+            "job_recovery": {"strategy": "FAILOVER", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75]},
+        },
+    }
     assert "packs.skypilot.agent.managed" in said["run"]
 
 
@@ -48,9 +54,19 @@ def test_each_node_has_the_job_back_with_the_nodes_in_it_and_what_it_has_waited(
     sent = Job.from_json(JOB.to_json())
     ips = {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.9", SUBMITTED_AT: "1000"}
     first = job_here(sent, {**ips, "SKYPILOT_NODE_RANK": "0"}, "eth0", 1090.0)
-    assert first == replace(JOB, limits=replace(JOB.limits, billed_s=90.0), group=NodeGroup(
-        run="bert-1", rank=0, addresses=("10.0.0.5", "10.0.0.9"), interface="eth0", port=21000, words_port=21001,
-        key="k"))  # fmt: skip
+    assert first == replace(
+        JOB,
+        limits=replace(JOB.limits, billed_s=90.0),
+        group=NodeGroup(
+            run="bert-1",
+            rank=0,
+            addresses=("10.0.0.5", "10.0.0.9"),
+            interface="eth0",
+            port=21000,
+            words_port=21001,
+            key="k",
+        ),
+    )
     second = job_here(sent, {**ips, "SKYPILOT_NODE_RANK": "1"}, "eth0", 1090.0)
     assert (second.group.rank, [one.name for one in second.steps], second.beside) == (1, ["run"], None)
     alone = job_here(sent, {"SKYPILOT_NODE_IPS": "10.0.0.5", NUM_GPUS: "4"}, "", 500.0)
@@ -74,12 +90,24 @@ def test_skypilot_recovers_its_runs_costs_money_and_is_out_of_reach(tmp_path):
 
 
 def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
-    request = Request(run="a", gpu="A100:8,H100:8", cpus=16, memory_bytes=128 * 10**9, spot=True, cloud="AWS",
-                      region="us-east-1", max_micro_usd_per_hour=20_500_000)  # fmt: skip
+    request = Request(
+        run="a",
+        gpu="A100:8,H100:8",
+        cpus=16,
+        memory_bytes=128 * 10**9,
+        spot=True,
+        cloud="AWS",
+        region="us-east-1",
+        max_micro_usd_per_hour=20_500_000,
+    )
     assert task.resources_of(request) == {
-        "infra": "aws/us-east-1", "accelerators": {"A100": 8, "H100": 8}, "use_spot": True, "cpus": "16+",
-        "memory": "128+", "max_hourly_cost": 20.5,
-    }  # fmt: skip
+        "infra": "aws/us-east-1",
+        "accelerators": {"A100": 8, "H100": 8},
+        "use_spot": True,
+        "cpus": "16+",
+        "memory": "128+",
+        "max_hourly_cost": 20.5,
+    }
     said = {"disk_tier": "best", "any_of": [{"infra": "runpod", "accelerators": "A10:1"}, {"infra": "aws"}]}
     typed = MachineSpec(gpu="H100", num_gpus=4, cloud="slurm")
     found, notes = task.overlaid(said, vars(typed), Request(run="a", gpu="H100", num_gpus=4, cloud="slurm"))
@@ -143,16 +171,22 @@ def printed(**parts):
 
 def test_what_a_job_prints_comes_back_as_the_files_of_a_pod():
     progress = {"token": TOKEN, "run": "bert-1", "step": "run", "state": "running", "steps": [], "updated_at": 3.0}
-    text = "\n".join([
-        "├── Waiting for task resources on 2 nodes.",
-        "\x1b[36m(head, rank=0, pid=19603)\x1b[0m run | step 1",
-        "\x1b[36m(worker1, rank=1, pid=7, ip=10.0.0.9)\x1b[0m run | other | words",
-        f"\x1b[36m(head, rank=0, pid=19603)\x1b[0m {printed(progress=progress, guard={'token': TOKEN}, verdict={})}",
-        f"(worker1, rank=1, pid=7, ip=10.0.0.9) {printed(progress={'token': TOKEN, 'step': 'wrong'})}",
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            "├── Waiting for task resources on 2 nodes.",
+            "\x1b[36m(head, rank=0, pid=19603)\x1b[0m run | step 1",
+            "\x1b[36m(worker1, rank=1, pid=7, ip=10.0.0.9)\x1b[0m run | other | words",
+            "\x1b[36m(head, rank=0, pid=19603)\x1b[0m "
+            f"{printed(progress=progress, guard={'token': TOKEN}, verdict={})}",
+            f"(worker1, rank=1, pid=7, ip=10.0.0.9) {printed(progress={'token': TOKEN, 'step': 'wrong'})}",
+        ]
+    )
     log = job_view.read(text)
-    assert log.steps == {"skypilot": "├── Waiting for task resources on 2 nodes.\n", "run": "step 1\n",
-                         "run.1": "other | words\n"}  # fmt: skip
+    assert log.steps == {
+        "skypilot": "├── Waiting for task resources on 2 nodes.\n",
+        "run": "step 1\n",
+        "run.1": "other | words\n",
+    }
     row = {"job_id": 4, "status": "RUNNING", "recovery_count": 1}
     found = job_view.words(row, log, TOKEN, "bert-1", 9.0)
     assert found["progress"] == {**progress, "recoveries": 1} and not found["verdict"] and found["guard"]["alive"]
@@ -185,9 +219,21 @@ def test_a_verdict_is_final_when_skypilot_says_that_the_job_is_over(status, told
 def test_settings_of_a_cloud_are_kept_as_they_were_written():
     config = {
         "gcp": {"enable_gpu_direct": True},
-        "kubernetes": {"pod_config": {"spec": {"containers": [
-            {"resources": {"limits": {"vpc.amazonaws.com/efa": 4}, "requests": {"vpc.amazonaws.com/efa": 4}}}]}}},
-    }  # fmt: skip
+        "kubernetes": {
+            "pod_config": {
+                "spec": {
+                    "containers": [
+                        {
+                            "resources": {
+                                "limits": {"vpc.amazonaws.com/efa": 4},
+                                "requests": {"vpc.amazonaws.com/efa": 4},
+                            }
+                        }
+                    ]
+                }
+            }
+        },
+    }
     said = made(resources={"accelerators": "H100:8", "network_tier": "best", "disk_tier": "best"}, config=config)
     assert said["config"] == config
     assert {"network_tier": "best", "disk_tier": "best"}.items() <= said["resources"].items()

@@ -63,8 +63,14 @@ def test_a_request_fits_or_it_is_said_why_not(asked, problem, gres):
 def test_the_options_of_a_job_are_those_of_its_request_and_its_partition():
     request = Request(run="new", num_gpus=2, gpu="H100", cpus=8, memory_bytes=64 * 10**9, nodes=2)
     offer = Offer(provider="slurm", offer_id="fx/gpu", instance_type="gpu", gpu="h100", num_gpus=2)
-    common = ["--partition=gpu", "--account=physics", "--qos=long", "--gres=gpu:h100:2", "--cpus-per-task=8",
-              "--mem=61036M"]  # fmt: skip
+    common = [
+        "--partition=gpu",
+        "--account=physics",
+        "--qos=long",
+        "--gres=gpu:h100:2",
+        "--cpus-per-task=8",
+        "--mem=61036M",
+    ]
     assert options_of(CLUSTER, request, offer, Limits()) == [*common, "--time=120", "--constraint=ib"]
     limited = options_of(CLUSTER, request, offer, Limits(time_s=3600.0))
     assert limited == [*common, "--time=65", "--constraint=ib"], "the guard's limit comes before Slurm's"
@@ -104,10 +110,13 @@ class Login:
         if self.deaf and verb in ("jobs", "partitions"):
             return Result(0, json.dumps({"unheard": self.deaf}), "")
         answers = {
-            "pods": {"pods": self.pods}, "jobs": {"jobs": self.jobs}, "partitions": {"nodes": [ROW]},
-            "ended": {"jobs": self.ended}, "test": {"problem": self.refusal},
+            "pods": {"pods": self.pods},
+            "jobs": {"jobs": self.jobs},
+            "partitions": {"nodes": [ROW]},
+            "ended": {"jobs": self.ended},
+            "test": {"problem": self.refusal},
             "mark": {"folder": "/home/ada/.slipway/pods/new"},
-        }  # fmt: skip
+        }
         return Result(0, json.dumps(answers[verb]), "")
 
     def put(self, content, path, mode=0o644):
@@ -115,8 +124,16 @@ class Login:
 
 
 def job(name, number="12", state="RUNNING"):
-    return {"job": number, "state": state, "partition": "gpu", "nodes": "1", "left": "", "at": "n1", "name": name,
-            "reason": "None"}  # fmt: skip
+    return {
+        "job": number,
+        "state": state,
+        "partition": "gpu",
+        "nodes": "1",
+        "left": "",
+        "at": "n1",
+        "name": name,
+        "reason": "None",
+    }
 
 
 def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():

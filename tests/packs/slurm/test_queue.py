@@ -23,6 +23,8 @@ def test_a_job_number_of_5000_digits_is_an_answer_in_words(tmp_path):
     squeue.chmod(0o755)
     done = subprocess.run(
         [sys.executable, str(ROOT / "packs" / "slurm" / "agent" / "queue.py"), "jobs"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "a number of 5000 digits" in json.loads(done.stdout)["unheard"], done.stderr

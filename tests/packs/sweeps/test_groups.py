@@ -23,8 +23,16 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
     settings = Settings.load(ROOT, environ=environ)
     folder = kept_sweeps.folder_of("rates", settings)
     trial = TrialResult(run="rates.a", arm="a")
-    result = SweepResult(name="rates", folder=folder, about="", rank={}, against="", provider="lium",
-                         limit_micro_usd=None, trials={"rates.a": trial})  # fmt: skip
+    result = SweepResult(
+        name="rates",
+        folder=folder,
+        about="",
+        rank={},
+        against="",
+        provider="lium",
+        limit_micro_usd=None,
+        trials={"rates.a": trial},
+    )
     command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
     with Journal.open(settings.state_file) as journal:
         with resume_sweep.at_work(command, journal, settings):

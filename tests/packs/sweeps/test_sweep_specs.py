@@ -27,8 +27,11 @@ EXAMPLES = ROOT / "examples" / "sweeps"
 
 
 def test_axes_are_combined_into_arms_and_each_arm_gets_every_seed():
-    document = {"each": {"phase": "sft", "phases": {"sft": {"rows": 16}}, "env": {"STAGE": "2"}}, "seeds": [1, 2],
-                "axes": {"sft.turns": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]}}  # fmt: skip
+    document = {
+        "each": {"phase": "sft", "phases": {"sft": {"rows": 16}}, "env": {"STAGE": "2"}},
+        "seeds": [1, 2],
+        "axes": {"sft.turns": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]},
+    }
     found = sweep_file.read("f", document, "my rates")
     assert list(found.arms) == ["turns-1-lr-0.001", "turns-1-lr-3e-4", "turns-2-lr-0.001", "turns-2-lr-3e-4"]
     assert len(found.trials) == 8
@@ -53,8 +56,10 @@ def test_a_range_is_a_list_of_values(said, found):
 
 
 def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
-    document = {"axes": {"base.optimizer.lr": {"from": 1e-4, "to": 1e-1, "scale": "log"}, "seed": {"from": 1, "to": 9}},
-                "sample": 5}  # fmt: skip
+    document = {
+        "axes": {"base.optimizer.lr": {"from": 1e-4, "to": 1e-1, "scale": "log"}, "seed": {"from": 1, "to": 9}},
+        "sample": 5,
+    }
     once, again = (sweep_file.read("f", document, "s") for _ in range(2))
     assert list(once.trials) == list(again.trials) and len(once.trials) == 5
     rates = {float(one.spec.options["base.optimizer.lr"]) for one in once.trials.values()}
@@ -90,9 +95,12 @@ def test_the_five_have_the_numbers_of_their_source(tmp_path):
     known = configurations.known(settings(tmp_path))
     said = {name: known[name].make() for name in list(known)[:5]}
     assert {name: (len(one.pods), len(one.trials), one.gpu_hours) for name, one in said.items()} == {
-        "lr_sweep": (2, 4, 96), "multi_dataset": (3, 3, 192), "model_size": (3, 3, 240), "batch_grid": (4, 4, 256),
+        "lr_sweep": (2, 4, 96),
+        "multi_dataset": (3, 3, 192),
+        "model_size": (3, 3, 240),
+        "batch_grid": (4, 4, 256),
         "custom_advanced": (1, 1, 80),
-    }  # fmt: skip
+    }
     for one in said.values():
         assert {(pod.gpu_type, pod.gpu_count, pod.min_upload_mbps) for pod in one.pods} == {("A100", 8, 500)}
         assert {trial.spec.options["rl.rows"] for trial in one.trials.values()} == {"512"}
@@ -164,11 +172,13 @@ def on_pods(*trials):
 
 def test_experiments_of_one_pod_follow_one_another_unless_their_gpus_are_disjoint():
     assert on_pods(("p", "0,1"), ("q", "0,1"), ("p", "0,1")) == [
-        ("p", ("r0", "r2"), "p", "0,1", 2.0), ("q", ("r1",), "q", "0,1", 1.0)
-    ]  # fmt: skip
+        ("p", ("r0", "r2"), "p", "0,1", 2.0),
+        ("q", ("r1",), "q", "0,1", 1.0),
+    ]
     assert on_pods(("p", "0,1"), ("p", "2,3"), ("p", "1,0")) == [
-        ("p device 2,3", ("r1",), "p", "2,3", 1.0), ("p device 0,1", ("r0", "r2"), "p", "0,1", 2.0)
-    ]  # fmt: skip
+        ("p device 2,3", ("r1",), "p", "2,3", 1.0),
+        ("p device 0,1", ("r0", "r2"), "p", "0,1", 2.0),
+    ]
     assert on_pods(("p", "0"), ("p", "1"), ("p", "0,1,10")) == [("p", ("r0", "r1", "r2"), "p", "0,1,10", 3.0)]
     assert on_pods(("p", "0"), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)], "the second one has all GPUs"
     assert on_pods(("p", ""), ("p", "")) == [("p", ("r0", "r1"), "p", "", 2.0)]
@@ -326,9 +336,20 @@ def test_every_field_of_a_phase_can_be_an_axis_and_arrives_in_the_record_that_it
 
 def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
     found = {name: default for name, default, _ in experiment.schema()}
-    wanted = {"name": None, "dataset": "gsm8k", "learning_rate": 3e-6, "batch_size": 4, "grad_accum_steps": 128,
-              "total_steps": 100, "eval_every": 40, "gpu_devices": "1,2,3,4", "train_gpu_device": "0",
-              "vllm_tensor_parallel": 4, "custom_env": {}, "custom_args": {}}  # fmt: skip
+    wanted = {
+        "name": None,
+        "dataset": "gsm8k",
+        "learning_rate": 3e-6,
+        "batch_size": 4,
+        "grad_accum_steps": 128,
+        "total_steps": 100,
+        "eval_every": 40,
+        "gpu_devices": "1,2,3,4",
+        "train_gpu_device": "0",
+        "vllm_tensor_parallel": 4,
+        "custom_env": {},
+        "custom_args": {},
+    }
     assert {name: found[name] for name in wanted} == wanted
     assert json.dumps(found)
 
@@ -340,8 +361,13 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     persona = plan.load_persona(ROOT / "data" / "persona.yaml")
     arms = {}
     for one in spec.trials.values():
-        wanted = plan.Wanted(phases=plan.parse_phases(one.spec.phase), profile=one.spec.profile, persona=persona,
-                             options=one.spec.options, seed=one.seed)  # fmt: skip
+        wanted = plan.Wanted(
+            phases=plan.parse_phases(one.spec.phase),
+            profile=one.spec.profile,
+            persona=persona,
+            options=one.spec.options,
+            seed=one.seed,
+        )
         arms.setdefault(one.arm, []).append(plan.recipe(wanted))
     assert {len(some) for some in arms.values()} == {3}
     first = {arm: some[0] for arm, some in arms.items()}
@@ -355,8 +381,11 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     assert shapes["row"].ternary.per_row and shapes["haar"].ternary.haar and not shapes["baseline"].ternary.haar
     assert shapes["fp"].ternary is None and not shapes["fp"].sub_norm and shapes["no-sub-norm"].ternary
     assert {arm for arm, nodes in first.items() if "bits1.9" not in nodes} == {
-        "no-1.9", "no-1.9-lambda", "no-sub-norm", "fp"
-    }  # fmt: skip
+        "no-1.9",
+        "no-1.9-lambda",
+        "no-sub-norm",
+        "fp",
+    }
 
 
 def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alone(tmp_path):

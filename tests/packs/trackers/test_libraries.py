@@ -53,8 +53,13 @@ def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
     config = pod / f"{name}.json"
     said = {"tracker": name, "opened_by": packs.named_trackers()[name].opened_by}
     config.write_text(json.dumps({**said, "configs": {"sft": {"steps": STEPS, "optimizer": {"lr": 0.1}}}}))
-    environ = {**os.environ, "SLIPWAY_WORK": str(pod / "work"), "SLIPWAY_RUN_ID": "brave-otter-3",
-               "PYTHONPATH": str(ROOT), **more}  # fmt: skip
+    environ = {
+        **os.environ,
+        "SLIPWAY_WORK": str(pod / "work"),
+        "SLIPWAY_RUN_ID": "brave-otter-3",
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
     words = [str(python(f"track-{name}")), "-m", "trainer.tracking", "--config", str(config)]
     return subprocess.Popen(words, env=environ, cwd=ROOT, stdout=sys.stderr, start_new_session=True)
 
@@ -98,12 +103,24 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
-        [str(python("mlflow").parent / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port),
-         "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db",
-         "--artifacts-destination", str(tmp_path / "kept")],
+        [
+            str(python("mlflow").parent / "mlflow"),
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--workers",
+            "1",
+            "--backend-store-uri",
+            f"sqlite:///{tmp_path}/mlflow.db",
+            "--artifacts-destination",
+            str(tmp_path / "kept"),
+        ],
         env={**os.environ, "PATH": f"{python('mlflow').parent}{os.pathsep}{os.environ['PATH']}"},
-        stdout=sys.stderr, start_new_session=True,
-    )  # fmt: skip
+        stdout=sys.stderr,
+        start_new_session=True,
+    )
 
     def answers() -> bool:
         try:
@@ -112,8 +129,9 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
             return False
 
     def ask(path: str, said: dict) -> dict:
-        request = urllib.request.Request(f"{url}/api/2.0/mlflow/{path}", json.dumps(said).encode(),
-                                         {"Content-Type": "application/json"})  # fmt: skip
+        request = urllib.request.Request(
+            f"{url}/api/2.0/mlflow/{path}", json.dumps(said).encode(), {"Content-Type": "application/json"}
+        )
         return json.load(urllib.request.urlopen(request, timeout=30))
 
     try:

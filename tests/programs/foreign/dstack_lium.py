@@ -9,8 +9,13 @@ executor = ASKED["executor"]
 
 
 def rent(key, executor_id=executor, **more):
-    body = {"pod_name": "foreign", "template_id": ASKED["template"], "user_public_key": [ASKED["public_key"]],
-            "termination_hours": 1, **more}  # fmt: skip
+    body = {
+        "pod_name": "foreign",
+        "template_id": ASKED["template"],
+        "user_public_key": [ASKED["public_key"]],
+        "termination_hours": 1,
+        **more,
+    }
     return client.rent_executor(executor_id, body, key)
 
 
@@ -29,8 +34,11 @@ refuses("rent_executor: taken", lambda: rent("b" * 16), refused)
 refuses("rent_executor: unknown", lambda: rent("c" * 16, "00000000-0000-4000-8000-000000000000"), refused)
 works("delete_pod", lambda: client.delete_pod(pod_id))
 works("get_pod: gone", lambda: until(lambda: client.get_pod(pod_id) is None))
-works("get_account_events: gone", client.get_account_events,
-      lambda found: {one["pod_name"] for one in found} == {"foreign"} and found[0]["pod_id"] == pod_id)  # fmt: skip
+works(
+    "get_account_events: gone",
+    client.get_account_events,
+    lambda found: {one["pod_name"] for one in found} == {"foreign"} and found[0]["pod_id"] == pod_id,
+)
 works("delete_pod: gone", lambda: client.delete_pod(pod_id))
 works("get_volumes", client.get_volumes)
 works(

@@ -11,9 +11,18 @@ refused = api_client.RunpodV2ClientError
 
 
 def create(**more):
-    words = {"name": "foreign", "cloud": "SECURE", "gpu_type_id": GPU, "gpu_count": 1, "container_disk_in_gb": 20,
-             "image_name": "runpod/pytorch:1", "entrypoint": ["/bin/sh"], "cmd": ["-c", "sleep 1"],
-             "ports": ["22/tcp"], "env": {"A": "b"}}  # fmt: skip
+    words = {
+        "name": "foreign",
+        "cloud": "SECURE",
+        "gpu_type_id": GPU,
+        "gpu_count": 1,
+        "container_disk_in_gb": 20,
+        "image_name": "runpod/pytorch:1",
+        "entrypoint": ["/bin/sh"],
+        "cmd": ["-c", "sleep 1"],
+        "ports": ["22/tcp"],
+        "env": {"A": "b"},
+    }
     return client.create_pod(**{**words, **more})
 
 
@@ -28,9 +37,11 @@ works("terminate_pod: gone", lambda: client.terminate_pod(pod_id), lambda found:
 refuses("create_pod: no such GPU", lambda: create(gpu_type_id="nothing"), refused, "no longer any instances")
 refuses("create_pod: no such volume", lambda: create(network_volume_id="none", volume_mount_path="/x"), refused, "404")
 refuses("create_pod: more memory than any has", lambda: create(min_memory_in_gb_per_gpu=9000), refused, "no longer any")
-works("create_pod: bounds on CPUs and memory",
-      lambda: client.terminate_pod(create(min_cpu_count_per_gpu=1, min_memory_in_gb_per_gpu=1)["id"]),
-      lambda found: found is True)  # fmt: skip
+works(
+    "create_pod: bounds on CPUs and memory",
+    lambda: client.terminate_pod(create(min_cpu_count_per_gpu=1, min_memory_in_gb_per_gpu=1)["id"]),
+    lambda found: found is True,
+)
 spot = works(
     "create_gpu_pod_graphql: spot",
     lambda: client.create_gpu_pod_graphql("spot", "runpod/pytorch:1", GPU, "SECURE", bid_per_gpu=2.0),
@@ -38,9 +49,12 @@ spot = works(
 )
 works("get_pod: spot", lambda: client.get_pod(spot["id"]), lambda found: found["id"] == spot["id"])
 works("terminate_pod: spot", lambda: client.terminate_pod(spot["id"]), lambda found: found is True)
-refuses("create_gpu_pod_graphql: a bid that is too low",
-        lambda: client.create_gpu_pod_graphql("spot", "a/b:1", GPU, "SECURE", bid_per_gpu=0.01),
-        api_client.RunpodGraphqlClientError, "below the minimum")  # fmt: skip
+refuses(
+    "create_gpu_pod_graphql: a bid that is too low",
+    lambda: client.create_gpu_pod_graphql("spot", "a/b:1", GPU, "SECURE", bid_per_gpu=0.01),
+    api_client.RunpodGraphqlClientError,
+    "below the minimum",
+)
 works("get_network_volume: none", lambda: client.get_network_volume("none"), lambda found: found is None)
 works("list_container_registry_credentials", client.list_container_registry_credentials, lambda found: found == [])
 other = api_client.RunpodApiClient("wrong")

@@ -16,8 +16,12 @@ works("balance", client.balance, lambda found: found > 0)
 works("me", client.me, lambda found: found["id"])
 works("volumes", client.volumes)
 works("ps: none", client.ps, lambda found: found == [])
-works("up", lambda: client.up(executor_id=executor, name="foreign", template_id=ASKED["template"],
-                              ssh_keys=[ASKED["public_key"]]))  # fmt: skip
+works(
+    "up",
+    lambda: client.up(
+        executor_id=executor, name="foreign", template_id=ASKED["template"], ssh_keys=[ASKED["public_key"]]
+    ),
+)
 pods = works("ps", client.ps, lambda found: [one.name for one in found] == ["foreign"])
 pod = (pods or [None])[0]
 works("wait_ready", lambda: client.wait_ready(pod, timeout=60, poll_interval=1), lambda found: found.ssh_cmd)
@@ -25,8 +29,13 @@ works("schedule_termination", lambda: client.schedule_termination(pod, terminati
 works("cancel_scheduled_termination", lambda: client.cancel_scheduled_termination(pod))
 works("pod_record", lambda: client.pod_record(pod.id), lambda found: "total" in found)
 works("pod_events", lambda: client.pod_events(pod.id), lambda found: isinstance(found, list))
-refuses("up: taken", lambda: client.up(executor_id=executor, name="again", template_id=ASKED["template"],
-                                       ssh_keys=[ASKED["public_key"]]), (LiumError, ValueError))  # fmt: skip
+refuses(
+    "up: taken",
+    lambda: client.up(
+        executor_id=executor, name="again", template_id=ASKED["template"], ssh_keys=[ASKED["public_key"]]
+    ),
+    (LiumError, ValueError),
+)
 works("events", lambda: client.events(pod_id=pod.id), lambda found: found)
 works("down", lambda: client.down(pod))
 works("ps: gone", lambda: until(lambda: client.ps() == []))

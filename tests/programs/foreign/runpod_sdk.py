@@ -28,8 +28,12 @@ works("wait", lambda: until(lambda: (runpod.get_pod(pod_id)["runtime"] or {}).ge
 works("stop_pod", lambda: runpod.stop_pod(pod_id), lambda found: found["desiredStatus"] == "EXITED")
 works("resume_pod", lambda: runpod.resume_pod(pod_id, 1), lambda found: found["desiredStatus"] == "RUNNING")
 refuses("create_pod: no such image", lambda: runpod.create_pod("x", "", GPU), (ValueError, QueryError))
-refuses("create_pod: no such data center",
-        lambda: runpod.create_pod("x", "a/b:1", GPU, data_center_id="XX-1"), QueryError, "no longer any")  # fmt: skip
+refuses(
+    "create_pod: no such data center",
+    lambda: runpod.create_pod("x", "a/b:1", GPU, data_center_id="XX-1"),
+    QueryError,
+    "no longer any",
+)
 works("terminate_pod", lambda: runpod.terminate_pod(pod_id), lambda found: found is None)
 works("get_pods: gone", lambda: until(lambda: runpod.get_pods() == []))
 refuses("terminate_pod: gone", lambda: runpod.terminate_pod(pod_id), QueryError)

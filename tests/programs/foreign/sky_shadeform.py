@@ -18,8 +18,11 @@ works("get_instance_info", lambda: api.get_instance_info(one), lambda found: fou
 works("get_instances", api.get_instances, lambda found: [row["id"] for row in found["instances"]] == [one])
 works("wait", lambda: until(lambda: api.get_instance_info(one)["status"] == "active"))
 works("get_instance_info: address", lambda: api.get_instance_info(one), lambda found: found["ip"] and found["ssh_user"])
-refuses("create_instance: unknown type",
-        lambda: api.create_instance({**wanted, "shade_instance_type": "nothing"}), requests.HTTPError)  # fmt: skip
+refuses(
+    "create_instance: unknown type",
+    lambda: api.create_instance({**wanted, "shade_instance_type": "nothing"}),
+    requests.HTTPError,
+)
 refuses("add_ssh_key: no key", lambda: api.add_ssh_key("other", "nothing"), requests.HTTPError, "400")
 works("delete_instance", lambda: api.delete_instance(one), lambda found: found == {})
 works("get_instances: gone", lambda: until(lambda: api.get_instances()["instances"] == []))

@@ -20,7 +20,8 @@ def test_what_is_neither_is_refused_in_words(tmp_path, name, content, words):
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     world = World(tmp_path / "user", {})
-    said = world.json("ckpt.push", str(path if path.suffix == ".jsonl" else path.parent), "--to",
-                      str(tmp_path / "hub"), code=2)["error"]  # fmt: skip
+    said = world.json(
+        "ckpt.push", str(path if path.suffix == ".jsonl" else path.parent), "--to", str(tmp_path / "hub"), code=2
+    )["error"]
     assert words in said
     assert not (tmp_path / "hub").exists()

@@ -139,9 +139,12 @@ def test_the_pod_manifest_lacks_the_id_of_a_volume_and_nothing_else():
     assert "volume" not in found and "phase" not in found
     knobs = dict(one.split("=") for one in found["env"])
     assert {**knobs, "SHARD_LINES": int(knobs["SHARD_LINES"])} == {
-        "RUN_EXPERIMENT": "runpod-1b", "RUN_CONFIG": "runpod_1b", "RUN_SHARD": "1", "SHARD_LINES": 250_000,
+        "RUN_EXPERIMENT": "runpod-1b",
+        "RUN_CONFIG": "runpod_1b",
+        "RUN_SHARD": "1",
+        "SHARD_LINES": 250_000,
         "RUN_INPUT": "fineweb",
-    }  # fmt: skip
+    }
     request = request_for(MachineSpec(memory=str(found["memory"][0]), cpus=str(found["cpus"][0])))
     assert (request.memory_bytes, request.cpus, found["gpu"]) == (64 << 30, 8, ["A100-80GB"])
     (command,) = found["cmd"]

@@ -82,8 +82,16 @@ def test_wrong_words_get_one_line_and_exit_code_2(checkout, words, said):
 def test_flags_have_the_types_that_the_task_names(checkout):
     words = ["launch", "--num-gpus=2", "--take", "10", "--lr", "-1", "--no-yes", "--set", "a=1", "--set=b=2", "-n", "x"]
     code, out, err = inv(checkout, *words, "--option", "sft.lr=1", "--option", "sft.lr=2")
-    given = {"num_gpus": 2, "take": 10, "lr": -1.0, "phase": "sft", "yes": False, "run_name": "x",
-             "set_": ["a=1", "b=2"], "options": {"sft.lr": "2"}}  # fmt: skip
+    given = {
+        "num_gpus": 2,
+        "take": 10,
+        "lr": -1.0,
+        "phase": "sft",
+        "yes": False,
+        "run_name": "x",
+        "set_": ["a=1", "b=2"],
+        "options": {"sft.lr": "2"},
+    }
     assert (code, json.loads(out), err) == (0, given, "")
 
 

@@ -65,8 +65,10 @@ def test_the_step_of_training_is_a_number_or_unknown():
 def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     machine = {
         "gpus": [{"name": "H100", "percent": 93, "used_bytes": 31_200_000_000, "memory_bytes": None}],
-        "gpus_at": 990.0, "disk_free_bytes": 512_000_000_000, "disk_at": 980.0,
-    }  # fmt: skip
+        "gpus_at": 990.0,
+        "disk_free_bytes": 512_000_000_000,
+        "disk_at": 980.0,
+    }
     record = {"kind": "progress", "step": 1200, "loss": 4.9561, "tokens_per_s": 4496.2, "eta_s": 75, "at": 970.0}
     step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
     progress = {"steps": [step], "machine": machine}
@@ -83,8 +85,16 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
 
 
 def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
-    record = {"kind": "progress", "done": 1, "total": None, "share": 0.256, "shards": 1, "documents_per_s": 12345,
-              "mb_per_s": 67.89, "eta_s": 75}  # fmt: skip
+    record = {
+        "kind": "progress",
+        "done": 1,
+        "total": None,
+        "share": 0.256,
+        "shards": 1,
+        "documents_per_s": 12345,
+        "mb_per_s": 67.89,
+        "eta_s": 75,
+    }
     step = {"name": "shard", "state": "running", "record": record, "started_at": 1.0, "ended_at": None}
     words = "about 26 %, 1 document, 1 whole shard, 12,345 documents/s, 67.9 MB/s, 1 min 15 s left"
     assert (
@@ -104,8 +114,18 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
 
 
 def test_a_step_of_rl_says_its_reward_and_how_far_its_engine_is_from_the_trainer_then_how_many_it_has_right():
-    record = {"kind": "progress", "done": 32, "total": 128, "unit": "steps", "loss": 0.01, "reward": 0.5,
-              "mismatch": 0.0047, "greedy": 0.7, "tokens_per_s": 4000, "eta_s": 75}  # fmt: skip
+    record = {
+        "kind": "progress",
+        "done": 32,
+        "total": 128,
+        "unit": "steps",
+        "loss": 0.01,
+        "reward": 0.5,
+        "mismatch": 0.0047,
+        "greedy": 0.7,
+        "tokens_per_s": 4000,
+        "eta_s": 75,
+    }
     step = {"name": "rl", "state": "running", "record": record, "result": {"greedy": 0.96875, "problems": 1024}}
     assert steps_text.record_words(step) == (
         "25 % of 128 steps, reward 0.500, mismatch 4.7e-03, 4,000 tok/s, 1 min 15 s left"
@@ -158,11 +178,28 @@ def flat(view: PodView, now: float = 1000.0) -> str:
 
 
 def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
-    step = {"name": "base", "state": "running", "started_at": 900.0, "ended_at": None,
-            "record": {"kind": "progress", "loss": 2.0, "eta_s": 10.0, "at": 999.0}}  # fmt: skip
-    view = PodView(run="a-1", provider="runpod", state="running", step="base", progress={"steps": [step]}, age_s=1.0,
-                   micro_usd_per_hour=19_120_000, spent_micro_usd=34_201_000, limit_micro_usd=150_000_000,
-                   limit_in_s=19_650.0, elapsed_s=6_440.0, clock_scale=60.0, started_at=892.0)  # fmt: skip
+    step = {
+        "name": "base",
+        "state": "running",
+        "started_at": 900.0,
+        "ended_at": None,
+        "record": {"kind": "progress", "loss": 2.0, "eta_s": 10.0, "at": 999.0},
+    }
+    view = PodView(
+        run="a-1",
+        provider="runpod",
+        state="running",
+        step="base",
+        progress={"steps": [step]},
+        age_s=1.0,
+        micro_usd_per_hour=19_120_000,
+        spent_micro_usd=34_201_000,
+        limit_micro_usd=150_000_000,
+        limit_in_s=19_650.0,
+        elapsed_s=6_440.0,
+        clock_scale=60.0,
+        started_at=892.0,
+    )
     words = flat(view)
     assert "running base 34.21 USD 1 h 47 min 1 min 00 s" in words
     assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is 5 h 27 min away" in words
@@ -172,8 +209,11 @@ def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
 
 
 def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
-    steps = [{"name": "text", "state": "reused", "elapsed_s": 0.0}, {"name": "base", "state": "done",
-              "elapsed_s": 255.0}, {"name": "sft", "state": "failed", "elapsed_s": 61.0}]  # fmt: skip
+    steps = [
+        {"name": "text", "state": "reused", "elapsed_s": 0.0},
+        {"name": "base", "state": "done", "elapsed_s": 255.0},
+        {"name": "sft", "state": "failed", "elapsed_s": 61.0},
+    ]
     view = PodView(
         "a-1", "local", "failed", progress={"steps": steps}, elapsed_s=641.0, ended_at=940.0, started_at=300.0
     )
@@ -187,8 +227,7 @@ def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
 
 def test_uploads_that_wait_or_fail_are_told():
     pending = ("work/checkpoints/base-f00d/step-000000500", "logs/base.log")
-    view = replace(VIEW, state="running", note="", pending=pending,
-                   upload_problem="ConnectionError: \x1b[31mreset")  # fmt: skip
+    view = replace(VIEW, state="running", note="", pending=pending, upload_problem="ConnectionError: \x1b[31mreset")
     words = flat(view)
     assert "2 uploads are pending: base-f00d/step-000000500, logs/base.log" in words
     assert "the store cannot be written just now, and is tried again: ConnectionError: [31mreset" in words

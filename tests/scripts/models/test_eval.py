@@ -12,8 +12,14 @@ from trainer.evaluation import intervals
 
 def text(nats, sizes, rows_of="words, 256 tokens", material="m"):
     found = intervals.ratio(nats, sizes, 1 / math.log(2))
-    return {**found.plain(), "unit": "bits per byte", "method": "r", "material": material, "rows_of": rows_of,
-            "rows": {"nats": nats, "bytes": sizes}}  # fmt: skip
+    return {
+        **found.plain(),
+        "unit": "bits per byte",
+        "method": "r",
+        "material": material,
+        "rows_of": rows_of,
+        "rows": {"nats": nats, "bytes": sizes},
+    }
 
 
 def share(rows, material="m", **more):
@@ -64,8 +70,11 @@ def test_a_comparison_says_what_may_be_chance(capsys):
 
 
 def test_leaks_and_right_answers_are_shown_turn_by_turn(capsys):
-    turns = {f"{what} turn {turn}": share([turn > 2, 1, 1, 1]) | {"of": 4}
-             for turn in (1, 2, 3) for what in ("right", "leaks")}  # fmt: skip
+    turns = {
+        f"{what} turn {turn}": share([turn > 2, 1, 1, 1]) | {"of": 4}
+        for turn in (1, 2, 3)
+        for what in ("right", "leaks")
+    }
     scores_text.show_scores("x/a", {"measures": {"leaks": share([0, 1]) | {"of": 2}, **turns}})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[:2] for line in lines if line[:1].isdigit()] == [["1", "75.0"], ["2", "75.0"], ["3", "100.0"]]

@@ -22,8 +22,10 @@ def test_the_size_of_a_recipe_is_one_line(capsys):
     assert capsys.readouterr().out == "runpod_2b: 1.97B parameters (1,969,482,240)\n"
     fit.show("qwen3_0_6b", params=True, json=True)
     assert json.loads(capsys.readouterr().out)["params"] == {
-        "total": 596_049_920, "embedding": 155_582_464, "multiplied": 595_984_384
-    }  # fmt: skip
+        "total": 596_049_920,
+        "embedding": 155_582_464,
+        "multiplied": 595_984_384,
+    }
 
 
 def test_a_recipe_is_shown_whole(capsys):

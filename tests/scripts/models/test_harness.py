@@ -80,8 +80,7 @@ def told(model, ids) -> dict:
         chances = model(torch.tensor([ids]))[0].log_softmax(dim=-1)
     logprobs = [None, *(float(chances[at, one]) for at, one in enumerate(ids[1:])), -1.0]  # and one that follows
     tokens = [str(one) for one in [*ids, 0]]
-    return {"tokens": tokens, "token_logprobs": logprobs,
-            "top_logprobs": [{token: 0.0} for token in tokens]}  # fmt: skip
+    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": [{token: 0.0} for token in tokens]}
 
 
 @pytest.mark.parametrize("served", ["ours", "own"], indirect=True)
@@ -91,9 +90,13 @@ def test_the_harness_and_we_say_the_same_of_a_made_up_task(served, harness, tmp_
     chance = random.Random(5)
     pool = ["reads lines", "opens", "the sockets of many words", "joins paths", "7", "closes what was opened"]
     rows = [
-        {"question": f"What does {chance.choice(pool)} {n} do?", "choices": chance.sample(pool, 4),
-         "answer": chance.randrange(4)} for n in range(40)
-    ]  # fmt: skip
+        {
+            "question": f"What does {chance.choice(pool)} {n} do?",
+            "choices": chance.sample(pool, 4),
+            "answer": chance.randrange(4),
+        }
+        for n in range(40)
+    ]
     file = tmp_path / "madeup.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in rows))
     task = tmp_path / "madeup.yaml"
@@ -101,9 +104,7 @@ def test_the_harness_and_we_say_the_same_of_a_made_up_task(served, harness, tmp_
     task.write_text(TASK.format(file=file, asked=asked))
     monkeypatch.setenv("LM_EVAL", str(harness))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    theirs = lm_eval.measure(
-        folder, "madeup", lm_eval=str(task), endpoint=url, served_name="", as_text=as_text
-    )  # fmt: skip
+    theirs = lm_eval.measure(folder, "madeup", lm_eval=str(task), endpoint=url, served_name="", as_text=as_text)
     ours = scores(EvalSpec(model=str(folder), tasks=(str(file),), as_text=as_text))["measures"]
     # The harness counts white space at the end of a prompt as part of the answer, and some templates end in a newline.
     # That is the same for all choices, but not by character.

@@ -21,9 +21,14 @@ def test_of_the_files_that_a_file_names_it_is_said_which_are_there(tmp_path):
     world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws"), "RUN_EXPERIMENT": "x"})
     found = {one["name"]: one["found"] for one in world.json("config", "--config", str(tmp_path / "run.yaml"))}
     assert found == {
-        "config": True, "persona": False, "identity": True, "phases.sft.mixture": False, "train shards": False,
-        "val shards": False, "tokenizer": False,
-    }  # fmt: skip
+        "config": True,
+        "persona": False,
+        "identity": True,
+        "phases.sft.mixture": False,
+        "train shards": False,
+        "val shards": False,
+        "tokenizer": False,
+    }
     shown = world.inv("config", "--config", str(tmp_path / "run.yaml"))
     assert f"empty    {tmp_path}/none.jsonl" in shown and f"missing  {tmp_path}/who.yaml" in shown
     world.inv("config", "--config", "nonsense", code=2)

@@ -77,9 +77,14 @@ def environ(tmp_path):
     with Stand(("Authorization", f"Bearer {GOOD}"), paths=["/graphql"], document=runpod_stand.DOCUMENT) as runpod:
         runpod.on("POST /graphql", Answer(200, me))
         plain = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-        yield {**plain, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TERM": "dumb",
-               "SLIPWAY_RUNPOD_URL": runpod.url,
-               "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.sqlite")}  # fmt: skip
+        yield {
+            **plain,
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+            "TERM": "dumb",
+            "SLIPWAY_RUNPOD_URL": runpod.url,
+            "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.sqlite"),
+        }
 
 
 def test_a_key_is_checked_kept_to_its_owner_and_never_shown(tmp_path, environ):

@@ -101,8 +101,12 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
 
 def test_what_only_skyserve_does_is_named():
     shipped = service.load(revision.CONFIG)
-    said = {"service": {"replicas": 1, "load_balancing_policy": "round_robin"}, "setup": "pip install x", "run": "x",
-            "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"}}  # fmt: skip
+    said = {
+        "service": {"replicas": 1, "load_balancing_policy": "round_robin"},
+        "setup": "pip install x",
+        "run": "x",
+        "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"},
+    }
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
     assert revision.only_for_skyserve(service.parse("x", said), shipped) == words
     assert revision.only_for_skyserve(shipped, shipped) == []

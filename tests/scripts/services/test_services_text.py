@@ -24,8 +24,10 @@ def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_pat
     log.close()
     logs.write(tmp_path / "access.jsonl", 0, None, services_text.request_line)
     line = capsys.readouterr().out.strip()
-    assert line.split()[1:] == ("200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann "
-                                "2 attempts").split()  # fmt: skip
+    assert (
+        line.split()[1:]
+        == ("200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann 2 attempts").split()
+    )
     logs.write(tmp_path / "access.jsonl", 0, None)
     assert json.loads(capsys.readouterr().out)["replica"] == "demo-1"
     assert services_text.request_line("{half") == "{half"

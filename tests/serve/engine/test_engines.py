@@ -38,10 +38,12 @@ def model(folder: Path, num_params: int = 600_000_000, dtype: str = "BF16", **co
     (folder / "config.json").write_text(json.dumps({**QWEN3, **config}))
     (folder / "tokenizer.json").write_text("{}")
     size = {"F32": 4, "BF16": 2, "U8": 1}[dtype]
-    header = json.dumps({
-        "__metadata__": {"format": "pt"},
-        "weight": {"dtype": dtype, "shape": [num_params // 1000, 1000], "data_offsets": [0, num_params * size]},
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "weight": {"dtype": dtype, "shape": [num_params // 1000, 1000], "data_offsets": [0, num_params * size]},
+        }
+    ).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + num_params * size)
@@ -183,8 +185,10 @@ def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
 @pytest.mark.parametrize(("dtype", "stored"), [("BF16", "bfloat16"), ("F32", "float32")])
 def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tmp_path, dtype, stored):
     folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
-    here, there = (read("vllm", Tuning()) for read in (partial(memory_fit.needed, folder), partial(
-        memory_fit.needed, f"file://{folder}")))  # fmt: skip
+    here, there = (
+        read("vllm", Tuning())
+        for read in (partial(memory_fit.needed, folder), partial(memory_fit.needed, f"file://{folder}"))
+    )
     assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
     with pytest.raises(UsageError, match="not found, or access denied"):
         memory_fit.needed(f"file://{tmp_path}/none", "vllm", Tuning())

@@ -79,7 +79,7 @@ def pair(request, python, inputs, tmp_path_factory) -> Iterator[dict[str, Served
         yield {
             kind: Served(model, one, request.param, NEAR[kind, request.param])
             for kind, model, one in zip(kinds, models, engines, strict=True)
-        }  # fmt: skip
+        }
 
 
 @pytest.fixture(params=["llama", "qwen3"])

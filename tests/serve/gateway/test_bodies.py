@@ -111,13 +111,30 @@ def test_a_request_that_reaches_further_than_it_should_goes_nowhere(pair, said, 
 @pytest.mark.process
 def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
     said = chat(
-        tools=[TOOL] * 100, tool_choice="required", stop=["\n", "</s>"], bad_words=["a"], logit_bias={"5": -100},
+        tools=[TOOL] * 100,
+        tool_choice="required",
+        stop=["\n", "</s>"],
+        bad_words=["a"],
+        logit_bias={"5": -100},
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
         messages=part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"})
-        + [{"role": "assistant", "content": "https://example.org/ is a page", "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "get", "arguments": '{"image_url": "http://x/"}'}}]}],
-        chat_template_kwargs={"enable_thinking": False}, metadata={"a": "b"}, seed=None,
-    )  # fmt: skip
+        + [
+            {
+                "role": "assistant",
+                "content": "https://example.org/ is a page",
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "type": "function",
+                        "function": {"name": "get", "arguments": '{"image_url": "http://x/"}'},
+                    }
+                ],
+            }
+        ],
+        chat_template_kwargs={"enable_thinking": False},
+        metadata={"a": "b"},
+        seed=None,
+    )
 
     async def main():
         async with gateway(pair[0]) as front, front.ask(**said) as reply:

@@ -29,8 +29,15 @@ def bundle(folder, tasks=TASKS, baselines="pick,33.3\nwho,50\non,0\n"):
     listed = []
     for label, (kind, rows, shots, between) in tasks.items():
         (folder / f"eval_data/a/{label}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-        listed.append({"label": label, "dataset_uri": f"a/{label}.jsonl", "num_fewshot": [shots],
-                       "icl_task_type": kind, "continuation_delimiter": between})  # fmt: skip
+        listed.append(
+            {
+                "label": label,
+                "dataset_uri": f"a/{label}.jsonl",
+                "num_fewshot": [shots],
+                "icl_task_type": kind,
+                "continuation_delimiter": between,
+            }
+        )
     (folder / "core.yaml").write_text(json.dumps({"icl_tasks": listed}))
     heads, rows = "Eval Task,Task Category,Random baseline\n", baselines.splitlines()
     (folder / "eval_meta_data.csv").write_text(heads + "".join(one.replace(",", ",x,") + "\n" for one in rows))
@@ -99,8 +106,10 @@ def test_core_is_the_mean_of_tasks_held_against_chance(model, inputs, tmp_path):
                 means.append(-sum(logs[at - 1, whole[at]] for at in range(len(whole) - count, len(whole))) / count)
             truths.append(int(min(range(len(means)), key=lambda at: means[at]) == row["gold"]))
         assert shares[label]["rows"] == truths
-    expected = [(shares[label]["value"] - chance) / (1 - chance) for label, chance in
-                (("pick", 0.333), ("who", 0.5), ("on", 0.0))]  # fmt: skip
+    expected = [
+        (shares[label]["value"] - chance) / (1 - chance)
+        for label, chance in (("pick", 0.333), ("who", 0.5), ("on", 0.0))
+    ]
     assert found["CORE"]["value"] == pytest.approx(sum(expected) / 3)
     assert found["CORE"]["low"] < found["CORE"]["value"] < found["CORE"]["high"] and found["CORE"]["of"] == 18
 

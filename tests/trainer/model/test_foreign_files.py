@@ -101,9 +101,14 @@ def test_a_config_without_a_field_has_the_value_that_transformers_takes(tmp_path
 
 def test_weights_are_stored_as_they_came_whichever_field_says_so(tmp_path):
     for number, (dtype, fields) in enumerate(
-        ((torch.bfloat16, {"dtype": "bfloat16"}), (torch.bfloat16, {"torch_dtype": "bfloat16"}), (torch.bfloat16, {}),
-         (torch.float16, {}), (torch.float32, {"dtype": "float32"}))
-    ):  # fmt: skip
+        (
+            (torch.bfloat16, {"dtype": "bfloat16"}),
+            (torch.bfloat16, {"torch_dtype": "bfloat16"}),
+            (torch.bfloat16, {}),
+            (torch.float16, {}),
+            (torch.float32, {"dtype": "float32"}),
+        )
+    ):
         folder = foreign("Llama", tmp_path / str(number), dtype=dtype)
         changed(folder, "config.json", without=("dtype", "torch_dtype"))
         changed(folder, "config.json", **fields)

@@ -60,8 +60,12 @@ def gpt2_like(path: Path) -> None:
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     words = ["reads the paths and returns the words"] * 4
-    made.train_from_iterator(words, trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False,
-                                                        special_tokens=["<|endoftext|>"]))  # fmt: skip
+    made.train_from_iterator(
+        words,
+        trainers.BpeTrainer(
+            vocab_size=280, initial_alphabet=alphabet, show_progress=False, special_tokens=["<|endoftext|>"]
+        ),
+    )
     path.write_text(made.to_str())
 
 
@@ -132,13 +136,15 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     assert any("has no tokenizer" in note for note in bare.notes)
     assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # the profile's
     small = init_model.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
-    plan = resolve(replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r",
-                   request=Request(run="r"))  # fmt: skip
+    plan = resolve(
+        replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r", request=Request(run="r")
+    )
     assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # no more than the model has rows for
     assert any("sft 5 of 12 steps" in note for note in bare.notes)
     assert [one.name for one in bare.artifacts if one.step in ("init", "sft")] == [
-        "imported/Tiny-0.6B", "chatsft_checkpoints/Tiny-0.6B"
-    ]  # fmt: skip
+        "imported/Tiny-0.6B",
+        "chatsft_checkpoints/Tiny-0.6B",
+    ]
     gpt2_like(folder / "tokenizer.json")
     whole = planned(("mid", "sft"))
     assert steps(whole) == ["text", "init", "identity", "questions", "mid", "sft"]

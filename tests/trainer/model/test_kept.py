@@ -30,9 +30,11 @@ def kept_bytes(block: torch.nn.Module, *given) -> int:
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(
-        fw_compiler=forward, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
-        partition_fn=min_cut_rematerialization_partition, decompositions=select_decomp_table(),
-    )  # fmt: skip
+        fw_compiler=forward,
+        bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
     torch.compile(block, backend=backend, dynamic=False)(*given)
     return sum(kept.values())
 

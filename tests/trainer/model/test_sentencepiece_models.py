@@ -58,8 +58,13 @@ def one_bit(folder: Path, layout: str) -> Path:
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     (folder / "special_tokens_map.json").write_text(json.dumps(named))
     (folder / "added_tokens.json").write_text(json.dumps({"<pad>": 900, "</line>": 901}))
-    config = {**named, "add_bos_token": True, "tokenizer_class": "BitnetTokenizer", "use_fast": False,
-              "auto_map": {"AutoTokenizer": ["tokenization_bitnet.BitnetTokenizer", None]}}  # fmt: skip
+    config = {
+        **named,
+        "add_bos_token": True,
+        "tokenizer_class": "BitnetTokenizer",
+        "use_fast": False,
+        "auto_map": {"AutoTokenizer": ["tokenization_bitnet.BitnetTokenizer", None]},
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -120,8 +125,14 @@ def test_a_chat_model_keeps_its_pieces_and_its_prompts_are_those_of_transformers
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = write(foreign("Llama", world.root / "theirs", vocab=900), trained())
-    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>",
-              "tokenizer_class": "LlamaTokenizer", "chat_template": template}  # fmt: skip
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "</s>",
+        "tokenizer_class": "LlamaTokenizer",
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if form == "metaspace":  # as newer folders have it, beside the file that it was made of
         from data.tokens.untrusted import sentencepiece_file

@@ -43,10 +43,16 @@ def spread(world: World, config, port: int, *makings) -> list[subprocess.Popen[s
         file = world.root / f"node{rank}.json"
         file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))
         environ = {
-            **os.environ, "SLIPWAY_WORK": str(work), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-            "SLIPWAY_NODE_RANK": str(rank), "SLIPWAY_NUM_NODES": str(len(makings)), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "SLIPWAY_RECORDS": str(world.root / f"node{rank}.jsonl"),
-        }  # fmt: skip
+            **os.environ,
+            "SLIPWAY_WORK": str(work),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SLIPWAY_NODE_RANK": str(rank),
+            "SLIPWAY_NUM_NODES": str(len(makings)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "SLIPWAY_RECORDS": str(world.root / f"node{rank}.jsonl"),
+        }
         words = [sys.executable, "-m", "trainer.spread", "-m", "trainer", config.phase, "--config", str(file)]
         process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         world.started.append(process)

@@ -35,10 +35,15 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
 
     def one(rank: int, tell: Tell) -> None:
         os.environ |= {
-            "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(per_node or size), "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(size),
+            "RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(per_node or size),
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
             "SLIPWAY_GROUP_TIMEOUT_S": str(timeout_s),
-        }  # fmt: skip
+        }
         logging.disable()
         torch.set_num_threads(1)
         try:

@@ -105,9 +105,18 @@ def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use
             assert found or wanted is None, device
             assert wanted is None or found.flops_per_s == wanted * 1e12, device
     assert peak_flops.of_name("Voodoo 2") is None
-    named = {"NVIDIA A40": 149.7, "NVIDIA A10": 125, "NVIDIA A10G": 70, "NVIDIA L4": 121, "NVIDIA H20": 148,
-             "NVIDIA RTX A4000": 77, "NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA GB200": 2500,
-             "NVIDIA GH200 480GB": 989, "AMD Instinct MI300X": 1307}  # fmt: skip
+    named = {
+        "NVIDIA A40": 149.7,
+        "NVIDIA A10": 125,
+        "NVIDIA A10G": 70,
+        "NVIDIA L4": 121,
+        "NVIDIA H20": 148,
+        "NVIDIA RTX A4000": 77,
+        "NVIDIA RTX 6000 Ada Generation": 364,
+        "NVIDIA GB200": 2500,
+        "NVIDIA GH200 480GB": 989,
+        "AMD Instinct MI300X": 1307,
+    }
     for device, tflops in named.items():
         assert peak_flops.of_name(device).flops_per_s == tflops * 1e12, device
 

@@ -115,9 +115,13 @@ def test_a_page_is_whole_at_any_moment_of_a_run():
     assert [name for name, _ in charts(moments[4])] == ["loss"]
     rl = [{"step": 1, "loss": 0.1, "lr": 1e-4, "mismatch": 0.004, "reward_right": 0.5, "reward": 0.6, "right": 0.5}]
     assert [chart.title for _, chart in charts(PhaseStory("rl", lines=rl))] == [
-        "rl: Loss, nats per token", "rl: Reward of an answer, mean", "rl: Right answers of those sampled",
-        "rl: Log-probabilities, engine against trainer, nats", "rl: Learning rate", "rl: Reward right",
-    ]  # fmt: skip
+        "rl: Loss, nats per token",
+        "rl: Reward of an answer, mean",
+        "rl: Right answers of those sampled",
+        "rl: Log-probabilities, engine against trainer, nats",
+        "rl: Learning rate",
+        "rl: Reward right",
+    ]
     assert "base 100 of 200 steps" in page(Story("r", (), [moments[2]], "now"))
     said = page(Story("r", (), [moments[3]], "now"))
     assert "1.5000 bits per byte (gzip 2.500)" in said
@@ -151,8 +155,14 @@ def test_a_page_has_no_card_without_something_in_it():
 def test_a_picture_names_its_run_and_its_axis_and_shows_what_happened(tmp_path):
     lines = [{**one, "at": 1000.0 + one["step"]} for one in LINES]
     marks = [(900.0, "before it began"), (1010.5, "its pod was lost: <preempted>"), (1130.0, "saved at its end")]
-    story = Story("brave-otter-3", (), [PhaseStory("base", "done", {}, lines)], "now", marks=marks,
-                  cost=[(0.0, 0.0), (30.0, 1.5), (90.0, 1.5)])  # fmt: skip
+    story = Story(
+        "brave-otter-3",
+        (),
+        [PhaseStory("base", "done", {}, lines)],
+        "now",
+        marks=marks,
+        cost=[(0.0, 0.0), (30.0, 1.5), (90.0, 1.5)],
+    )
     found = dict(charts(story.phases[0], story))["loss"]
     assert found.marks == ((11.0, "its pod was lost: <preempted>"), (100.0, "saved at its end"))
     assert [words for _, words in layout(found).marks] == [words for _, words in found.marks]

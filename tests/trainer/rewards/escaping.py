@@ -39,8 +39,10 @@ def escapes(one: jail.Jail, world: dict[str, Any]) -> tuple[dict[str, str], int]
     """Return what was not refused, by name, and how many escapes there were."""
     names = "".join(f"{name} = {value!r}\n" for name, value in world.items())
     raw = f"{names}PATH, FOLDER = PATH.encode(), FOLDER.encode()\n{PREFIX}"
-    calls = {name: f"refused(lambda: call({', '.join(filter(None, (str(number), some)))}))"
-             for name, (number, some) in here().items()}  # fmt: skip
+    calls = {
+        name: f"refused(lambda: call({', '.join(filter(None, (str(number), some)))}))"
+        for name, (number, some) in here().items()
+    }
     own = programs("escapes.txt")
     defined = (
         names
@@ -54,8 +56,11 @@ def escapes(one: jail.Jail, world: dict[str, Any]) -> tuple[dict[str, str], int]
 
 def _not_refused(one: jail.Jail, code: str, asked: dict[str, str], good: set[int]) -> dict[str, str]:
     found = one.tried(code, list(asked.values()), [], "").calls
-    return {name: said.error or repr(said.plain) for name, said in zip(asked, found, strict=True)
-            if said.error or said.plain not in good}  # fmt: skip
+    return {
+        name: said.error or repr(said.plain)
+        for name, said in zip(asked, found, strict=True)
+        if said.error or said.plain not in good
+    }
 
 
 def docker() -> None:

@@ -151,8 +151,15 @@ def test_words_of_an_untrusted_process_that_are_no_plain_data_are_refused(text):
 
 def test_an_assertion_is_compared_here_only_where_the_answer_alone_defines_what_is_called():
     here = ("assert f(1) == 2", "assert f(1)", "assert not f(1)", "assert math.isclose(f(1), 2)")
-    there = ("assert len(f(1)) == 2", "assert isinstance(f(1), int)", "assert f(1).g() == 2", "assert h(f(1)) == 2",
-             "assert f(1) == sorted([2])", "assert f(1) == 2 == f(2)", "f(1)")  # fmt: skip
+    there = (
+        "assert len(f(1)) == 2",
+        "assert isinstance(f(1), int)",
+        "assert f(1).g() == 2",
+        "assert h(f(1)) == 2",
+        "assert f(1) == sorted([2])",
+        "assert f(1) == 2 == f(2)",
+        "f(1)",
+    )
     assert [parsed(one, "import math\ndef h(x): ...").how for one in here] == ["equal", "true", "false", "close"]
     assert {parsed(one, "import math\ndef h(x): ...").how for one in there} == {"whole"}
     assert parsed("assert f(1) == 2", "from math import *").how == "whole"

@@ -53,8 +53,13 @@ def world(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(name)
         abstract.listen()
-        yield {"PATH": str(folder / "key"), "FOLDER": str(folder), "PID": bystander.pid,
-               "PORT": listener.getsockname()[1], "SOCKET": name}  # fmt: skip
+        yield {
+            "PATH": str(folder / "key"),
+            "FOLDER": str(folder),
+            "PID": bystander.pid,
+            "PORT": listener.getsockname()[1],
+            "SOCKET": name,
+        }
     bystander.kill()
     bystander.wait()
     shutil.rmtree(folder)
@@ -101,8 +106,17 @@ def test_no_escape_gets_through_in_bubblewrap(world):
 @pytest.mark.skipif(not IS_ROOT or not Path("/usr/bin/python3").exists(), reason="needs root, and a Python for all")
 @pytest.mark.parametrize("place", PLACES)
 def test_no_escape_gets_through_for_a_user_without_rights(world, place):
-    found = tried(world, "landlock", 1, place, ["/usr/bin/python3"], user=NOBODY, group=NOBODY, extra_groups=(),
-                  env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
+    found = tried(
+        world,
+        "landlock",
+        1,
+        place,
+        ["/usr/bin/python3"],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=(),
+        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert found["through"] == {}
     assert not found["layers"]["has_changed_user"]
 
@@ -242,13 +256,18 @@ def test_numbers_are_those_of_the_kernel(machine):
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"needs {header}")
-    words = re.sub(r"__NR3264_(fcntl|lseek|fstat|mmap|sendfile|truncate|ftruncate|statfs)\b", r"__NR_\1",
-                   header.read_text()).replace("__NR3264_fstatat", "__NR_newfstatat")  # fmt: skip
+    words = re.sub(
+        r"__NR3264_(fcntl|lseek|fstat|mmap|sendfile|truncate|ftruncate|statfs)\b", r"__NR_\1", header.read_text()
+    ).replace("__NR3264_fstatat", "__NR_newfstatat")
     known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+)\s+(\d+)", words)}
     column = list(system_calls.AUDIT).index(machine)
-    ours = {**system_calls.FREE, **system_calls.FILTERED, **system_calls.STARTER,
-            **{name: pair for name, (pair, _) in system_calls.OTHERWISE.items()},
-            **{name: one[:2] for name, one in CALLS.items() if name in known}}  # fmt: skip
+    ours = {
+        **system_calls.FREE,
+        **system_calls.FILTERED,
+        **system_calls.STARTER,
+        **{name: pair for name, (pair, _) in system_calls.OTHERWISE.items()},
+        **{name: one[:2] for name, one in CALLS.items() if name in known},
+    }
     wrong = {name: pair[column] for name, pair in ours.items() if pair[column] != known.get(name, -1)}
     assert {name: one for name, one in wrong.items() if name in known or one >= 0 and name not in CALLS} == {}
 
@@ -266,8 +285,11 @@ def decided(code, audit, number, arguments=()):
         if kind == system_calls.LOAD:
             (register,) = struct.unpack_from("=I", data, value)
             continue
-        true = {system_calls.EQUAL: register == value, system_calls.AT_LEAST: register >= value,
-                system_calls.BITS: bool(register & value)}[kind]  # fmt: skip
+        true = {
+            system_calls.EQUAL: register == value,
+            system_calls.AT_LEAST: register >= value,
+            system_calls.BITS: bool(register & value),
+        }[kind]
         place += yes if true else no
 
 

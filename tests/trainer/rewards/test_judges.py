@@ -113,8 +113,9 @@ def test_code_in_the_jail_reaches_nothing():
 def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(tmp_path, monkeypatch):
     judge = Own((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
     assert [one.parts for one in judge(answered("it is 1", "no"))] == [
-        {"right": 1.0, "short": pytest.approx(0.1)}, {"right": 0.0, "short": pytest.approx(0.1)},
-    ]  # fmt: skip
+        {"right": 1.0, "short": pytest.approx(0.1)},
+        {"right": 0.0, "short": pytest.approx(0.1)},
+    ]
     judge.close()
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "judges_of_a_lab").mkdir()

@@ -21,9 +21,16 @@ NEW = 24
 def model(request):
     torch.manual_seed(0)
     shape = ModelConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=request.param, head_dim=16, qk_norm=True, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=request.param,
+        head_dim=16,
+        qk_norm=True,
+        max_position_embeddings=64,
+    )
     made = Decoder(shape).eval()
     for one in made.parameters():
         torch.nn.init.normal_(one, std=0.2) if one.dim() > 1 else torch.nn.init.ones_(one)

@@ -75,8 +75,17 @@ def library() -> list[str]:
 
 def limits(memory_bytes: int) -> None:
     """Set resource limits: address space (`memory_bytes`), CPU time, file size, open files, queues, priorities."""
-    bounds = {"AS": memory_bytes, "CPU": CPU_S, "FSIZE": 16 << 20, "NOFILE": FILES, "CORE": 0, "MEMLOCK": 0,
-              "MSGQUEUE": 0, "NICE": 0, "RTPRIO": 0}  # fmt: skip
+    bounds = {
+        "AS": memory_bytes,
+        "CPU": CPU_S,
+        "FSIZE": 16 << 20,
+        "NOFILE": FILES,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "NICE": 0,
+        "RTPRIO": 0,
+    }
     for name, most in bounds.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
 
@@ -199,7 +208,7 @@ def ruleset(readable: Sequence[str], version: int) -> int:
     """
     given = struct.pack(
         "=QQQ", RIGHTS[min(version, max(RIGHTS))], NET if version >= 4 else 0, SCOPES if version >= 6 else 0
-    )  # fmt: skip
+    )
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = done(LIBC.syscall(CREATE_RULESET, given, ctypes.c_size_t(size), 0))
     for path in readable:

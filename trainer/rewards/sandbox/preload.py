@@ -22,8 +22,25 @@ PARTS = (
     "logging.handlers multiprocessing.dummy os.path unittest.mock urllib.parse xml.dom.minidom xml.etree.ElementTree"
 ).split()
 # Modules that no answer needs and that have side effects: open a browser or a window, query a terminal, run tests.
-NEVER = {"antigravity", "this", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "test", "__main__", "pip",
-         "ensurepip", "venv", "site", "sitecustomize", "usercustomize", "msilib", "winreg"}  # fmt: skip
+NEVER = {
+    "antigravity",
+    "this",
+    "idlelib",
+    "lib2to3",
+    "tkinter",
+    "turtle",
+    "turtledemo",
+    "test",
+    "__main__",
+    "pip",
+    "ensurepip",
+    "venv",
+    "site",
+    "sitecustomize",
+    "usercustomize",
+    "msilib",
+    "winreg",
+}
 
 
 def load(is_all: bool) -> None:

@@ -10,8 +10,11 @@ from packs.page.views.sections.ask import View, ViewQuery
 
 def about(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     """Return global facts for the page: whether actions are allowed, rehearsal state and store."""
-    return {"acts_allowed": context.acts_allowed, "is_rehearsal": bool(context.settings.rehearsal),
-            "store": shlex.quote(context.settings.store)}  # fmt: skip
+    return {
+        "acts_allowed": context.acts_allowed,
+        "is_rehearsal": bool(context.settings.rehearsal),
+        "store": shlex.quote(context.settings.store),
+    }
 
 
 VIEWS: dict[str, View] = {

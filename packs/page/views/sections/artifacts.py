@@ -22,8 +22,15 @@ def data(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
     store, rows = Store(context.settings.store), []
     for one in context.artifacts():
         plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
-        rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
-                     "has_report": _report_of(store, one) is not None})  # fmt: skip
+        rows.append(
+            {
+                "name": one.name,
+                "fingerprint": one.fingerprint,
+                "problem": one.problem,
+                "about": plain,
+                "has_report": _report_of(store, one) is not None,
+            }
+        )
     return {"store": context.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
 
 
@@ -36,8 +43,9 @@ def sweeping(context: PageContext, asked: ViewQuery) -> dict[str, Any]:
         for one in group.runs.values():
             view = views.get(one.run)
             state = view.state if view and one.state in UNDER_WAY else one.state
-            runs.append({"run": one.run, "state": state, "reason": one.reason, "is_known": view is not None,
-                         **one.details})  # fmt: skip
+            runs.append(
+                {"run": one.run, "state": state, "reason": one.reason, "is_known": view is not None, **one.details}
+            )
         found.append({"name": group.name, "is_over": group.is_over, "trials": runs, **group.details})
     return {"sweeps": found, "command": "inv sweep FILE"}
 

@@ -32,8 +32,19 @@ LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
 # Time budget for unread runs per look of a stream; 100,000 steps take half a second.
 READ_S = 1.0
-FIRST = ("loss", "reward", "right", "greedy", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm",
-         "data_share")  # fmt: skip
+FIRST = (
+    "loss",
+    "reward",
+    "right",
+    "greedy",
+    "tokens_per_s",
+    "mfu",
+    "memory_bytes",
+    "gpu_percent",
+    "lr",
+    "grad_norm",
+    "data_share",
+)
 GPU_EVERY_S = 1.0
 ROUNDED_S = 1.0  # resolution of journal times in seconds
 
@@ -57,9 +68,9 @@ def row(view: PodView, now: float) -> dict[str, Any]:
     record, machine = _told(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
     steps = [
-        {"name": one["name"], "state": one["state"], "share": _share(one),
-         "elapsed_s": one.get("elapsed_s")} for one in view.progress.get("steps", ())
-    ]  # fmt: skip
+        {"name": one["name"], "state": one["state"], "share": _share(one), "elapsed_s": one.get("elapsed_s")}
+        for one in view.progress.get("steps", ())
+    ]
     return {
         "run": view.run,
         "provider": view.provider,

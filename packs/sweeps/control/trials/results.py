@@ -21,10 +21,31 @@ from trainer.reporting import jsonl_log
 VERSION = 1
 WAITING, RUNNING, STOPPED, SKIPPED, DETACHED = "waiting", "running", "stopped early", "not begun", "detached"
 SUCCEEDED, LIMIT = "succeeded", "limit"
-OF_SWEEP = {"name": str, "about": str, "rank": dict, "against": str, "provider": str, "saved_s": float,
-            "saved_micro_usd": int}  # fmt: skip
-OF_TRIAL = {"run": str, "arm": str, "asked": dict, "flags": dict, "env": dict, "pod": str, "state": str, "reason": str,
-            "steps": int, "at": int, "beside": dict, "micro_usd": int, "phase": str, "made": list}  # fmt: skip
+OF_SWEEP = {
+    "name": str,
+    "about": str,
+    "rank": dict,
+    "against": str,
+    "provider": str,
+    "saved_s": float,
+    "saved_micro_usd": int,
+}
+OF_TRIAL = {
+    "run": str,
+    "arm": str,
+    "asked": dict,
+    "flags": dict,
+    "env": dict,
+    "pod": str,
+    "state": str,
+    "reason": str,
+    "steps": int,
+    "at": int,
+    "beside": dict,
+    "micro_usd": int,
+    "phase": str,
+    "made": list,
+}
 OVER = (SUCCEEDED, STOPPED, SKIPPED)  # states of trials without remaining work
 
 

@@ -64,8 +64,10 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     except Held:
         holder = journal.leases.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
-        raise UsageError(f"the sweep {command.name} is already running, by {by}; watch it: inv status "
-                         f"{command.name}; its table so far: inv sweep {command.name} --report") from None  # fmt: skip
+        raise UsageError(
+            f"the sweep {command.name} is already running, by {by}; watch it: inv status "
+            f"{command.name}; its table so far: inv sweep {command.name} --report"
+        ) from None
     command.write(kept.folder_of(command.name, settings))
     try:
         yield
@@ -110,8 +112,9 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
     log = kept.folder_of(name, settings) / "sweep.log"
     tell(f"{name}: its process has died; it goes on: {command.typed}; its log: {log}")
     with log.open("ab") as file:
-        process = subprocess.Popen(inv(command.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                                   start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            inv(command.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
     tell(f"{name}: its process exited with code {process.wait()}")
 
 

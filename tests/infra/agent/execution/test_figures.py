@@ -27,9 +27,12 @@ def test_disk_and_gpus_are_told_with_their_times(on_path):
     began = time.time()
     seen = until(lambda: (found := figures.look()).get("gpus") and found, "an answer", 20)
     assert seen["gpus"][0] == {
-        "name": "NVIDIA H100, 80GB", "percent": 93, "used_bytes": 31200 << 20, "memory_bytes": 81559 << 20,
+        "name": "NVIDIA H100, 80GB",
+        "percent": 93,
+        "used_bytes": 31200 << 20,
+        "memory_bytes": 81559 << 20,
         "peak_bytes": 31200 << 20,
-    }  # fmt: skip
+    }
     assert seen["gpus"][1]["percent"] is None
     assert seen["disk_free_bytes"] > 0
     assert began <= seen["disk_at"] <= seen["gpus_at"] <= time.time()

@@ -56,8 +56,13 @@ class Pod(World):
     @contextmanager
     def first(self, key: str = KEY) -> Iterator[Callable[[str], None]]:
         """A first process; it is told what to start."""
-        environ = {**os.environ, "RUNPOD_POD_ID": self.pod.root.name, "RUNPOD_API_KEY": key,
-                   "PYTHONPATH": str(self.pod.code), "SLIPWAY_GRACE_S": "3"}  # fmt: skip
+        environ = {
+            **os.environ,
+            "RUNPOD_POD_ID": self.pod.root.name,
+            "RUNPOD_API_KEY": key,
+            "PYTHONPATH": str(self.pod.code),
+            "SLIPWAY_GRACE_S": "3",
+        }
         with (self.pod.root / "first.log").open("wb") as log:
             words = [sys.executable, "-c", FIRST, str(self.pod.root), self.token]
             process = subprocess.Popen(words, env=environ, text=True, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -146,17 +151,27 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
     assert [pods[name].said.count("the pod will end itself") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
     verdicts = {name: json.loads(pod.pod.verdict.read_text())["state"] for name, pod in pods.items()}
     assert verdicts == {
-        "done": "succeeded", "failed": "failed", "kept": "failed", "limit": "limit", "alone": "succeeded",
-        "full": "failed", "plain": "succeeded",
-    }  # fmt: skip
+        "done": "succeeded",
+        "failed": "failed",
+        "kept": "failed",
+        "limit": "limit",
+        "alone": "succeeded",
+        "full": "failed",
+        "plain": "succeeded",
+    }
 
 
 @pytest.mark.process
 def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_its_vendor(vendor, tmp_path):
     pods = {name: Pod(tmp_path / name, vendor.url) for name in ("patient", "wrong", "strange")}
     wrong, strange = "rpa_wrong9876543210", 'rpa_"quoted"\\'
-    troubles = (Answer(503, {"error": KEY}), Answer(how="drop"), Answer(200, {"errors": [{"message": KEY}]}),
-                Answer(307, headers={"Location": "/elsewhere"}), Answer(200, {"data": KEY}, how="short"))  # fmt: skip
+    troubles = (
+        Answer(503, {"error": KEY}),
+        Answer(how="drop"),
+        Answer(200, {"errors": [{"message": KEY}]}),
+        Answer(307, headers={"Location": "/elsewhere"}),
+        Answer(200, {"data": KEY}, how="short"),
+    )
     vendor.on(ASK, *troubles, deletes(pods))
     for pod in pods.values():
         pod.job(module("done"), clock_scale=SCALE, farewell=pod.calls)

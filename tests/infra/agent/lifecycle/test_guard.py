@@ -221,8 +221,10 @@ def test_a_step_that_fills_the_disk_ends_with_a_verdict(tmp_path: Path, words: t
     world = World(disk / "pod")
     try:
         world.program("fills_disk", source("fills_disk"))
-        world.job(replace(module("fills_disk", max_restarts=0), words=("-m", "fills_disk", *words)),
-                  limits=Limits(reserve_bytes=1 << 21))  # fmt: skip
+        world.job(
+            replace(module("fills_disk", max_restarts=0), words=("-m", "fills_disk", *words)),
+            limits=Limits(reserve_bytes=1 << 21),
+        )
         world.start()
         assert world.verdict()["state"] == "failed"
         assert read_json(world.pod.progress)["state"] == "failed"

@@ -71,8 +71,11 @@ def test_times_and_the_part_of_earlier_pods_go_along(pod: PodFolder) -> None:
     pod.log("eval").write_text("short\n")
     log_rotation.rotate(pod, 40)
     assert {one.name: one.read_text() for one in pod.logs.iterdir()} == {
-        "train.log": "", "train.1.log": "one\n" * 10, "train.1.times": "1.0 40\n", "eval.log": "short\n",
-    }  # fmt: skip
+        "train.log": "",
+        "train.1.log": "one\n" * 10,
+        "train.1.times": "1.0 40\n",
+        "eval.log": "short\n",
+    }
     assert {one.name: one.read_text() for one in earlier.iterdir()} == {"train.1.log": "zero\n"}
     assert tail(pod, "train").splitlines() == ["one"] * 10
 
