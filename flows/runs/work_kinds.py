@@ -1,8 +1,8 @@
-"""The kinds of work of a launch: phases of ours, and what packs add, such as commands of the user's own.
+"""Kinds of work of a launch: training phases, and kinds added by packs, such as the user's own commands.
 
     flags, file -> asked -> AskedWork: placed -> variables -> applied -> understand -> ResolvedLaunch
 
-A kind of a pack is loaded where a line has one of the flags that its pack adds, or a file has one of its keys.
+The kind of a pack is loaded only for a command line with a flag of the pack, or for a file with a key of the kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,28 +24,28 @@ S = TypeVar("S", bound=LaunchSpec)
 
 
 class AskedWork:
-    """The work that a line asks for: phases of ours, where no kind of a pack says otherwise."""
+    """The requested work: training phases, unless a kind of a pack claims the command line."""
 
     def placed(self, spec: S) -> S:
-        """Return the launch with the provider that the work names, where none was typed. Raises UsageError."""
+        """Return the launch with the provider of the work, if the user typed none. Raises UsageError."""
         return spec
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """Return variables that count as typed from here on, as those of `--env`. Raises UsageError."""
+        """Return variables to treat like typed variables of `--env`. Raises UsageError."""
         return {}
 
     def applied(self, spec: S, settings: Settings, tell: Say) -> S:
-        """Return the launch with what the work and the typed variables say of its flags. Raises UsageError."""
+        """Return the launch with the flags set by the work and by typed variables. Raises UsageError."""
         return variables.applied(spec, settings.given)
 
     def understand(self, spec: LaunchSpec, settings: Settings) -> launch.ResolvedLaunch:
-        """Return the resolved launch. Raises UsageError for an impossible one."""
+        """Return the resolved launch. Raises UsageError for an impossible launch."""
         return launch.understand(spec, settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedWork:
-    """Phases and a machine whose cost is estimated by another word than `--phase`."""
+    """Phases and a machine for a cost estimate, selected by a flag other than `--phase`."""
 
     words: str
     spec: LaunchSpec
@@ -54,7 +54,7 @@ class EstimatedWork:
 
 @dataclass(frozen=True)
 class FileFinding:
-    """A line of a file that goes wrong later, and how to correct it."""
+    """A line of a file that would fail later, with the correction."""
 
     line: int
     text: str
@@ -64,66 +64,66 @@ class WorkKind:
     """A kind of work of a pack."""
 
     def asked(self, spec: LaunchSpec, file: str) -> AskedWork | None:
-        """Return the work of a line; None where the line asks for phases. Raises UsageError.
+        """Return the work of a command line; None for training phases. Raises UsageError.
 
-        file: the path of a file of this kind; "" = none was given.
+        file: path of a file of this kind; "" without a file.
         """
         return None
 
     def cost_variables(self, spec: Typed, profile: str) -> Mapping[str, str]:
-        """Return variables that the flags of `inv cost` say in other words."""
+        """Return the variables equivalent to the pack's flags of `inv cost`."""
         return {}
 
     def estimated(self, spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
-        """Return the work that the pack's flags of `inv cost` name; None where they name none. Raises UsageError.
+        """Return the work selected by the pack's flags of `inv cost`; None without such flags. Raises UsageError.
 
-        wanted: the launch as far as the flags of the core say.
+        wanted: the launch given by the flags of the core.
         """
         return None
 
     def file_variables(self, path: Path) -> Mapping[str, str | None]:
-        """Return the variables of a file of this kind; None = no value, and `***` for a secret. Raises UsageError."""
+        """Return the variables of a file of this kind: None for no value, `***` for a secret. Raises UsageError."""
         return {}
 
     def findings(self, path: Path) -> Sequence[FileFinding]:
-        """Return what goes wrong later in a file. Raises UsageError for a file of another kind; OSError."""
+        """Return the lines that would fail later. Raises UsageError for a file of a different kind; OSError."""
         return ()
 
 
 def asked(spec: LaunchSpec, file: str) -> AskedWork:
-    """Return the work of a line. Raises UsageError."""
+    """Return the work of a command line. Raises UsageError."""
     kind = of_file(Path(file)) if file else None
     works = [kind.asked(spec, file)] if kind else [one.asked(spec, "") for one in _of_flags(spec)]
     return next(filter(None, works), AskedWork())
 
 
 def of_file(path: Path) -> WorkKind | None:
-    """Return the kind of a YAML file; None for another file, and for one that cannot be opened.
+    """Return the kind of a YAML file; None for a flag file or an unreadable file.
 
-    Raises UsageError for a file of a pack that is not there.
+    Raises UsageError for a file of a missing pack.
     """
     entry = work_files.kind(path)
     return packs.load(entry.where)() if entry else None
 
 
 def _of_flags(spec: Typed) -> list[WorkKind]:
-    """Return the kinds of the packs whose flags were given. The record of the flags of a pack lies in its folder."""
+    """Return the kinds of the packs with given flags. The record of a pack's flags is in the folder of the pack."""
     names = {type(one).__module__.split(".")[1] for one in spec.added if given(one)}
     return [packs.load(entry.where)() for name in sorted(names) for entry in packs.installed()[name].works.values()]
 
 
 def cost_variables(spec: Typed, profile: str) -> dict[str, str]:
-    """Return what `WorkKind.cost_variables` does, of all kinds whose flags were given."""
+    """Return the result of `WorkKind.cost_variables` for all kinds with given flags."""
     return {name: value for kind in _of_flags(spec) for name, value in kind.cost_variables(spec, profile).items()}
 
 
 def estimated(spec: Typed, wanted: LaunchSpec, settings: Settings) -> EstimatedWork | None:
-    """Return the work that flags of packs name for `inv cost`; None where they name none. Raises UsageError."""
+    """Return the work selected by flags of packs for `inv cost`; None without such flags. Raises UsageError."""
     return next((found for kind in _of_flags(spec) if (found := kind.estimated(spec, wanted, settings))), None)
 
 
 def findings(path: Path) -> list[FileFinding]:
-    """Return what goes wrong later in a file of any kind. Raises UsageError for a file of none; OSError."""
+    """Return the lines of a file of any kind that would fail later. Raises UsageError for other files; OSError."""
     if missing := [why for word in packs.words("works") if (why := packs.lacking("works", word))]:
         raise UsageError(missing[0])
     kind = of_file(path)
