@@ -1,4 +1,4 @@
-"""Docstrings begin with what they are about, and those of functions with a verb."""
+"""Docstrings begin with their subject."""
 
 import ast
 
@@ -9,46 +9,12 @@ from tests.floors import (
     sources,
 )
 
-# Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
-IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "packs")
-# First words that ruff's D401, which knows verbs by a list, lets through.
-NO_VERBS = set(
-    "A After All Also An And Another Around As At Back Because Before Behind Between Beyond Bits Both But By Bytes "
-    "Dollars During Each Either Equal Every Everything Figures First For From Half Here How Ids If In Inside Into "
-    "It Its Kind Like Many Meanwhile Most Much Names Never No Nobody None Not Nothing Of Often Oldest On Once One "
-    "Only Or Others Our Ours Out Outside Per Perhaps Rows Seconds Several Since So Some Something Stable Such "
-    "Tensors That The Their Then There These They This Those Through To Together Tokens Two UTC Under Until Up Upon "
-    "We What Whatever When Whenever Where Whether Which While Who Whoever Whole Whose Why With Within Without".split()
-)
 # First words of docstrings that leave out what they are about: "Of each answer.", "How it ended."
 RIDDLES = set(
     "As At By For From How If In Its Of On Once So That Those To Until What Whatever When Where Whether Which Who "
     "Whoever Whose Why With".split()
 )
 CLEAR = (["How", "long"], ["How", "many"], ["How", "often"])
-
-
-def without_verb(text: str) -> list[str]:
-    """Return the functions of a file whose docstring does not begin with a verb, by name."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (said := ast.get_docstring(node)):
-            first = said.split()[0].rstrip(".,:;")
-            if not first.isalpha() or not first[0].isupper() or first in NO_VERBS:
-                found.append(f"{node.name}: {first}")
-    return found
-
-
-def test_docstrings_of_functions_begin_with_a_verb():
-    files = [path for path in sources() if path.relative_to(ROOT).parts[0] in IMPERATIVE]
-    wrong = {str(path.relative_to(ROOT)): said for path in files if (said := without_verb(path.read_text()))}
-    assert not wrong
-    assert len(files) > 500
-
-
-@pytest.mark.parametrize("said", ["Of a row.", "Whether it lives.", "`text` as bytes.", "(ids, mask) of a row."])
-def test_a_docstring_without_a_verb_is_seen(said):
-    assert without_verb(f'def f():\n    """{said}"""\n')
 
 
 def riddles(text: str) -> list[str]:

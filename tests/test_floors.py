@@ -1,7 +1,6 @@
 """Imports go down: the table of the house, held against every file."""
 
 import ast
-import functools
 import subprocess
 import sys
 
@@ -118,13 +117,6 @@ BY_TABLE = (
     "trainer.__main__",
     "trainer.rewards.sandbox.preload",
 )
-# Whoever imitates a vendor speaks of the same things as its client; a vendor's records are called as it calls them.
-IMITATED = ("infra.rehearsal", "infra.providers.lium", "infra.providers.runpod", "infra.providers.shadeform")
-ALONE = {  # a program of its own, which brings along all that it uses
-    "infra.agent": ("Backoff",),
-    "sdk": ("CheckpointError", "Saver"),
-}
-MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 
 
@@ -196,41 +188,6 @@ def test_the_rehearsal_is_imported_by_commands_and_the_supervisor_alone():
     commands = tuple(f"packs.{name}.commands" for name in packs.known())
     others = [module for module in tree() if not any(lies_in(module, one) for one in (*REHEARSING, *commands))]
     assert not [one for one in others if any(lies_in(name, "infra.rehearsal") for name in tree()[one])]
-
-
-@functools.cache
-def classes() -> dict[str, list[str]]:
-    """Return the modules that define each public class of the product, by the name of the class."""
-    found: dict[str, list[str]] = {}
-    for path in sources():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if not module.startswith(("tests.", "bench.")) and not any(lies_in(module, one) for one in IMITATED):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found.setdefault(node.name, []).append(module)
-    return found
-
-
-def test_no_name_of_a_class_stands_for_two_things():
-    twice = {}
-    for name, modules in classes().items():
-        others = [one for one in modules if not any(lies_in(one, at) and name in names for at, names in ALONE.items())]
-        if len(others) > 1:
-            twice[name] = others
-    assert not twice
-
-
-def test_every_exception_from_that_is_needed():
-    found = classes()
-    assert not [name for ones in ALONE.values() for name in ones if len(found[name]) < 2]
-
-
-def test_no_folder_holds_more_than_one_can_look_over():
-    counts = {}
-    for path in sources():
-        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests"):
-            counts[path.parent] = counts.get(path.parent, 0) + 1
-    assert not {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES}
 
 
 def crowded(text: str) -> list[str]:

@@ -30,7 +30,6 @@ from infra.units import count, size
 from trainer.config import PhaseConfig, Profile
 from trainer.plan.estimates import least_bytes
 from trainer.plan.phase_needs import needs_of
-from trainer.plan.smaller import smaller
 
 NUMBERS = (1, 2, 4, 8)  # GPU counts per machine in clouds
 OTHER = "another machine: --gpu, --num-gpus"
@@ -188,6 +187,8 @@ class MachineChoice:
 
     def _smaller_plan(self, best: Offer, nodes: int) -> str:
         """Return the options with which every phase fits on this offer."""
+        from trainer.plan.smaller import smaller  # only a refusal needs the module
+
         short = [one for one in self.phases if least_bytes(one, best.num_gpus, nodes) > _memory(best)]
         flags = [smaller(one, _memory(best), best.num_gpus, nodes) for one in short]
         if not short or not all(flags):

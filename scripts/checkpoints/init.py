@@ -8,7 +8,7 @@ from scripts.checkpoints.found import lend_for
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from store.backends.by_uri import open_place
 
 

@@ -8,7 +8,7 @@ from infra.runs.lookup import find_run
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from store import moving_line
 

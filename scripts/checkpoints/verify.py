@@ -9,7 +9,7 @@ from scripts.checkpoints.found import FROM, NAME, about, everything, named, wher
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from store import catalogue
 

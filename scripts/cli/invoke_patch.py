@@ -10,7 +10,6 @@ import difflib
 import errno
 import gc
 import itertools
-import json
 import os
 import re
 import select
@@ -19,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from infra.errors import SlipwayError
 from infra.interrupts import Replaced, ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
 from scripts.cli.command import TYPED
+from scripts.cli.json_output import print_json
 from store import packs, word_wrap
 from store.manifest import StoreError
 
@@ -79,20 +79,6 @@ def line_after_dashes() -> list[str]:
     """Return the words after `--` as an `sh -c` command, joined by spaces as ssh does; [] without words."""
     words = words_after_dashes()
     return ["sh", "-c", " ".join(words)] if words else []
-
-
-def print_json(document: Any, indent: int | None = 1) -> None:
-    """Print a JSON document on stdout and flush.
-
-    Dataclasses become objects; paths, times and amounts become strings.
-    """
-
-    def plain(value: Any) -> Any:
-        if is_dataclass(value) and not isinstance(value, type):
-            return asdict(value)
-        return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-    print(json.dumps(document, default=plain, indent=indent), flush=True)
 
 
 class FlagContext(ParserContext):

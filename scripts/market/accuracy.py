@@ -9,7 +9,7 @@ from infra.money import cents
 from infra.settings import Settings
 from infra.units import between, estimated
 from scripts.cli import render
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns, count, duration
 
 

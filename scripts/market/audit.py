@@ -11,7 +11,7 @@ from infra.ledger.audit import Finding
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import found_over_limit, open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json

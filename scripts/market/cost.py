@@ -21,7 +21,7 @@ from infra.units import MOST_S, duration
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import accuracy

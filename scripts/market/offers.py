@@ -21,7 +21,7 @@ from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.market import offers_table
 from store import moving_line
 

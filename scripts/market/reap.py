@@ -9,7 +9,7 @@ from infra.settings import is_rented
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import LISTED, Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.market.account_machines import NOBODY, done_words, leave, machine_json
 from store import moving_line

@@ -25,7 +25,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval, scores_text
 from serve.engines import LLAMA

@@ -16,7 +16,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
 from trainer import memory

@@ -22,7 +22,8 @@ from infra.selection import registry
 from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.invoke_patch import words_after_dashes
+from scripts.cli.json_output import print_json
 from scripts.cli.local_step import run as run_step
 from trainer.records.phase_registry import PHASES
 

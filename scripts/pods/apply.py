@@ -22,7 +22,7 @@ from infra.settings import Settings
 from scripts.cli import context, prompts, render, session
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table

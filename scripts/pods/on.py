@@ -17,7 +17,8 @@ from infra.units import seconds
 from scripts.cli import context, render, session
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.invoke_patch import words_after_dashes
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 
 if TYPE_CHECKING:

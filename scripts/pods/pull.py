@@ -13,7 +13,7 @@ from infra.transport.meter import Meter
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.pods.sync import SyncFlags
 from scripts.pods.transfers import about, moved, rate

@@ -15,7 +15,7 @@ from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.pods.transfers import about, moved, rate
 

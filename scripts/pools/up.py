@@ -11,7 +11,7 @@ from infra.providers.ssh import connections
 from scripts.cli import context
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import clean, columns
 from scripts.pools.own_machines import leave, meant
 

@@ -110,6 +110,8 @@ def text(found: Any, kept: Sequence[str], tables: AgentTables) -> str:
         "checkout: [docs/extend.md](docs/extend.md).",
         "- `docs/reference/`, this page and `.env.example` are generated: `python -m scripts.project.reference write` "
         "after any change of a command, a flag, a setting or an error.",
+        "- Guidelines, which no test holds: a folder of about 17 files, a module of at most 400 lines, a class name "
+        "with one meaning, a docstring of a function that begins with a verb.",
         f"- Tests rehearse: they rent nothing and need no key. {typed('test')} runs them, {typed('check')} the lint.",
         "",
         *tables.rooms,

@@ -26,7 +26,7 @@ from infra.runs.follow import Seen
 from infra.runs.lookup import scale_of
 from infra.settings import Settings
 from scripts.cli import plan_text, render, steps_text
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.runs.logs import tell_steps
 from store import moving_line
 

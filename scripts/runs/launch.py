@@ -16,7 +16,7 @@ from infra.selection.preflight import with_most
 from scripts.cli import context, plan_text, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from store import moving_line
 

@@ -28,7 +28,7 @@ from infra.rehearsal.pods import find_sshd
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.command import APART, command
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
 from scripts.runs.launch import LaunchFlags

@@ -11,7 +11,7 @@ from infra.selection.machine_spec import LIMITS
 from scripts.cli import context, prompts, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags, Questions
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs import following

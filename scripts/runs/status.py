@@ -22,7 +22,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import OneRunFlags
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import end_over_limit, found_over_limit, open_journal, past_limit_words
 from scripts.runs import status_table
 from store import moving_line, packs

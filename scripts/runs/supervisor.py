@@ -15,7 +15,7 @@ from infra.units import duration, moment
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 
 MOST_S = 10.0  # timeout for the first look of a new supervisor
 POLL_S = 0.1

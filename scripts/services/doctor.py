@@ -9,7 +9,7 @@ from infra.ledger import service_rows
 from scripts.cli import context, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.session import open_journal
 from scripts.services.one_service import OneServiceFlags, take_over
 from serve.awaiting import phases

@@ -13,7 +13,7 @@ from infra.units import count
 from scripts.cli import context, prompts, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import TALK, Output, Questions
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table

@@ -25,7 +25,7 @@ from packs.drill.control.reports import DrillReport, Reports
 from scripts.cli import context, prompts, rehearsal_world, render
 from scripts.cli.command import BEGIN, command
 from scripts.cli.flags import Output, Questions
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table

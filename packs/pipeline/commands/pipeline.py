@@ -35,7 +35,7 @@ from packs.pipeline.control.workspace import WORKSPACE, Workspace, manifest
 from scripts.cli import context, local_step, render
 from scripts.cli.command import command
 from scripts.cli.flags import Output
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.json_output import print_json
 from scripts.cli.plan_text import whole_s
 from scripts.cli.render import columns
 from scripts.data.tokenizer_train import check_size
