@@ -28,7 +28,7 @@ from infra.agent.job import write_durably
 from infra.agent.process import Identity, is_alive, send
 from infra.errors import SlipwayError, UsageError
 from infra.names import random_word
-from infra.rehearsal.world_files import ABOUT, ENDED
+from infra.rehearsal.world_files import ABOUT, ENDED, end_leftovers
 from infra.settings import VENDORS
 from store import local_files
 
@@ -197,10 +197,8 @@ def _alone(base: Path) -> Iterator[None]:
 
 def _clear(base: Path) -> None:
     """Remove the files of ended worlds, and the processes of killed worlds."""
-    from infra.rehearsal import pods
-
     for folder in base.glob("world-*"):
         if (folder / MARK).exists():
-            pods.end_leftovers(folder / "pods")
+            end_leftovers(folder / "pods")
             journal_file.installation_file(folder / JOURNAL, os.environ).unlink(missing_ok=True)
             shutil.rmtree(folder)

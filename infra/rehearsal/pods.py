@@ -304,19 +304,6 @@ def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
     return [sshd, "-D", "-e", "-f", "/dev/null", *words, "-o", f"SetEnv={variables}"]
 
 
-def end_leftovers(folder: Path) -> None:
-    """End the processes of a killed world below `folder`, and remove the folder.
-
-    Raises SlipwayError for processes that cannot be ended.
-    """
-    for path in folder.glob("*/token"):
-        token = path.read_text()  # empty if the world was killed before the first process started
-        left = process.end_all(token, 0) if token else []
-        if left:
-            raise SlipwayError(process.in_words(left))
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _free_port() -> int:
     with socket.create_server((HOST, 0)) as free:
         return int(free.getsockname()[1])

@@ -17,7 +17,7 @@ from typing import Any
 from infra.agent import process
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError, UsageError
-from infra.rehearsal import pods, web
+from infra.rehearsal import pods, web, world_files
 from infra.rehearsal.attach import overlay
 from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
@@ -53,7 +53,7 @@ class World:
         if held is None:
             raise UsageError(f"a rehearsal runs in {folder} already")
         self._lock = held
-        pods.end_leftovers(folder / "pods")
+        world_files.end_leftovers(folder / "pods")
         self.clock = Clock(speed)
         self._offers = digest(offers)
         self.market = Market(offers, seed=seed, now=self.clock.now())
